@@ -47,6 +47,8 @@ class Outcome(StrEnum):
     MAX_TURNS = "max_turns"
     LENGTH = "length"
     MALFORMED = "malformed"
+    AGENT_END = "agent_end"
+    """An agent of its own process or function ended by itself; see docs/gateway.md."""
     USER_ERROR = "user_error"
     ENVIRONMENT_ERROR = "environment_error"
     JUDGE_ERROR = "judge_error"
@@ -59,7 +61,16 @@ class Outcome(StrEnum):
         return self in _SCORED
 
 
-_SCORED = frozenset({Outcome.USER_STOP, Outcome.TERMINAL_TOOL, Outcome.MAX_TURNS, Outcome.LENGTH, Outcome.MALFORMED})
+_SCORED = frozenset(
+    {
+        Outcome.USER_STOP,
+        Outcome.TERMINAL_TOOL,
+        Outcome.MAX_TURNS,
+        Outcome.LENGTH,
+        Outcome.MALFORMED,
+        Outcome.AGENT_END,
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)

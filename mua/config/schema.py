@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
+from mua.config.agent_section import AgentConfig
 from mua.config.algorithm import (
     AlgorithmConfig,
     BalanceFilter,
@@ -426,6 +427,7 @@ class ExperimentConfig(Section):
     user: UserConfig = UserConfig()
     judge: JudgeConfig | None = None
     rollout: RolloutConfig = RolloutConfig()
+    agent: AgentConfig | None = None
     engine: EngineConfig = EngineConfig()
     algorithm: AlgorithmConfig = AlgorithmConfig()
     megatron: MegatronConfig = MegatronConfig()

@@ -27,7 +27,7 @@ from mua.seeds import derived_seed
 from mua.tokens.chat_family import ChatFamily
 from mua.tokens.conversation import Conversation
 from mua.tokens.parsing import AssistantTurn, ErrorKind, ToolCall, ToolCallError
-from mua.types import Json, Segment, ToolSchema
+from mua.types import Generation, Json, Segment, ToolSchema
 from mua.untrusted import JsonError, read_json
 
 log = logging.getLogger(__name__)
@@ -197,7 +197,7 @@ class TokenAgent:
             stop_token_ids=policy.family.stop_token_ids,
             top_p=1.0 if greedy else setting.budgets.top_p,
             top_k=-1 if greedy else setting.budgets.top_k,
-            seed=derived_seed(self._seed, self._talk.turns) if setting.deterministic else None,
+            seed=self._turn_seed() if setting.deterministic else None,
             order=setting.order,
             experts_from=self._talk.routed if policy.record_experts else None,
         )
@@ -215,6 +215,12 @@ class TokenAgent:
             policy.pace.warn_if_too_slow(budgets.max_turn_tokens, budgets.generate_seconds)
         _count(self._counts, {"prompt_tokens": len(prompt), "cached_tokens": generation.cached_tokens})
         _count(self._counts, {"seconds/engine_slot": generation.waited})
+        return self._take(generation)
+
+    def _turn_seed(self) -> int:
+        return derived_seed(self._seed, self._talk.turns)
+
+    def _take(self, generation: Generation) -> AssistantTurn:
         return self._talk.add_sampled(generation)
 
     def add_tool_results(self, results: Sequence[str]) -> None:
