@@ -21,6 +21,7 @@ import asyncio
 import logging
 import secrets
 from collections.abc import Awaitable, Callable
+from typing import TypeAlias
 
 import orjson
 from aiohttp import web
@@ -34,6 +35,7 @@ from mua.gateway.responses import response_body, response_call
 from mua.gateway.session import GatewaySession, ServedTurn
 from mua.types import Json
 
+Handler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
 log = logging.getLogger(__name__)
 RETRY_HEADER = "x-stainless-retry-count"
 """How OpenAI's libraries say that they send a request again: 0, 1, 2."""
@@ -51,6 +53,7 @@ class GatewayServer:
         self._sessions: dict[str, tuple[GatewaySession, EpisodeHost]] = {}
         self._runner: web.AppRunner | None = None
         self._starting = asyncio.Lock()
+        self._more: list[tuple[str, str, Handler]] = []
 
     async def start(self) -> None:
         """Listen; further calls do nothing."""
@@ -71,6 +74,10 @@ class GatewayServer:
             await self._runner.cleanup()
             self._runner = None
 
+    def add_route(self, method: str, path: str, handler: Handler) -> None:
+        """Serve something beside sessions; before the start."""
+        self._more.append((method, path, handler))
+
     def open_session(self, session: GatewaySession, host: EpisodeHost) -> str:
         """A key for ``session``; 256 bits, nobody guesses it."""
         key = f"mua-{secrets.token_urlsafe(32)}"
@@ -84,7 +91,9 @@ class GatewayServer:
 
     def _application(self) -> web.Application:
         application = web.Application(client_max_size=self.config.max_request_bytes, middlewares=[_as_openai])
-        routes: dict[tuple[str, str], Callable[[web.Request], Awaitable[web.StreamResponse]]] = {
+        for added in self._more:
+            application.router.add_route(*added)
+        routes: dict[tuple[str, str], Handler] = {
             ("POST", "/v1/chat/completions"): self._chat,
             ("POST", "/v1/responses"): self._response,
             ("GET", "/v1/models"): self._models,
@@ -172,17 +181,15 @@ def _json(body: Json, status: int = 200) -> web.Response:
 
 
 @web.middleware
-async def _as_openai(
-    request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
-) -> web.StreamResponse:
+async def _as_openai(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Errors in OpenAI's form."""
     try:
         return await handler(request)
     except Refused as refused:
         return _json(refused.body(), refused.status)
     except web.HTTPRequestEntityTooLarge:
-        refused = Refused(413, "agent.max_request_bytes: the request is larger", "request_too_large")
-        return _json(refused.body(), 413)
+        larger = Refused(413, "agent.max_request_bytes: the request is larger", "request_too_large")
+        return _json(larger.body(), 413)
     except web.HTTPException as error:
         return _json(Refused(error.status, f"{request.method} {request.path}: {error.reason}").body(), error.status)
     except MuaError as error:  # the episode has it too, and ends by it

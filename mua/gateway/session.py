@@ -17,9 +17,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol, TypeAlias
 
 from mua.errors import DeadlineExceeded, EngineError
 from mua.gateway.chat_calls import ChatCall, Refused
@@ -45,12 +45,8 @@ class TurnRequest:
     """Gives the turn its number in the session, when it has ended."""
 
 
-class Ask(Protocol):
-    """Samples the next turn of a conversation; None when there is no room for one."""
-
-    def __call__(
-        self, conversation: Conversation, request: TurnRequest
-    ) -> Awaitable[tuple[AssistantTurn, Generation] | None]: ...
+Ask: TypeAlias = Callable[[Conversation, TurnRequest], Coroutine[Any, Any, tuple[AssistantTurn, Generation] | None]]
+"""Samples the next turn of a conversation; None when there is no room for one."""
 
 
 class SessionEvents(Protocol):
@@ -162,7 +158,7 @@ class GatewaySession:
     def segments(self) -> list[Segment]:
         """All token streams that hold sampled tokens, in the order in which they began."""
         streams = [segment for branch in self._branches for segment in branch.conversation.segments()]
-        return [segment for segment in streams if segment.loss_mask.any()]
+        return [segment for segment in streams if segment.loss_mask.any()] or streams[-1:]
 
     @property
     def tokens(self) -> int:

@@ -41,7 +41,7 @@ from mua.seeds import derived_seed
 from mua.tokens.conversation import Conversation
 from mua.tokens.parsing import AssistantTurn, ToolCall
 from mua.types import Generation, Json, Outcome, Segment, ToolSchema
-from mua.untrusted import JsonError, is_number, read_json
+from mua.untrusted import JsonError, read_json
 
 
 class _StreamAgent(TokenAgent):
@@ -148,7 +148,7 @@ class ExternalEpisode(Episode):
             self._read_last_line(end)
             if self._outcome is None:
                 self._end(self._outcome_of(end))
-        if not self.session.turns:
+        if not self.session.turns and self._outcome is Outcome.AGENT_END:
             raise EnvironmentFault(self._crash(end, "asked the policy for nothing"))
         return await self._finish()
 
@@ -284,11 +284,12 @@ class ExternalEpisode(Episode):
         if self._config.reward != "report":
             raise Refused(400, "agent.reward is environment; the agent's own report is not asked for")
         reward, success = report.get("reward"), report.get("success")
-        if not is_number(reward) or not math.isfinite(reward) or abs(reward) > LARGEST_REWARD:
+        number = math.nan if isinstance(reward, bool) or not isinstance(reward, int | float) else reward
+        if not abs(number) <= LARGEST_REWARD:
             raise Refused(400, f"reward: {str(reward)[:40]!r} is no finite number", param="reward")
         if success is not None and not isinstance(success, bool):
             raise Refused(400, "success: true or false", param="success")
-        self._reported = Evaluation(float(reward), reward > 0 if success is None else success, {"reported": True})
+        self._reported = Evaluation(float(number), number > 0 if success is None else success, {"reported": True})
 
     def _read_last_line(self, end: AgentEnd) -> None:
         if self._config.reward != "report" or self._reported is not None or end.status != 0:

@@ -102,7 +102,8 @@ class EpisodeRunner:
         self._slots = asyncio.Semaphore(config.rollout.concurrency)
         self._starts = asyncio.Lock()
         self._policy = policy
-        self._gateway = None if config.agent is None else GatewayServer(config.agent)
+        self.gateway = None if config.agent is None else GatewayServer(config.agent)
+        """Where agents of the configuration ask for turns; None without ``agent``."""
         if config.agent is not None:
             check_agent(config.agent)
             if not isinstance(policy, TokenPolicy):
@@ -118,8 +119,8 @@ class EpisodeRunner:
         )
 
     async def close(self) -> None:
-        if self._gateway is not None:
-            await self._gateway.close()
+        if self.gateway is not None:
+            await self.gateway.close()
         for manager in self._environments.values():
             await manager.close()
 
@@ -226,16 +227,16 @@ class EpisodeRunner:
     ) -> EpisodeResult:
         """By the built-in agent, or by that of the configuration."""
         guarded = not self._users.recites_data(task)
-        if self._gateway is None:
+        if self.gateway is None:
             agent = self._policy.agent(setting, session=session, seed=seed)
             return await Episode(setting, environment, user, agent, guarded=guarded).run()
-        await self._gateway.start()
+        await self.gateway.start()
         assert isinstance(self._policy, TokenPolicy), "checked at the start"
         episode = ExternalEpisode(
             setting, environment, user, self._policy,
-            config=self._gateway.config, session=session, seed=seed, guarded=guarded,
+            config=self.gateway.config, session=session, seed=seed, guarded=guarded,
         )  # fmt: skip
-        return await episode.play(self._gateway, self._config.output / "logs" / "agents")
+        return await episode.play(self.gateway, self._config.output / "logs" / "agents")
 
     @asynccontextmanager
     async def _user(self, task: Task, seed: int) -> AsyncIterator[User]:

@@ -1,6 +1,6 @@
 """The domain's agent with smolagents: calls as text, a final answer as a tool."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 from desk import TASK, call_tool, tell_user
 from smolagents import OpenAIServerModel, Tool, ToolCallingAgent
@@ -11,7 +11,7 @@ def tool(schema: dict[str, Any]) -> Tool:
         skip_forward_signature_validation = True
         name = schema["name"]
         description = schema["description"] or "A tool."
-        inputs = {
+        inputs: ClassVar = {
             key: {"type": "any", "description": str(value.get("description") or key), "nullable": True}
             for key, value in schema["parameters"].get("properties", {}).items()
         }
