@@ -162,6 +162,11 @@ def train_command(config: ConfigFile, overrides: Overrides = None) -> None:
             )
 
     with Preemption() as preemption, _run(config, overrides, CONFIG_FILE, leaves_test_alone) as loaded:
+        if loaded.offline is not None:
+            import mua.trainer.from_store
+
+            mua.trainer.from_store.train_offline(loaded, preemption)
+            return
         import mua.trainer.rl
 
         mua.trainer.rl.train(loaded, preemption)
@@ -536,6 +541,19 @@ def store_export(
 
     chosen = TrajectoryFilter(run, step, round, domain, task, outcome, success)
     workbench.stored.export(store, chosen, out, as_json)
+
+
+@command(store_app, "import")
+def store_import(
+    store: StorePlace,
+    traces: Annotated[list[Path], argument("TRACES...", "trace files, or folders of them")],
+    run: Annotated[str, typer.Option("--run", help="id of the run that is made", show_default=False)],
+    config: Annotated[Path | None, option("--config", "config.yaml that the traces were made with")] = None,
+) -> None:
+    """Bring trace files, or what export wrote, into a store, which is made if it is not there."""
+    import workbench.stored
+
+    workbench.stored.import_traces(store, traces, run, config)
 
 
 @command(store_app, "verify")

@@ -173,6 +173,9 @@ class Trajectory:
     error: str | None = None
     domain: str = ""
     """The task's domain, for metrics by environment."""
+    sampling: Json = field(default_factory=dict)
+    """Temperature, truncation and penalties it was sampled with; ``logprobs_of`` names the distribution that the
+    segments' log-probabilities are of."""
     passing: bool = False
     """Of an unscored one: whether its fault may pass by itself, such as an endpoint that does not answer."""
 

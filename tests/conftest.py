@@ -15,7 +15,9 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 from engine_fixtures import engine_pool, forked_engines, other_qwen3_folder, tiny_qwen3_folder
 
-__all__ = ["engine_pool", "forked_engines", "other_qwen3_folder", "tiny_qwen3_folder"]
+from tests.postgres_support import postgres
+
+__all__ = ["engine_pool", "forked_engines", "other_qwen3_folder", "postgres", "tiny_qwen3_folder"]
 
 # A test's wall time says nothing on a busy machine; pytest's timeout is the bound. And every run draws the same
 # examples, so that no change fails for another's. `--hypothesis-profile=search` draws others each time.
@@ -30,6 +32,7 @@ GROUPS = {
     "chaos": r"tests/e2e/test_chaos",
     "runs": rf"tests/e2e/test_({RUNS})",
     "users": r"tests/e2e/test_users",
+    "store": r"tests/unit/test_store",
     "engine": r"tests/(e2e/|parity/test_engine|unit/test_engine_(requests|faults|keys))",
     "ranks": r"tests/(parity/|unit/test_(megatron|distributed|offload|bridge_reshard|trainer_(calls|gae)))",
 }

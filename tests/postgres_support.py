@@ -20,7 +20,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import psycopg
 import pytest
 
 from mua.ports import free_port
@@ -107,6 +106,8 @@ class PostgresServer:
                 [self._bin / "postgres", "-D", self.folder / "data", *flags], stdout=log, stderr=log, cwd=self.folder,
                 start_new_session=True, **self._as,
             )  # fmt: skip
+        import psycopg
+
         deadline = time.monotonic() + seconds
         while True:
             try:
@@ -129,6 +130,8 @@ class PostgresServer:
 
     def database(self) -> str:
         """The URL of a new empty database."""
+        import psycopg
+
         name = f"t{secrets.token_hex(6)}"
         with psycopg.connect(self.dsn("postgres"), autocommit=True) as connection:
             connection.execute(f'CREATE DATABASE "{name}"')  # type: ignore[arg-type]
@@ -148,6 +151,7 @@ def _has_user(name: str) -> bool:
 @contextmanager
 def postgres_server() -> Iterator[PostgresServer]:
     """A server, or the test is skipped with the reason."""
+    pytest.importorskip("psycopg", reason="pip install 'mua[postgres]'")
     try:
         server = PostgresServer()
     except PostgresUnavailable as error:
@@ -160,6 +164,7 @@ def postgres_server() -> Iterator[PostgresServer]:
 
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[PostgresServer]:
-    """The session's server: do not stop it; a test of outages has one of its own (:func:`postgres_server`)."""
+    """The session's server, for every test (tests/conftest.py). Do not stop it: a test of outages has one of its own
+    (:func:`postgres_server`)."""
     with postgres_server() as server:
         yield server

@@ -32,7 +32,7 @@ def played(ordinal: int, sample: int, version: int, *, success: bool, length: in
         sample=sample,
         segments=[
             Segment(
-                draw.integers(0, 500, length).astype(np.int32), provenance, logprobs,
+                draw.integers(0, 300, length).astype(np.int32), provenance, logprobs,
                 np.where(sampled, version, -1).astype(np.int32), turn,
                 experts=draw.integers(0, 8, (length, 4)).astype(np.uint8),
             )

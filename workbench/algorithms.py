@@ -10,6 +10,7 @@ LISTING: dict[str, dict[str, str]] = {
         "minirl": "ratio as a weight, tokens out of bounds masked (MiniRL; with old_logprobs engine AgentRL's variant)",
         "sapo": "a soft gate in the place of the clip (SAPO)",
         "reinforce": "no ratio, no bound: for batches that get one step",
+        "cross_entropy": "imitation of what filters and minimal_advantage let through; advantages are not read",
     },
     "advantage": {
         "grpo": "above the group's mean, divided by its standard deviation unless divide_by_std is off (Dr. GRPO)",

@@ -11,18 +11,21 @@ from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
+import yaml
 from rich.console import Console
 from rich.table import Table
 from sqlalchemy.engine import Connection
 
 from megatron_bridge.plain_files import BridgeError
+from mua.config.load import dump_config, load_config
 from mua.config.store_section import StoreConfig
 from mua.errors import MuaError
 from mua.observe.transcript import render_trajectory
 from mua.store.column_types import json_text
 from mua.store.database import HEAD, Store
 from mua.store.exporting import exporter
-from mua.store.faults import StoreError
+from mua.store.faults import StoreError, shown
+from mua.store.importing import import_writes
 from mua.store.queries import (
     TrajectoryFilter,
     list_runs,
@@ -38,6 +41,7 @@ from mua.store.retention import checkpoint_steps, prune
 from mua.store.tables import requests, runs, scores, tool_calls, trajectories, uses
 from mua.store.texts import unpack_messages
 from mua.store.verification import verify
+from mua.store.writer import execute
 from mua.tokens.family_loading import load_family
 from mua.untrusted import printable
 
@@ -79,7 +83,7 @@ def show_trajectory(url: str, name: str, model: Path | None, as_json: bool) -> N
         row = connection.execute(sa.select(trajectories).where(trajectories.c.id == name)).mappings().one_or_none()
         if row is None:
             raise StoreError(
-                f"trajectory {name}: not in store {store.name}; mua store ls {url} trajectories lists them"
+                f"trajectory {name}: not in store {store.name}; mua store ls {shown(url)} trajectories lists them"
             )
         beside = {
             "requests": _of_trajectory(connection, requests, name, (requests.c.role, requests.c.number)),
@@ -115,6 +119,25 @@ def export(url: str, chosen: TrajectoryFilter, out: Path, as_json: bool) -> None
         _print_json({"trajectories": count, "file": str(out)})
     else:
         print(f"{count} trajectories written to {out}")
+
+
+def import_traces(url: str, files: Sequence[Path], run: str, config: Path | None) -> None:
+    """Write the trajectories of trace files into a store as a run of their own: all of them, or none."""
+    for path in files:
+        if not path.exists():
+            raise StoreError(f"{path}: no such file or folder")
+    made_with = None if config is None else yaml.safe_load(dump_config(load_config(config, ())))
+    try:
+        with Store.open(url) as store, store.begin() as connection:
+            execute(connection, import_writes(run, files, config=made_with))
+            chosen = sa.select(sa.func.count()).select_from(trajectories).where(trajectories.c.run_id == run)
+            count = connection.execute(chosen).scalar_one()
+    except sa.exc.IntegrityError as error:
+        raise StoreError(
+            f"run {run}: cannot be imported ({error.orig}); give --run an id that the store does not have, and each "
+            "trajectory once"
+        ) from None
+    print(f"{count} trajectories imported as run {run} into {shown(url)}")
 
 
 def verify_store(url: str, as_json: bool) -> int:

@@ -28,8 +28,10 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from mua.algorithms.advantage import (
     GLOBAL,
@@ -41,7 +43,7 @@ from mua.algorithms.advantage import (
     turn_credits,
     whitened_apart,
 )
-from mua.algorithms.correction import corrected
+from mua.algorithms.correction import corrected, without
 from mua.algorithms.distillation import distilled
 from mua.algorithms.filters import capped, filtered, penalised, shaped
 from mua.algorithms.objectives import kl_to_reference
@@ -68,16 +70,31 @@ def make_batches(parts: Sequence[Sequence[Group]], config: AlgorithmConfig, temp
     With ``algorithm.skip_zero_advantage`` trajectories whose advantages are all 0 are counted in these denominators and
     then left out: their loss has no gradient.
 
+    What ``algorithm.minimal_advantage`` and ``drop_zero_advantage`` leave out is in no denominator of tokens, as if it
+    had never been sampled.
+
     ``old_logprobs`` are the engine's; a trainer that recomputes them replaces them, and then has the batch
     :func:`adjusted`. ``temperature`` is that of sampling. A batch whose advantages are all 0 is legal, and so is an
     empty one (nothing was scored).
     """
     cut = [[_penalised(group, config) for group in part] for part in parts]
     credited = _with_advantages([group for part in cut for group in part], config)
-    return [
+    batches = [
         _batch(part, list(itertools.islice(credited, sum(len(group.scored) for group in part))), config, temperature)
         for part in cut
     ]
+    return [without(batch, [s.trained & admitted(s.advantages, config) for s in batch], config) for batch in batches]
+
+
+def admitted(advantages: npt.NDArray[Any], config: AlgorithmConfig) -> npt.NDArray[np.bool_]:
+    """Which tokens ``algorithm.minimal_advantage`` and ``drop_zero_advantage`` let train, of the shape of
+    ``advantages``."""
+    stays = np.ones(np.shape(advantages), dtype=np.bool_)
+    if config.drop_zero_advantage:
+        stays &= advantages != 0
+    if config.minimal_advantage is not None:
+        stays &= advantages >= np.float32(config.minimal_advantage)
+    return stays
 
 
 def make_batch(groups: Sequence[Group], config: AlgorithmConfig, temperature: float) -> TrainBatch:
@@ -217,7 +234,8 @@ def usable(group: Group, config: AlgorithmConfig) -> bool:
     kept, _ = filtered([group], config)
     if config.advantage == "gae" or config.distillation is not None:
         return bool(kept)
-    return any(bool(_of_group(_penalised(left, config).scored, config).any()) for left in kept)
+    found = [_of_group(_penalised(left, config).scored, config) * config.advantage_scale for left in kept]
+    return any(bool((advantages[admitted(advantages, config)] != 0).any()) for advantages in found)
 
 
 def enough_scored(group: Group, config: AlgorithmConfig) -> bool:

@@ -112,6 +112,8 @@ class PolicyLoss:
     dual_clip: float | None = None
     kl_estimator: str = "k3"
     entropy_coefficient: float = 0.0
+    clip_low_kept: float | None = None
+    clip_high_kept: float | None = None
 
     @classmethod
     def from_config(cls, config: AlgorithmConfig) -> Self:
@@ -126,6 +128,8 @@ class PolicyLoss:
             config.dual_clip,
             config.kl_estimator,
             config.entropy_coefficient,
+            config.clip_low_kept,
+            config.clip_high_kept,
         )
 
     def __call__(self, logprobs: Tensor, entropy: Tensor, tokens: TokenTensors) -> LossTerms:
@@ -136,7 +140,7 @@ class PolicyLoss:
         log_ratio = logprobs - tokens.old_logprobs
         if self.objective == "gspo":
             log_ratio = sequence_log_ratio(logprobs, log_ratio, tokens.mean_of_sequence(log_ratio))
-        bounds = Bounds(self.clip_low, self.clip_high, self.dual_clip)
+        bounds = Bounds(self.clip_low, self.clip_high, self.dual_clip, self.clip_low_kept, self.clip_high_kept)
         policy = OBJECTIVES[self.objective](logprobs, log_ratio, tokens.advantages, bounds)
         loss = (tokens.weights * policy.loss).sum()
         ratio = bounded(log_ratio.detach()).exp()

@@ -34,6 +34,10 @@ class Bounds:
     high: float
     dual: float | None = None
     """PPO's second bound for negative advantages: the loss of a token is at most ``dual * |A|``."""
+    keep_low: float | None = None
+    """Share of its gradient at the lower bound that a token keeps below it; None: it has no gradient there."""
+    keep_high: float | None = None
+    """The same above the upper bound."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,15 +62,30 @@ def ppo(logprobs: Tensor, log_ratio: Tensor, advantages: Tensor, bounds: Bounds)
     PPO (arXiv 1707.06347, eq. 7) with DAPO's asymmetric bounds (arXiv 2503.14476); with ``bounds.dual`` = c the loss of
     tokens with ``A < 0`` is at most ``-c A`` (dual clip, arXiv 1912.09729), so that a token grown ever likelier does
     not take over the batch.
+
+    With ``bounds.keep_low`` = b1 tokens that a plain clip silences below the lower bound (``A < 0``, ``r < 1 - low``)
+    have the loss ``-b1 (1 - low) / sg(r) r A``, with ``bounds.keep_high`` = b2 those above the upper one (``A > 0``,
+    ``r > 1 + high``) ``-b2 (1 + high) / sg(r) r A``: whatever their ratio, their gradient is b1 or b2 times that of a
+    token at the bound. This is what AgentRL's ``beta1`` and ``beta2`` are meant to be (CE-GPPO, arXiv 2509.20712);
+    there the replaced branch has no live ratio, so that its gradient is 0 or that of no clip at all.
     """
     ratio = bounded(log_ratio).exp()
     loss = -torch.minimum(ratio * advantages, ratio.clamp(1 - bounds.low, 1 + bounds.high) * advantages)
+    at_low = (advantages < 0) & (ratio < 1 - bounds.low)
     at_high = (advantages > 0) & (ratio > 1 + bounds.high)
+    # A ratio that is clamped for exp has no gradient: log p has, and with r / sg(r) in its place the same one.
+    live = 1 + logprobs - logprobs.detach()
+    if bounds.keep_low is not None:
+        loss = torch.where(at_low, -bounds.keep_low * (1 - bounds.low) * live * advantages, loss)
+        at_low = torch.zeros_like(at_low)
+    if bounds.keep_high is not None:
+        loss = torch.where(at_high, -bounds.keep_high * (1 + bounds.high) * live * advantages, loss)
+        at_high = torch.zeros_like(at_high)
     if bounds.dual is not None:
         ceiling = -bounds.dual * advantages
         over = (advantages < 0) & (loss > ceiling)
         loss, at_high = torch.where(over, ceiling, loss), at_high | over
-    return PerToken(loss, (advantages < 0) & (ratio < 1 - bounds.low), at_high)
+    return PerToken(loss, at_low, at_high)
 
 
 def cispo(logprobs: Tensor, log_ratio: Tensor, advantages: Tensor, bounds: Bounds) -> PerToken:
@@ -108,6 +127,15 @@ def reinforce(logprobs: Tensor, log_ratio: Tensor, advantages: Tensor, bounds: B
     return _never_bounded(-advantages * logprobs)
 
 
+def cross_entropy(logprobs: Tensor, log_ratio: Tensor, advantages: Tensor, bounds: Bounds) -> PerToken:
+    """``-log p``: imitation of whatever is in the batch; advantages and who sampled it are not read.
+
+    With filters and ``algorithm.minimal_advantage`` it is fine-tuning on the samples that they let through (rejection
+    sampling).
+    """
+    return _never_bounded(-logprobs)
+
+
 def _never_bounded(loss: Tensor) -> PerToken:
     nothing = torch.zeros_like(loss, dtype=torch.bool)
     return PerToken(loss, nothing, nothing)
@@ -120,6 +148,7 @@ OBJECTIVES: dict[str, Objective] = {
     "minirl": minirl,
     "sapo": sapo,
     "reinforce": reinforce,
+    "cross_entropy": cross_entropy,
 }
 """By the names of ``algorithm.loss``. ``gspo`` is ``ppo`` on :func:`sequence_log_ratio`."""
 

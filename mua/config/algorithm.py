@@ -184,12 +184,18 @@ class AlgorithmConfig(Section):
     credit_form: Literal["robust", "userrl"] = "robust"
     """Credits normalised by the sum of their absolute values, or by their sum as in UserRL's code; they differ where
     a turn was penalised."""
-    loss: Literal["grpo", "gspo", "cispo", "minirl", "sapo", "reinforce"] = "grpo"
-    """The objective; ``mua/algorithms/objectives.py`` has the formulas."""
+    loss: Literal["grpo", "gspo", "cispo", "minirl", "sapo", "reinforce", "cross_entropy"] = "grpo"
+    """The objective; ``mua/algorithms/objectives.py`` has the formulas. cross_entropy reads no advantages: it imitates
+    whatever filters and minimal_advantage let through."""
     clip_low: PositiveFloat = 0.2
     """Lower clip distance of the probability ratio; for sapo the temperature of tokens with a negative advantage."""
     clip_high: PositiveFloat = 0.2
     """The ratio is clipped to [1 - clip_low, 1 + clip_high]; for sapo the temperature of the other tokens."""
+    clip_low_kept: NonNegativeFloat | None = None
+    """grpo: share of the gradient at the lower bound that tokens below it keep (what AgentRL's beta1 is meant to be;
+    CE-GPPO); None: they have none."""
+    clip_high_kept: NonNegativeFloat | None = None
+    """The same above the upper bound (AgentRL's beta2)."""
     dual_clip: Annotated[float, Field(gt=1)] | None = None
     """grpo and gspo: bound of the loss of tokens with a negative advantage, in multiples of it (MUA-RL: 3)."""
     aggregation: Literal["token_mean", "sequence_mean", "sequence_sum", "constant"] = "token_mean"
@@ -242,6 +248,12 @@ class AlgorithmConfig(Section):
     """Leave trajectories whose advantage is exactly 0 out of the forward and backward pass. The gradient stays the
     same (denominators still count them), the step gets cheaper, and token metrics cover the rest only. Needs
     kl_coefficient 0."""
+    minimal_advantage: float | None = None
+    """Turns whose advantage is below this are not trained, and in no denominator of tokens (AgentRL's
+    minimal_advantage); 0 leaves out what would be discouraged, None nothing."""
+    drop_zero_advantage: bool = False
+    """Turns whose advantage is exactly 0 are not trained, and in no denominator of tokens (AgentRL's
+    drop_zero_advantage), where skip_zero_advantage counts them."""
     epochs: Positive = 1
     """Passes over one batch."""
     minibatches: Positive = 1
@@ -263,8 +275,10 @@ class AlgorithmConfig(Section):
         """Whether the gradient of a token depends on how likely it was to the policy that sampled it.
 
         Either the mismatch with the engine is a weight, or the engine's log-probability is in the objective's ratio,
-        which reinforce does not have.
+        which reinforce does not have. To imitate, it does not matter who sampled.
         """
+        if self.loss == "cross_entropy":
+            return True
         if self.old_logprobs == "engine":
             return self.loss != "reinforce"
         return self.correction != "none"
@@ -276,6 +290,24 @@ class AlgorithmConfig(Section):
                 "loss reinforce takes no account of how far earlier optimizer steps on the same batch have moved the "
                 "policy: set epochs and minibatches to 1, or choose a loss with a ratio (grpo, gspo, cispo, minirl, "
                 "sapo), or say uncorrected: true"
+            )
+        if self.loss != "grpo" and (self.clip_low_kept, self.clip_high_kept) != (None, None):
+            raise ValueError(f"clip_low_kept and clip_high_kept are of loss grpo; loss {self.loss} does not read them")
+        if self.minimal_advantage is not None or self.drop_zero_advantage:
+            later = {
+                "advantage gae": self.advantage == "gae",
+                "distillation": self.distillation is not None,
+                "kl_in reward": self.kl_in == "reward" and self.kl_coefficient > 0,
+            }
+            if found := [name for name, on in later.items() if on]:
+                raise ValueError(
+                    f"minimal_advantage and drop_zero_advantage look at the advantages of rewards, and {found[0]} "
+                    "changes them token by token afterwards: leave out one of the two"
+                )
+        if self.loss == "cross_entropy" and (self.correction != "none" or self.distillation or self.advantage == "gae"):
+            raise ValueError(
+                "loss cross_entropy reads neither advantages nor ratios: set correction to none, and leave out "
+                "distillation and advantage gae"
             )
         if self.shaping.cap_faulty_turns and self.advantage == "gae":
             raise ValueError(

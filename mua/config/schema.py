@@ -27,15 +27,16 @@ from mua.config.algorithm import (
 from mua.config.environment import EndpointConfig, EnvironmentConfig, JudgeConfig, LlmConfig, UserConfig
 from mua.config.megatron import CriticOptimizerConfig, MegatronConfig, OptimizerConfig
 from mua.config.section import Fraction, NonNegative, NonNegativeFloat, Positive, PositiveFloat, Section
-from mua.config.store_section import StoreConfig
+from mua.config.store_section import OfflineConfig, StoreConfig, StoredDemonstrations
+from mua.types import Json
 
 __all__ = [
     "AlgorithmConfig", "BalanceFilter", "ClusterConfig", "CriticConfig", "CurriculumConfig", "DistillationConfig",
     "ENGINE_RESERVE", "EndpointConfig", "EngineConfig", "EnvironmentConfig", "EvaluationConfig", "ExperimentConfig",
-    "GroupFilter", "JudgeConfig", "LlmConfig", "MegatronConfig", "MinimumTurnsFilter", "ModelConfig", "ObserveConfig",
-    "OptimizerConfig", "OverlongFilter", "PolicyConfig", "PolicyEndpointConfig", "RangeFilter", "RefillConfig",
-    "RolloutConfig", "Section", "SftConfig", "ShapingConfig", "SlurmConfig", "StoreConfig", "TrainerConfig",
-    "UserConfig",
+    "GroupFilter", "JudgeConfig", "LlmConfig", "MegatronConfig", "MinimumTurnsFilter", "ModelConfig",
+    "ObserveConfig", "OfflineConfig", "OptimizerConfig", "OverlongFilter", "PolicyConfig", "PolicyEndpointConfig",
+    "RangeFilter", "RefillConfig", "RolloutConfig", "Section", "SftConfig", "ShapingConfig", "SlurmConfig",
+    "StoreConfig", "StoredDemonstrations", "TrainerConfig", "UserConfig",
 ]  # fmt: skip
 
 ENGINE_RESERVE = 8
@@ -68,9 +69,20 @@ class RolloutConfig(Section):
     temperature: PositiveFloat = 1.0
     """Sampling temperature; training divides the logits by the same value."""
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Nucleus sampling; 1 switches it off. Below 1 the engine samples from another distribution than is trained."""
+    """Nucleus sampling; 1 switches it off. Training refuses less, see ``unreproduced``."""
     top_k: int = -1
-    """Sample among the k likeliest tokens only; -1 switches it off, which training wants for the same reason."""
+    """Sample among the k likeliest tokens only; -1 switches it off. Training refuses others, see ``unreproduced``."""
+    min_p: Fraction = 0.0
+    """Sample among tokens of at least this share of the likeliest one's probability; 0 switches it off. Training
+    refuses more, see ``unreproduced``."""
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
+    """Taken from the logits of tokens that the turn holds already, before the temperature. Training refuses others than
+    0, see ``unreproduced``."""
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
+    """Likewise, times how often the turn holds the token."""
+    unreproduced: bool = False
+    """Train although ``top_p``, ``top_k``, ``min_p`` or a penalty makes the policy sample from another distribution
+    than the trainer computes (docs/algorithms.md says what each does to the ratios)."""
     max_turns: Positive = 30
     """Assistant turns (generations) in one episode."""
     max_tool_calls: Positive = 60
@@ -92,6 +104,26 @@ class RolloutConfig(Section):
     """Fresh tries after an infrastructure fault before the trajectory is given up (unscored)."""
     concurrency: Positive = 64
     """Episodes in flight at once."""
+
+    @property
+    def truncations(self) -> Json:
+        """Settings that let only some tokens be sampled, whose log-probabilities stay those of all."""
+        settings: Json = {"top_p": (self.top_p, 1.0), "top_k": (self.top_k, -1), "min_p": (self.min_p, 0.0)}
+        return {name: value for name, (value, off) in settings.items() if value != off}
+
+    @property
+    def penalties(self) -> Json:
+        """Settings that change the logits before they are sampled from, and so the log-probabilities too."""
+        settings = {"presence_penalty": self.presence_penalty, "frequency_penalty": self.frequency_penalty}
+        return {name: value for name, value in settings.items() if value}
+
+    def sampling(self, temperature: float) -> Json:
+        """How an episode is sampled at ``temperature``; ``logprobs_of`` names the distribution that its
+        log-probabilities are of, as SGLang 0.5.23 computes them (``srt/layers/sampler.py``)."""
+        logits = "(logits - penalties)" if self.penalties else "logits"
+        of = f"softmax({logits} / temperature)" if temperature else f"softmax({logits.strip('()')})"
+        truncated = self.truncations if temperature else {}
+        return {"temperature": temperature, **truncated, **self.penalties, "logprobs_of": of}
 
 
 class EngineConfig(Section):
@@ -249,9 +281,12 @@ class TrainerConfig(Section):
 class SftConfig(Section):
     """Supervised fine-tuning."""
 
-    data: Annotated[Path, Field(strict=False)]
+    data: Annotated[Path, Field(strict=False)] | None = None
     """Conversations, one JSON object a line or one array of them: ``{"messages": [...], "tools": [...]}`` in OpenAI
-    form, or ``{"conversations": [...], "system": ..., "tools": ...}`` in ShareGPT form (LLaMA-Factory)."""
+    form, or ``{"conversations": [...], "system": ..., "tools": ...}`` in ShareGPT form (LLaMA-Factory). Either this or
+    ``stored``."""
+    stored: StoredDemonstrations | None = None
+    """Episodes of a store to learn from instead, by the tokens that were sampled."""
     batch_size: Positive = 64
     """Conversations in one optimizer step."""
     train_on: Literal["all", "last"] = "all"
@@ -267,6 +302,12 @@ class SftConfig(Section):
     short_first_steps: NonNegative = 0
     """Steps at the beginning that use only the shortest quarter of the conversations. A policy with random weights
     learns to copy from short contexts much sooner than from long ones."""
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Self:
+        if (self.data is None) == (self.stored is None):
+            raise ValueError("give either data, a file of conversations, or stored, episodes of a store")
+        return self
 
 
 class PolicyEndpointConfig(EndpointConfig):
@@ -440,6 +481,8 @@ class ExperimentConfig(Section):
     observe: ObserveConfig = ObserveConfig()
     slurm: SlurmConfig = SlurmConfig()
     store: StoreConfig = StoreConfig()
+    offline: OfflineConfig | None = None
+    """Train on the groups of a store instead of new episodes (docs/store.md)."""
 
     def language_models(self) -> dict[str, LlmConfig]:
         """The models of user and judge that this experiment asks, by the name of their section."""
@@ -539,11 +582,33 @@ class ExperimentConfig(Section):
             raise ValueError("trainer.deterministic needs trainer.max_staleness 0: arrival order decides what is stale")
         if self.trainer.deterministic and self.algorithm.refill.oversample:
             raise ValueError("trainer.deterministic needs algorithm.refill.oversample 0: it trains on what ends first")
+        if self.engine.deterministic and self.rollout.min_p:
+            raise ValueError("engine.deterministic needs rollout.min_p 0: SGLang's seeded draw knows no min_p")
         if self.trainer.deterministic and not self.engine.deterministic:
             raise ValueError("trainer.deterministic needs engine.deterministic: true")
         if self.trainer.deterministic and self.user.asks_model:
             raise ValueError("trainer.deterministic needs a scripted or replayed user, not a language model")
         return self
+
+    def _offline_fits(self, offline: OfflineConfig) -> None:
+        """Without engines nothing is evaluated or refilled, and who sampled is never the policy that is trained."""
+        trainer, algorithm = self.trainer, self.algorithm
+        needs_engines = {
+            "trainer.evaluate_every": trainer.evaluate_every, "trainer.evaluate_first": trainer.evaluate_first,
+            "evaluation.report_split": self.evaluation.report_split, "algorithm.refill": algorithm.refill.on,
+        }  # fmt: skip
+        if found := [name for name, on in needs_engines.items() if on]:
+            raise ValueError(f"{found[0]} needs engines, which a run with the section offline does not start; leave it "
+                             "out, and use mua eval on the result")  # fmt: skip
+        if not algorithm.sees_sampler and not algorithm.uncorrected:
+            raise ValueError(
+                f"offline trains on what other policies sampled, and with algorithm.correction {algorithm.correction}, "
+                f"old_logprobs {algorithm.old_logprobs} and loss {algorithm.loss} no gradient depends on how they "
+                "sampled it: set algorithm.correction to truncate, mask or band, or old_logprobs to engine, or loss to "
+                "cross_entropy; algorithm.uncorrected: true trains without a correction"
+            )
+        if offline.recorded_teacher and algorithm.distillation is None:
+            raise ValueError("offline.recorded_teacher needs the section algorithm.distillation")
 
     def _optimizer_fits(self, name: str, optimizer: OptimizerConfig) -> None:
         """Where its state lies and in which types, with the model and the distributed optimizer."""
@@ -575,6 +640,8 @@ class ExperimentConfig(Section):
                 "engine (with a loss other than reinforce), or trainer.max_staleness to 0; algorithm.uncorrected: true "
                 "trains without a correction"
             )
+        if self.offline is not None:
+            self._offline_fits(self.offline)
         if self.trainer.export == "best" and not self.trainer.evaluate_every:
             raise ValueError("trainer.export best needs trainer.evaluate_every above 0: evaluations say which is best")
         if algorithm.advantage != "gae":

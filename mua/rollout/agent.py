@@ -197,6 +197,9 @@ class TokenAgent:
             stop_token_ids=policy.family.stop_token_ids,
             top_p=1.0 if greedy else setting.budgets.top_p,
             top_k=-1 if greedy else setting.budgets.top_k,
+            min_p=0.0 if greedy else setting.budgets.min_p,
+            presence_penalty=setting.budgets.presence_penalty,
+            frequency_penalty=setting.budgets.frequency_penalty,
             seed=self._turn_seed() if setting.deterministic else None,
             order=setting.order,
             experts_from=self._talk.routed if policy.record_experts else None,
@@ -290,11 +293,8 @@ class ChatAgent:
         room = min(budgets.max_turn_tokens, budgets.max_tokens - self._context)
         if room < 1:
             return None
-        sampling: Json = {}
-        if temperature > 0 and budgets.top_p < 1:
-            sampling["top_p"] = budgets.top_p
-        if temperature > 0 and budgets.top_k > 0:  # no field of OpenAI's own endpoints
-            sampling["top_k"] = budgets.top_k
+        # top_k and min_p are no fields of OpenAI's own endpoints.
+        sampling = budgets.penalties | (budgets.truncations if temperature > 0 else {})
         seed = derived_seed(self._seed, self.turns)
         request = ChatRequest(
             list(self._wire), seed, temperature, room, list(self._tools), sampling=sampling, verbatim=True

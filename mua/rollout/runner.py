@@ -197,6 +197,7 @@ class EpisodeRunner:
                         details=result.evaluation.details,
                         attempts=attempt + 1,
                         domain=task.domain,
+                        sampling=setting.budgets.sampling(temperature),
                     )
         outcome = next(outcome for kind, outcome in _FAULTS.items() if isinstance(last, kind))
         return Trajectory(

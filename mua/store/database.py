@@ -19,11 +19,13 @@ import sqlalchemy as sa
 from sqlalchemy.engine import URL, Connection, Engine, make_url
 from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
 
+from mua.config.store_section import StoreConfig
 from mua.store.faults import StoreError, StoreUnreachable, explained, shown
 
 FILE = "store.sqlite"
 """In the output folder of a run."""
-HEAD = "0001"
+MIGRATIONS = Path(__file__).with_name("migrations")
+HEAD = max((path.stem[-4:] for path in (MIGRATIONS / "versions").glob("schema_[0-9]*.py")), default="0000")
 """The newest schema version, which this program reads and writes."""
 CONNECT_SECONDS = 10
 _LOCK = 0x6D7561  # key of PostgreSQL's advisory lock while a schema is made or changed
@@ -200,7 +202,7 @@ class Store:
         from alembic.config import Config
 
         settings = Config()
-        settings.set_main_option("script_location", str(Path(__file__).with_name("migrations")).replace("%", "%%"))
+        settings.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
         with self.begin() as connection:
             if self.postgres:
                 connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_LOCK)))
@@ -209,9 +211,14 @@ class Store:
                 command.upgrade(settings, HEAD)
 
 
-def store_url(output: Path, url: str | None) -> str:
-    """Where a run's store is: ``url``, or else the file in its output folder."""
-    return url if url is not None else str(output / FILE)
+def store_url(output: Path, config: StoreConfig) -> str:
+    """Where a run's store is: ``store.url``, or else the file in its output folder."""
+    return str(output / FILE) if config.url is None else config.url.get_secret_value()
+
+
+def open_store(output: Path, config: StoreConfig, *, create: bool = True) -> Store:
+    """The store of a run that writes into ``output``; raises as :meth:`Store.open`."""
+    return Store.open(store_url(output, config), create=create, busy_seconds=config.busy_seconds)
 
 
 def _url(url: str | Path) -> URL:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import re
 import sqlite3
 
 from sqlalchemy.engine import URL
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from mua.errors import MuaError
+from mua.masking import mask_credentials
 
-_PASSWORD = re.compile(r"(://[^\s/:@]*:)\S*(@)")
 _REFUSED = ("password authentication failed", "no pg_hba.conf entry", "does not exist", "no password supplied")
 """In what libpq says of a connection that was not made, which has no SQLSTATE."""
 
@@ -36,7 +35,7 @@ class DamagedRecord(StoreError):
 def shown(url: URL | str) -> str:
     """A database's URL without its password; a file's path alone."""
     if isinstance(url, str):
-        return _PASSWORD.sub(r"\1***\2", url)
+        return mask_credentials(url)
     if url.get_backend_name() == "sqlite":
         return str(url.database)
     return url.set(query={}, drivername=url.get_backend_name()).render_as_string(hide_password=True)
@@ -81,7 +80,9 @@ def _of_postgres(error: DBAPIError, text: str) -> tuple[type[StoreError], str] |
         return StoreError, "may not be written ({}); give its user the rights of an owner"
     if state in ("XX001", "XX002"):
         return StoreError, "the database is damaged ({}); restore it from a copy"
-    passing = ("08", "53", "57", "40", "55")  # connection, resources, shutdown, rollback to be repeated, lock
+    if state[:2] == "40":
+        return StoreUnreachable, "gave up this transaction for another one ({})"
+    passing = ("08", "53", "57", "55")  # connection, resources, shutdown, lock
     if state[:2] in passing or error.connection_invalidated or _without_server(error):
         return StoreUnreachable, "does not answer: {}"
     return None

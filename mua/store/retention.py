@@ -15,6 +15,7 @@ from sqlalchemy.engine import Connection
 
 from mua.config.store_section import StoreConfig
 from mua.store.tables import segments, steps, tasks, trajectories, uses
+from mua.store.writer import Call
 
 _MANY = 200
 
@@ -41,6 +42,15 @@ def checkpoint_steps(output: Path) -> list[int]:
     """The steps after which the checkpoints in a run's output folder were made, the first step they lead to."""
     found = (re.fullmatch(r"step_(\d+)", folder.name) for folder in (output / "checkpoints").glob("step_*"))
     return sorted(int(match.group(1)) for match in found if match)
+
+
+def pruning(run: str, rules: StoreConfig, output: Path) -> list[Call]:
+    """For the writer of a run that has just saved a checkpoint into ``output``: what its rules drop now; nothing where
+    they keep everything. The checkpoints are looked at when this is called."""
+    if rules.keep_arrays_steps is None and rules.keep_experts_steps is None and rules.keep_failed_attempts:
+        return []
+    protect = min(checkpoint_steps(output), default=None)
+    return [Call(lambda connection: prune(connection, run, rules, protect=protect))]
 
 
 def prune(

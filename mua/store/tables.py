@@ -31,7 +31,6 @@ from sqlalchemy import (
     Table,
     Text,
     UniqueConstraint,
-    false,
     text,
 )
 
@@ -253,7 +252,7 @@ tool_calls = Table(
     Column("result", Text),  # hash
     Column("error", FreeText),
     Column("reward", Double),
-    Column("by_user", Boolean, nullable=False, server_default=false()),
+    Column("by_user", Boolean, nullable=False, server_default=text("false")),
     Column("started_at", Seconds, nullable=False),
     Column("seconds", Double),
     UniqueConstraint("run_id", "part", "round", "ordinal", "sample", "attempt", "number"),

@@ -14,7 +14,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self, TypeAlias
 from uuid import uuid4
@@ -24,6 +24,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import Connection
 from sqlalchemy.exc import SQLAlchemyError
 
+from mua.config.store_section import StoreConfig
 from mua.errors import DeadlineExceeded
 from mua.store.database import Store
 from mua.store.faults import StoreError
@@ -54,22 +55,27 @@ class Update:
     values: Row
 
 
-Write: TypeAlias = Insert | Update
+@dataclass(frozen=True, slots=True)
+class Call:
+    """Anything else within the transaction, at its place among the other records; it may be run again after an
+    outage, which has undone what it did."""
+
+    function: Callable[[Connection], object]
+
+
+Write: TypeAlias = Insert | Update | Call
 Writes: TypeAlias = Sequence[Write] | Callable[[], Iterable[Write]]
 """What one put has written; a function is called in the writer's thread, where compression costs the rollout nothing.
 What it reads must not change any more."""
 
 
 def execute(connection: Connection, made: Iterable[Write]) -> int:
-    """Write records within a transaction; how many rows."""
+    """Write records within a transaction; how many rows were given."""
     count = 0
-    for table, columns, existing, rows in _batched(made):
-        if rows is None:
-            connection.execute(columns)
-            count += 1
-        elif rows:
+    for table, columns, existing, rows in _batched(connection, made):
+        if rows:
             connection.execute(_insert(connection, table, columns, existing), rows)
-            count += len(rows)
+        count += len(rows)
     return count
 
 
@@ -125,6 +131,17 @@ class Writer:
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._run, name="store writer", daemon=True)
         self._thread.start()
+
+    @classmethod
+    def of(cls, store: Store, config: StoreConfig, name: str | None = None) -> Self:
+        """With the settings of the section ``store``."""
+        return cls(
+            store,
+            every_seconds=config.write_seconds,
+            queue_bytes=config.queue_megabytes * 2**20,
+            outage_seconds=config.outage_seconds,
+            name=name,
+        )
 
     @property
     def full(self) -> bool:
@@ -287,17 +304,18 @@ def _brief(error: BaseException) -> str:
     return " ".join(f"{type(origin or error).__name__}: {origin or error}".split())[:500]
 
 
-def _batched(made: Iterable[Write]) -> Iterable[tuple[sa.Table, Any, str, list[Row] | None]]:
-    """Inserts of the same form that follow each other as one; updates as they are."""
+def _batched(
+    connection: Connection, made: Iterable[Write]
+) -> Iterator[tuple[sa.Table, tuple[str, ...], str, list[Row]]]:
+    """Inserts of the same form that follow each other as one; what stands between them is done in between."""
     form: tuple[sa.Table, tuple[str, ...], str] | None = None
     rows: list[Row] = []
     for write in made:
-        if isinstance(write, Update):
+        if not isinstance(write, Insert):
             if form is not None:
                 yield *form, rows
             form, rows = None, []
-            clause = sa.and_(*(write.table.c[name] == value for name, value in write.where.items()))
-            yield write.table, sa.update(write.table).where(clause).values(dict(write.values)), "", None
+            _between(connection, write)
             continue
         for row in write.rows:
             this = write.table, tuple(sorted(row)), write.existing
@@ -308,6 +326,14 @@ def _batched(made: Iterable[Write]) -> Iterable[tuple[sa.Table, Any, str, list[R
             rows.append(row)
     if form is not None:
         yield *form, rows
+
+
+def _between(connection: Connection, write: Update | Call) -> None:
+    if isinstance(write, Call):
+        write.function(connection)
+        return
+    clause = sa.and_(*(write.table.c[name] == value for name, value in write.where.items()))
+    connection.execute(sa.update(write.table).where(clause).values(dict(write.values)))
 
 
 def _insert(connection: Connection, table: sa.Table, columns: tuple[str, ...], existing: str) -> Any:

@@ -13,17 +13,23 @@ import random
 import re
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-from mua.config.schema import ExperimentConfig
+import numpy as np
+
+from mua.config.schema import ExperimentConfig, StoredDemonstrations
 from mua.errors import ConfigError
 from mua.seeds import derived_seed
+from mua.store.database import Store
+from mua.store.stored_groups import demonstrations, recorded_run
 from mua.tokens.chat_family import ChatFamily
 from mua.tokens.codec import ConversationError
 from mua.tokens.conversation import Conversation
+from mua.tokens.same_tokenizer import check_recorded_tokenizer
 from mua.trainer.sharegpt import openai_messages
-from mua.types import Json, Segment, ToolSchema
+from mua.types import Json, Provenance, Segment, ToolSchema, Trajectory
 from mua.untrusted import JsonError, printable, read_file, read_json, read_json_at, skip_space
 
 Conversations: TypeAlias = list[list[Segment]]
@@ -33,9 +39,15 @@ log = logging.getLogger(__name__)
 
 
 def load_sets(config: ExperimentConfig, family: ChatFamily) -> tuple[Conversations, Conversations]:
-    """What ``sft.data`` trains on, and what ``sft.validation`` holds out or names (nothing if it is not set)."""
+    """What ``sft.data`` or ``sft.stored`` trains on, and what ``sft.validation`` holds out or names (nothing if it is
+    not set)."""
     assert config.sft is not None
-    conversations, validation = load_conversations(config.sft.data, family, config), config.sft.validation
+    if config.sft.data is not None:
+        name, conversations = str(config.sft.data), load_conversations(config.sft.data, family, config)
+    else:
+        assert config.sft.stored is not None
+        name, conversations = load_stored(config.sft.stored, family, config)
+    validation = config.sft.validation
     if validation is None:
         return conversations, []
     if isinstance(validation, Path):
@@ -43,7 +55,7 @@ def load_sets(config: ExperimentConfig, family: ChatFamily) -> tuple[Conversatio
     training, held_out = hold_out(conversations, validation, config.seed)
     if not training or not held_out:
         raise ConfigError(
-            f"sft.validation: {validation:g} of the {len(conversations)} conversations in {config.sft.data} leaves "
+            f"sft.validation: {validation:g} of the {len(conversations)} conversations in {name} leaves "
             f"{len(training)} to train on and {len(held_out)} to validate on; choose another share"
         )
     return training, held_out
@@ -104,6 +116,58 @@ def load_conversations(
     if not conversations:
         raise ConfigError(f"{key}: {path} holds no conversation" + (f" of at most {limit} tokens" if skipped else ""))
     return conversations
+
+
+def load_stored(
+    source: StoredDemonstrations, family: ChatFamily, config: ExperimentConfig
+) -> tuple[str, Conversations]:
+    """The store's name for messages, and the segments of every episode of ``source``, token for token as it was
+    sampled.
+
+    Raises :class:`ConfigError` where there is none, where the policy has another tokenizer, and for an episode longer
+    than ``model.max_length`` unless ``sft.overlong`` leaves it out; :class:`mua.store.faults.StoreError` where the
+    store cannot be read.
+    """
+    assert config.sft is not None
+    limit, size = config.model.max_length, family.codec.vocabulary_size
+    conversations, skipped = [], 0
+    with Store.open(source.store, create=False, write=False) as store, store.read() as connection:
+        check_recorded_tokenizer(config.model.path, recorded_run(connection, source))
+        for name, trajectory in demonstrations(connection, source):
+            segments = _imitated(trajectory, config.sft.train_on)
+            if not segments:
+                continue
+            if (largest := max(int(segment.ids.max()) for segment in segments)) >= size:
+                raise ConfigError(f"sft.stored: trajectory {name} has the token id {largest}; the policy knows {size}")
+            if (longest := max(map(len, segments))) <= limit:
+                conversations.append(segments)
+            elif config.sft.overlong == "skip":
+                skipped += 1
+            else:
+                raise ConfigError(
+                    f"sft.stored: trajectory {name}: {longest} tokens exceed model.max_length {limit}; raise it, or "
+                    "leave such episodes out with sft.overlong: skip"
+                )
+    if skipped:
+        log.warning("%s: %d episodes are longer than model.max_length %d and left out", store.name, skipped, limit)
+    if not conversations:
+        raise ConfigError(f"sft.stored: {store.name} holds no episode that this section asks for")
+    log.info("%s: %d episodes", store.name, len(conversations))
+    return store.name, conversations
+
+
+def _imitated(trajectory: Trajectory, train_on: Literal["all", "last"]) -> list[Segment]:
+    """The segments with sampled tokens; with ``last`` those of the last turn alone count as sampled."""
+    segments = [segment for segment in trajectory.segments if segment.loss_mask.any()]
+    if train_on == "all" or not segments:
+        return segments
+    last = max(int(segment.turn[segment.loss_mask].max()) for segment in segments)
+    cut = []
+    for segment in segments:
+        earlier = segment.loss_mask & (segment.turn < last)
+        provenance = np.where(earlier, np.uint8(Provenance.TEMPLATE), segment.provenance)
+        cut.append(replace(segment, provenance=provenance))
+    return [segment for segment in cut if segment.loss_mask.any()]
 
 
 def batch_members(pool: Sequence[int], size: int, step: int, seed: int) -> list[int]:

@@ -375,3 +375,68 @@ def test_a_group_smaller_than_k_uses_all_its_members():
     members = [several_turns([r], [1]) for r in (1.0, 0.0)]
     batch = make_batch([group(*members)], AlgorithmConfig(advantage="pass_at_k", pass_k=4), 1.0)
     assert [s.advantages[0] for s in batch] == [0.0, 0.0]  # the one pair there is succeeds
+
+
+@pytest.mark.parametrize("aggregation", ["token_mean", "sequence_mean", "sequence_sum"])
+@pytest.mark.parametrize(
+    ("changes", "stay"),
+    [
+        ({}, [True, True, True]),
+        ({"drop_zero_advantage": True}, [True, True, False]),
+        ({"minimal_advantage": 0.0}, [True, False, True]),
+        ({"minimal_advantage": 0.0, "drop_zero_advantage": True}, [True, False, False]),
+        ({"minimal_advantage": -0.4}, [True, False, True]),
+        ({"minimal_advantage": -0.6}, [True, True, True]),
+        ({"minimal_advantage": 9.0}, [False, False, False]),
+    ],
+)
+def test_what_a_minimal_advantage_leaves_out_was_never_sampled(
+    aggregation: str, changes: dict[str, float], stay: list[bool]
+):
+    """Advantages 0.5, -0.5 and 0 by trajectory; two, three and one sampled tokens."""
+    members = [trajectory([[False, True, True]], 1.0), trajectory([[True, False], [True, True]], 0.0)]
+    both = [group(*members), group(trajectory([[True]], 0.5))]
+    config = AlgorithmConfig.model_validate(
+        {"aggregation": aggregation, "divide_by_std": False, "group_size": 2} | changes
+    )
+    batch, plain = (
+        make_batch(both, config, 1.0),
+        make_batch(both, config.model_copy(update=dict.fromkeys(changes)), 1.0),
+    )
+    tokens = {0: 2, 1: 3, 2: 1}
+    left = [number for number, stays in enumerate(stay) if stays]
+    assert sorted({s.trajectory for s in batch}) == left
+    assert batch.denominators["tokens"] == sum(tokens[number] for number in left)
+    for sequence in batch:
+        wanted = {
+            "token_mean": 1 / max(1, sum(tokens[number] for number in left)),
+            "sequence_mean": 1 / (3 * tokens[sequence.trajectory]),
+            "sequence_sum": 1 / 3,
+        }[aggregation]
+        assert sequence.weights[sequence.trained] == pytest.approx(wanted)
+    assert len(plain.sequences) == 4, "nothing is left out without them"
+
+
+def test_a_turn_below_the_minimal_advantage_is_left_out_alone():
+    """With credit by turn the advantages of one trajectory differ: each turn stays or goes by its own."""
+    one = trajectory([[True, True, True, True]])
+    one.segments[0] = replace(one.segments[0], turn=np.array([0, 0, 1, 1], np.int32))
+    one.turn_rewards, one.reward = [-1.0, 1.0], 0.0
+    config = AlgorithmConfig(advantage="none", score="terminal", credit="signed", minimal_advantage=0.0, group_size=1)
+    (sequence,) = make_batch([group(one)], config, 1.0)
+    assert sequence.trained.tolist() == [False, False, True, True]
+    assert sequence.weights[2:] == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"minimal_advantage": 0.0, "advantage": "gae"}, "advantage gae changes them"),
+        ({"drop_zero_advantage": True, "kl_in": "reward", "kl_coefficient": 0.1}, "kl_in reward changes them"),
+        ({"loss": "gspo", "clip_low_kept": 1.0}, "are of loss grpo"),
+        ({"loss": "cross_entropy", "correction": "truncate"}, "reads neither"),
+    ],
+)
+def test_combinations_that_would_do_something_else_are_refused(changes: dict[str, object], words: str):
+    with pytest.raises(ValueError, match=words):
+        AlgorithmConfig.model_validate(changes)

@@ -52,6 +52,8 @@ def expected(name: str, r: float, a: float, bounds: Bounds) -> tuple[float, floa
     if name == "cispo":
         weight = min(max(r, 1 - low), 1 + high)
         return -weight * a * logp, -weight * a
+    if name == "cross_entropy":
+        return -logp, -1.0
     if name == "minirl":
         return (0.0, 0.0) if out else (-r * a * logp, -r * a)
     if name == "sapo":
@@ -91,7 +93,7 @@ def test_tokens_out_of_bounds_are_told(name: str):
 
 def test_on_policy_all_have_the_gradient_of_reinforce():
     grid = [(1.0, a) for a in ADVANTAGES]
-    for name in OBJECTIVES:
+    for name in OBJECTIVES.keys() - {"cross_entropy"}:
         bounds = Bounds(1.05, 1.0) if name == "sapo" else BOUNDS
         np.testing.assert_allclose(run(name, bounds, grid)[1], [-a for _, a in grid], atol=1e-12)
 
@@ -99,6 +101,28 @@ def test_on_policy_all_have_the_gradient_of_reinforce():
 def test_minirl_and_grpo_have_the_same_gradients_under_the_same_bounds():
     """AgentRL's note: the two differ in aggregation only."""
     np.testing.assert_allclose(run("minirl")[1], run("grpo")[1], atol=1e-12)
+
+
+@pytest.mark.parametrize(("b1", "b2"), [(1.0, 1.0), (0.5, 2.0), (0.0, 0.25)])
+def test_kept_gradients_are_of_constant_size_beyond_the_clip(b1: float, b2: float):
+    """AgentRL's beta1 and beta2 as they are meant: b times the gradient at the bound, whatever the ratio."""
+    grid = [*GRID, (1e-12, -1.0), (1e12, 1.0)]  # beyond where a ratio is clamped too
+    result, gradient = run("grpo", Bounds(0.2, 0.3, keep_low=b1, keep_high=b2), grid)
+    plain, unkept = run("grpo", BOUNDS, grid)
+    for i, (r, a) in enumerate(grid):
+        if a < 0 and r < 0.8:
+            wanted = -b1 * 0.8 * a
+        elif a > 0 and r > 1.3:
+            wanted = -b2 * 1.3 * a
+        else:
+            wanted = float(unkept[i])
+            assert result.loss[i].item() == plain.loss[i].item()
+        assert float(gradient[i]) == pytest.approx(wanted, abs=1e-12), (r, a)
+    assert not result.at_low.any()
+    assert not result.at_high.any()
+    low_only, of_low = run("grpo", Bounds(0.2, 0.3, 3.0, keep_low=b1), grid)
+    assert low_only.at_high.sum() == run("grpo", Bounds(0.2, 0.3, 3.0), grid)[0].at_high.sum()
+    assert float(of_low[grid.index((6.0, -2.0))]) == 0.0, "the dual clip still holds"
 
 
 def test_negative_advantages_grow_with_the_ratio_unless_bounded_twice():

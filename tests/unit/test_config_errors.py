@@ -69,7 +69,7 @@ def errors(text: str | bytes, *overrides: str) -> list[str]:
             "got 'token_meen' (a string); "
             "did you mean token_mean?",
         ),
-        ("sft: {}", "x.yaml:2: sft.data: required, but not set"),
+        ("sft: {}", "x.yaml:2: sft: give either data, a file of conversations, or stored, episodes of a store"),
         ("user:\n  kind: llm", "x.yaml:2: user: kind 'llm' needs the section user.llm"),
         (
             "rollout:\n  max_tokens: 4096",

@@ -184,11 +184,14 @@ async def test_other_settings_reach_the_request_and_prices_make_a_cost() -> None
         "price_per_million_in": 2.0,
         "price_per_million_out": 8.0,
     }
-    result, server = await play(in_order(calls(CANCELLED), DONE), endpoint=endpoint, top_p=0.9, top_k=7)
+    result, server = await play(
+        in_order(calls(CANCELLED), DONE), endpoint=endpoint, top_p=0.9, top_k=7, frequency_penalty=0.5
+    )
     request = server.requests[0]
     assert request["chat_template_kwargs"] == {"enable_thinking": False}
     assert ("max_tokens" in request, request["max_completion_tokens"]) == (False, 1024)
-    assert (request["top_p"], request["top_k"]) == (0.9, 7)
+    assert (request["top_p"], request["top_k"], request["frequency_penalty"]) == (0.9, 7, 0.5)
+    assert not {"min_p", "presence_penalty"} & request.keys()  # what is off is not sent: not every endpoint knows it
     assert result.metrics["policy_cost"] == pytest.approx(20 * 2e-6 + 10 * 8e-6)
     _, greedy = await play(in_order(calls(CANCELLED), DONE), temperature=0.0, top_p=0.9)
     assert not {"top_p", "top_k"} & greedy.requests[0].keys()

@@ -6,22 +6,24 @@ Not here: what runs write (tests of recording), claims of samplers, kills of who
 from __future__ import annotations
 
 import math
+import shutil
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
 import sqlalchemy as sa
 
-from mua.store.database import Store
+import mua.store.database
+from mua.store.database import HEAD, MIGRATIONS, Store
+from mua.store.faults import StoreError
 from mua.store.reader import read_trajectories
 from mua.store.records import EpisodeKey, trajectory_inserts
 from mua.store.tables import metadata, runs
 from mua.store.writer import Insert, Writer, execute
 from mua.types import Outcome, Segment, Trajectory
-from tests.postgres_support import PostgresServer, postgres
-
-__all__ = ["postgres"]
+from tests.postgres_support import PostgresServer
 
 RUN = {"id": "r", "output": "/tmp/r", "state": "running", "started_at": 1.0}
 
@@ -126,3 +128,47 @@ def test_same_trajectory_twice_is_refused(with_run: Store) -> None:
         execute(connection, made)
     with pytest.raises(sa.exc.IntegrityError), store.begin() as connection:
         execute(connection, made)
+
+
+LATER = """
+import sqlalchemy as sa
+from alembic import op
+
+revision, down_revision, branch_labels, depends_on = "9998", "{head}", None, None
+
+
+def upgrade():
+    with op.batch_alter_table("runs") as batch:
+        batch.add_column(sa.Column("mood", sa.Text(), nullable=False, server_default="calm"))
+    {then}
+"""
+
+
+def test_older_store_is_migrated_whole_or_not_at_all(
+    with_run: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, later = with_run, tmp_path / "migrations"
+    url = store.engine.url.render_as_string(hide_password=False)
+    shutil.copytree(MIGRATIONS, later)
+    monkeypatch.setattr(mua.store.database, "MIGRATIONS", later)
+    monkeypatch.setattr(mua.store.database, "HEAD", "9998")
+    (later / "versions" / "schema_9998.py").write_text(LATER.format(head=HEAD, then="raise OSError('half way')"))
+    with pytest.raises(OSError, match="half way"):
+        Store.open(url)
+    with store.read() as connection:
+        assert "mood" not in {column["name"] for column in sa.inspect(connection).get_columns("runs")}
+    (later / "versions" / "schema_9998.py").write_text(LATER.format(head=HEAD, then=""))
+    with pytest.raises(StoreError, match="mua store migrate brings it to 9998"):
+        Store.open(url, write=False)
+    with ThreadPoolExecutor(4) as pool:
+        for opened in pool.map(lambda _: Store.open(url), range(4)):
+            opened.close()
+    with Store.open(url, write=False) as opened, opened.read() as connection:
+        assert connection.execute(sa.text("SELECT id, mood FROM runs")).all() == [("r", "calm")]
+
+
+def test_new_store_is_made_once_by_several(postgres: PostgresServer, tmp_path: Path) -> None:
+    for url in (postgres.database(), str(tmp_path / "new.sqlite")):
+        with ThreadPoolExecutor(4) as pool:
+            for opened in pool.map(lambda _, url=url: Store.open(url), range(4)):
+                opened.close()

@@ -28,10 +28,8 @@ from mua.store.faults import DamagedRecord, StoreError, StoreFull, StoreUnreacha
 from mua.store.tables import runs, texts
 from mua.store.writer import Insert, Update, Writer
 from tests.disk_support import fill, small_disk
-from tests.postgres_support import PostgresServer, postgres, postgres_server
+from tests.postgres_support import PostgresServer, postgres_server
 from tests.store_support import count, spoil
-
-__all__ = ["postgres"]
 
 
 @pytest.fixture(scope="module")
@@ -200,8 +198,30 @@ def test_server_that_stays_away_ends_the_writer_with_one_error(server: PostgresS
             assert server.password not in str(caught.value)
             with pytest.raises(StoreUnreachable):
                 writer.close()
+            full = Writer(store, every_seconds=0.01, outage_seconds=0.5, queue_bytes=10)
+            full.put([text(1)], size=100)
+            with pytest.raises(StoreUnreachable, match="waited"):
+                full.put([text(2)], size=100)
         finally:
             server.start()
+
+
+def test_several_writers_of_the_same_texts(postgres: PostgresServer) -> None:
+    """In different orders, each waits for the other's transaction: the database gives one up, which is tried again."""
+    with Store.open(postgres.database()) as store:
+        writers = [Writer(store, every_seconds=0.001, outage_seconds=60, name=f"w{n}") for n in range(3)]
+        for turn in range(40):
+            for n, writer in enumerate(writers):
+                chosen = np.random.default_rng([turn, n]).permutation(60)[:30]
+                rows = [{"hash": f"{turn}/{i}", "body": b"x"} for i in chosen.tolist()]
+                writer.put([Insert(texts, [row], "keep") for row in rows])
+                writer.put([Insert(texts, [{"hash": f"own {n} {turn}", "body": b"y"}])])
+        for writer in writers:
+            writer.close()
+        assert count(store, texts, texts.c.body == b"y") == 120
+        pairs = {(turn, i) for turn in range(40) for n in range(3)
+                 for i in np.random.default_rng([turn, n]).permutation(60)[:30].tolist()}  # fmt: skip
+        assert count(store, texts, texts.c.body == b"x") == len(pairs)
 
 
 def test_wrong_urls(postgres: PostgresServer, tmp_path: Path) -> None:
@@ -334,34 +354,60 @@ def test_full_disk(tmp_path: Path) -> None:
         assert count(store, texts) == 2
 
 
-def test_process_that_is_killed_leaves_whole_puts(tmp_path: Path) -> None:
-    """A process that writes pairs is killed at some moments; what is there then are whole pairs, in order."""
-    program = (
-        "import sys\n"
-        "from mua.store.database import Store\nfrom mua.store.tables import texts\n"
-        "from mua.store.writer import Insert, Writer\n"
-        "first = int(sys.argv[2])\n"
-        "with Store.open(sys.argv[1]) as store, Writer(store, every_seconds=0.002) as writer:\n"
-        "    for n in range(first, first + 10**6):\n"
-        "        writer.put([Insert(texts, [{'hash': f'{n:07}a', 'body': b'x' * 300}])"
-        ", Insert(texts, [{'hash': f'{n:07}b', 'body': b'y' * 300}])])\n"
-        "        if n % 20 == 0: writer.flush(); print(n, flush=True)\n"
-    )
-    first = 0
-    for kill_at in (1, 4):
-        process = subprocess.Popen(
-            [sys.executable, "-c", program, tmp_path, str(first)], stdout=subprocess.PIPE, text=True
-        )
+_PAIRS = """
+import sys
+from mua.store.database import Store
+from mua.store.tables import texts
+from mua.store.writer import Insert, Writer
+first = int(sys.argv[2])
+with Store.open(sys.argv[1]) as store, Writer(store, every_seconds=0.002) as writer:
+    for n in range(first, first + 10**6):
+        writer.put([Insert(texts, [{"hash": f"{n:07}{half}", "body": b"x" * 300}]) for half in "ab"])
+        if n % 20 == 0:
+            writer.flush()
+            print(n, flush=True)
+"""
+"""Writes pairs, from a number on, and says what was flushed."""
+
+
+def killed(url: str, first: int, flushes: int, more_seconds: float) -> int:
+    """Kill a process that writes from pair ``first`` on, a while after so many flushes; the pairs that are there then.
+
+    They are whole, in order, without a gap, and hold all that was flushed."""
+    command = [sys.executable, "-c", _PAIRS, url, str(first)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        flushed = [int(process.stdout.readline()) for _ in range(kill_at)][-1]
+        flushed = [int(process.stdout.readline()) for _ in range(flushes)][-1]
+        time.sleep(more_seconds)
         process.kill()
-        process.wait(30)
-        with Store.open(tmp_path) as store, store.read() as connection:
+    with Store.open(url) as store:
+        if store.postgres:  # the server may not have seen yet that its client is gone
+            with store.begin() as connection:
+                connection.exec_driver_sql(
+                    "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity "
+                    "WHERE datname = current_database() AND pid <> pg_backend_pid()"
+                )
+        with store.read() as connection:
             found = sorted(connection.execute(sa.select(texts.c.hash)).scalars())
-        pairs = len(found) // 2
-        assert found == [f"{n:07}{half}" for n in range(pairs) for half in "ab"]
-        assert pairs > flushed
-        first = pairs
+    pairs = len(found) // 2
+    assert found == [f"{n:07}{half}" for n in range(pairs) for half in "ab"]
+    assert pairs > flushed
+    return pairs
+
+
+def test_process_that_is_killed_leaves_whole_puts(tmp_path: Path) -> None:
+    first = killed(str(tmp_path / "store.sqlite"), 0, 1, 0.0)
+    killed(str(tmp_path / "store.sqlite"), first, 4, 0.003)
+
+
+@pytest.mark.grid
+@pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
+def test_100_kills(kind: str, postgres: PostgresServer, tmp_path: Path) -> None:
+    url, draw, first = str(tmp_path / "store.sqlite"), np.random.default_rng(1), 0
+    if kind == "postgresql":
+        url = postgres.database()
+    for _ in range(100):
+        first = killed(url, first, int(draw.integers(1, 4)), float(draw.random()) * 0.02)
 
 
 def test_store_of_another_process(tmp_path: Path) -> None:

@@ -22,16 +22,15 @@ from mua.store.database import Store
 from mua.store.exporting import export_parquet
 from mua.store.queries import TrajectoryFilter, list_steps, trajectory_ids
 from mua.store.reader import read_trajectories
-from mua.store.retention import prune
+from mua.store.retention import prune, pruning
 from mua.store.tables import parts, segments, steps, trajectories, uses
 from mua.store.verification import verify
-from mua.store.writer import Insert, execute
+from mua.store.writer import Insert, Writer, execute
 from mua.types import Trajectory
-from tests.postgres_support import postgres
 from tests.store_support import count, played, spoil, write_run
 from tests.unit.test_store import same, store
 
-__all__ = ["postgres", "store"]
+__all__ = ["store"]
 
 ONE = "r/1/0/0/0/1"
 
@@ -156,6 +155,20 @@ def test_pruning_keeps_what_rules_and_checkpoints_keep(filled: Store) -> None:
         whole(filled)
 
 
+def test_pruning_of_a_run_goes_through_its_writer(filled: Store, tmp_path: Path) -> None:
+    for step in (2, 4):
+        (tmp_path / "checkpoints" / f"step_{step:08}").mkdir(parents=True)
+    rules = StoreConfig(keep_arrays_steps=0, keep_successes=False)
+    with Writer(filled) as writer:
+        writer.put([Insert(parts, [{"run_id": "r", "part": 2, "from_step": 4, "started_at": 9.0}])])
+        writer.put(pruning("r", rules, tmp_path))
+        assert pruning("r", StoreConfig(), tmp_path) == []
+    assert found(filled) == []
+    with filled.read() as connection:
+        kept = trajectory_ids(connection, TrajectoryFilter(kept=True))
+    assert {name.split("/")[3] for name in kept} == {"2", "3"}, "the checkpoint after two steps may be gone on from"
+
+
 def test_pruning_leaves_groups_that_no_step_has_taken(filled: Store) -> None:
     spoil(filled, "UPDATE tasks SET state = 'complete', taken_step = NULL WHERE ordinal = 0")
     spoil(filled, "DELETE FROM uses WHERE trajectory_id LIKE 'r/1/0/0/%'")
@@ -189,6 +202,21 @@ def test_export_comes_back(filled: Store, tmp_path: Path) -> None:
     status, output = run("export", tmp_path, tmp_path / "out.csv")
     assert status == 2
     assert ".jsonl or .parquet" in output
+
+
+def test_what_was_exported_can_be_imported(filled: Store, tmp_path: Path) -> None:
+    assert run("export", tmp_path, tmp_path / "step_000007.jsonl")[0] == 0
+    other = tmp_path / "other.sqlite"
+    status, output = run("import", other, tmp_path / "step_000007.jsonl", "--run", "again")
+    assert status == 0, output
+    with Store.open(other) as imported:
+        assert found(imported) == []
+        for ours, theirs in zip(whole(filled).values(), whole(imported).values(), strict=True):
+            same(ours, theirs)
+    status, output = run("import", other, tmp_path / "step_000007.jsonl", "--run", "again")
+    assert status == 2
+    assert "give --run an id that the store does not have" in output
+    assert run("import", tmp_path / "o.sqlite", tmp_path / "nothing", "--run", "x")[0] == 2
 
 
 def test_command_line(filled: Store, tmp_path: Path) -> None:

@@ -1,0 +1,147 @@
+"""Which groups and episodes of a store can be trained on again."""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from mua.config.schema import RolloutConfig
+from mua.config.store_section import StoredDemonstrations, StoredSource
+from mua.errors import ConfigError
+from mua.store.queries import TrajectoryFilter, single_run
+from mua.store.reader import read_trajectories
+from mua.store.tables import runs, tasks, trajectories
+from mua.types import Group, Json, Trajectory
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredGroup:
+    """A group of training whose episodes are all there, with their tokens."""
+
+    ordinal: int
+    task_id: str
+    members: tuple[str, ...]
+    """Ids of its trajectories, by sample."""
+    newest_version: int
+    """Of its sampled tokens; -1: it has none."""
+
+    def read(self, connection: Connection) -> Group:
+        """Raises as :func:`mua.store.reader.read_trajectories`."""
+        return Group(self.ordinal, self.task_id, list(read_trajectories(connection, self.members)))
+
+
+def stored_groups(
+    connection: Connection, source: StoredSource, *, rollout: RolloutConfig, until: float | None = None
+) -> tuple[list[StoredGroup], float]:
+    """The groups of ``source`` in the order of its task stream, and the moment at which the last of them ended.
+
+    Of an episode that was played again after a resume the last one counts. Groups that were cancelled, are not
+    complete, lost tokens to pruning, or hold an episode that the source's conditions exclude are left out, and how many
+    is logged: what is left of them would be no fair sample.
+
+    Args:
+        connection: of :meth:`mua.store.database.Store.read`.
+        source: which.
+        rollout: of this run; what was sampled from a distribution that it does not train cannot be trained on.
+        until: leave out what ended later: a run that continues takes what it began with.
+
+    Raises:
+        ConfigError: another temperature, or a truncation or penalty without ``rollout.unreproduced``.
+    """
+    run = single_run(connection, source.run)
+    c = trajectories.c
+    chosen = sa.select(
+        c.id, c.ordinal, c.sample, c.task_id, c.domain, c.pruned, c.version_low, c.version_high, c.ended_at, c.sampling
+    ).where(c.run_id == run, c.round == 0)
+    if until is not None:
+        chosen = chosen.where(c.ended_at <= until)
+    groups: dict[int, dict[int, Any]] = defaultdict(dict)
+    for row in connection.execute(chosen.order_by(c.ordinal, c.sample, c.part, c.attempt)):
+        groups[row.ordinal][row.sample] = row
+    known = connection.execute(
+        sa.select(tasks.c.ordinal, tasks.c.size, tasks.c.state).where(tasks.c.run_id == run, tasks.c.round == 0)
+    )
+    of_task = {ordinal: (size, state) for ordinal, size, state in known}
+    found = []
+    for ordinal, members in groups.items():
+        size, state = of_task.get(ordinal, (len(members), "complete"))
+        ready = len(members) == size and state in ("complete", "taken")
+        if ready and all(_fits(member, source) for member in members.values()):
+            found.append(_group(ordinal, [members[sample] for sample in sorted(members)]))
+    for ordinal in (group.ordinal for group in found):
+        for member in groups[ordinal].values():
+            _same_distribution(member, rollout)
+    if left := len(groups) - len(found):
+        log.warning(
+            "store %s: %d of %d groups are left out (incomplete, pruned, or not asked for)", run, left, len(groups)
+        )
+    ended = (member.ended_at for group in found for member in groups[group.ordinal].values())
+    return found, max(ended, default=0.0)
+
+
+def demonstrations(connection: Connection, source: StoredDemonstrations) -> Iterator[tuple[str, Trajectory]]:
+    """The episodes of ``source`` to imitate with their ids, in the order of the task stream; none that was pruned."""
+    run = single_run(connection, source.run)
+    c = trajectories.c
+    condition = TrajectoryFilter(
+        run=run, scored=True, kept=True, success=True if source.success else None, least_reward=source.least_reward
+    ).condition()
+    if not source.evaluations:
+        condition &= c.round == 0
+    if source.domains:
+        condition &= c.domain.in_(source.domains)
+    if source.least_version:
+        condition &= c.version_low >= source.least_version
+    order = (c.round, c.ordinal, c.sample, c.part, c.attempt)
+    chosen = sa.select(c.id, c.domain, c.task_id, c.round, c.ordinal, c.sample).where(condition).order_by(*order)
+    last = {(row.round, row.ordinal, row.sample): row for row in connection.execute(chosen)}
+    seen: dict[tuple[str, str], int] = defaultdict(int)
+    ids = []
+    for row in last.values():
+        seen[row.domain, row.task_id] += 1
+        if source.most_per_task is None or seen[row.domain, row.task_id] <= source.most_per_task:
+            ids.append(row.id)
+    yield from zip(ids, read_trajectories(connection, ids), strict=True)
+
+
+def recorded_run(connection: Connection, source: StoredSource) -> Json:
+    """``id``, ``config`` and ``provenance`` of the run of ``source``; the last two empty where none was recorded."""
+    run = single_run(connection, source.run)
+    row = connection.execute(sa.select(runs.c.config, runs.c.provenance).where(runs.c.id == run)).one()
+    return {"id": run, "config": row.config or {}, "provenance": row.provenance or {}}
+
+
+def _group(ordinal: int, members: Sequence[Any]) -> StoredGroup:
+    versions = [member.version_high for member in members if member.version_high is not None]
+    return StoredGroup(ordinal, members[0].task_id, tuple(m.id for m in members), max(versions, default=-1))
+
+
+def _fits(member: Any, source: StoredSource) -> bool:
+    if member.pruned == "arrays" or (source.domains and member.domain not in source.domains):
+        return False
+    return member.version_low is None or member.version_low >= source.least_version
+
+
+def _same_distribution(member: Any, rollout: RolloutConfig) -> None:
+    known = member.sampling or {}
+    sampled = known.get("temperature", rollout.temperature)
+    if sampled != rollout.temperature:
+        raise ConfigError(
+            f"rollout.temperature: {rollout.temperature:g}, and trajectory {member.id} was sampled at {sampled:g}: its "
+            "log-probabilities are of another distribution; set rollout.temperature to that"
+        )
+    others = {name: value for name, value in known.items() if name not in ("temperature", "logprobs_of")}
+    if others and not rollout.unreproduced:
+        shown = ", ".join(f"{name} {value:g}" for name, value in others.items())
+        raise ConfigError(
+            f"rollout.unreproduced: trajectory {member.id} was sampled with {shown}, which the trainer does not "
+            "reproduce; leave such runs out, or set it to true to train on them all the same"
+        )
