@@ -8,8 +8,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / ".venv-agents"
 PINS = ROOT / "constraints" / "agents-py312.txt"
@@ -36,9 +34,3 @@ def agents_python() -> Path:
 def command_of(library: str) -> list[str]:
     """What ``agent.command`` is for the agent that is written with ``library``."""
     return [str(agents_python()), str(ROOT / "tests" / "agents" / f"with_{library}.py")]
-
-
-@pytest.fixture(scope="session")
-def agent_commands() -> dict[str, list[str]]:
-    """The command of every library's agent."""
-    return {library: command_of(library) for library in LIBRARIES}

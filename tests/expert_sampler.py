@@ -21,17 +21,28 @@ from tests.rollout_fixtures import sampled_ids
 from workbench.demonstrate import moves_of
 
 _SPELLINGS: tuple[dict[str, Any], ...] = ({"separators": (",", ":")}, {"indent": 1}, {}, {"ensure_ascii": True})
+_TOOL = {"help_desk": "get_order", "retail": "get_order_details"}
 
 
 class ExpertSampler:
-    """Implements :class:`mua.engine.sampler.Sampler`. ``final``: the tool that texts are given to (smolagents)."""
+    """Implements :class:`mua.engine.sampler.Sampler`.
 
-    def __init__(self, family: ChatFamily, domain: Domain, tasks: Mapping[int, Task], final: str | None = None) -> None:
+    ``final``: the tool that texts are given to (smolagents). ``hostile``: every third turn is a call whose arguments
+    fit no schema, in the place of the expert's move, which comes afterwards.
+    """
+
+    def __init__(
+        self, family: ChatFamily, domain: Domain, tasks: Mapping[int, Task], final: str | None = None, *,
+        hostile: bool = False,
+    ) -> None:  # fmt: skip
         self._family = family
         self._domain = domain
         self._tasks = tasks
         self._final = final
         self._moves: dict[str, Any] = {}
+        self._hostile = hostile
+        self._held: dict[str, str | None] = {}
+        """What the expert is still to be told, while it is interrupted."""
         self._turns: defaultdict[str, int] = defaultdict(int)
 
     async def generate(
@@ -42,11 +53,19 @@ class ExpertSampler:
         if session not in self._moves:
             task = self._tasks[int(session.split("/")[0])]
             self._moves[session] = moves_of(self._domain, task, 0, 0.0)
-        try:
-            move = self._moves[session].send(self._answer(prompt_ids) if turn else None)
-        except StopIteration:
-            move = "Goodbye."
-        ids = sampled_ids(self._family, self._written(move, turn))[: params.max_new_tokens]
+        answer = self._held.pop(session) if session in self._held else self._answer(prompt_ids) if turn else None
+        if self._hostile and turn % 3 == 1:
+            self._held[session] = answer
+            written = self._written(
+                (_TOOL[self._domain.name], {"nope": "ünknown \n'\"", "deep": [1.0, None, {}]}), turn
+            )
+        else:
+            try:
+                move = self._moves[session].send(answer)
+            except StopIteration:
+                move = "Goodbye."
+            written = self._written(move, turn)
+        ids = sampled_ids(self._family, written)[: params.max_new_tokens]
         n = len(ids)
         return Generation(ids, np.full(n, -0.5, np.float32), "stop", 0, np.zeros(n, np.int32), 0)
 

@@ -1,8 +1,9 @@
 """Two RL steps from an unmodified agent library, on the real engine and Megatron, beside the built-in agent's.
 
 The same policy and seeds: what the built-in episode saw and sampled, the agent's session saw and sampled, token for
-token, as long as both ask the same (a cut or malformed turn is answered by each in its own way). Not covered: the
-other libraries (test_gateway_libraries.py), whether a policy learns from an agent of its own.
+token, as long as both ask the same (a cut or malformed turn is answered by each in its own way). Not covered:
+smolagents, whose own instructions are longer than the tiny policy's context (test_gateway_libraries.py), whether a
+policy learns from an agent of its own.
 """
 
 from __future__ import annotations
@@ -18,16 +19,7 @@ from mua.observe.traces import read_traces
 from mua.types import Trajectory
 from tests.agents_support import command_of
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
-
-
-@pytest.fixture(scope="module")
-def played(recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The output folder of two steps that an agent of openai-agents rolled out."""
-    folder = tmp_path_factory.mktemp("gateway")
-    agent = f"agent.command={json.dumps(command_of('openai_agents'))}"
-    mua("train", recipe, "trainer.steps=2", "agent={command: [x]}", agent, *DETERMINISTIC, cwd=folder)
-    return folder / "out"
+pytestmark = pytest.mark.timeout(900)
 
 
 def _by_place(output: Path, step: int) -> dict[tuple[int, int], Trajectory]:
@@ -44,7 +36,20 @@ def _agreed(trajectory: Trajectory) -> int:
     return int(np.flatnonzero(segment.loss_mask & (segment.turn == last))[-1]) + 1
 
 
-def test_the_agent_is_sampled_as_the_built_in_one_is_and_trains(played: Path, trained: Path) -> None:
+@pytest.mark.parametrize(
+    "library",
+    [
+        pytest.param("openai_agents", marks=pytest.mark.slow),
+        pytest.param("pydantic_ai", marks=pytest.mark.grid),
+        pytest.param("langgraph", marks=pytest.mark.grid),
+    ],
+)
+def test_the_agent_is_sampled_as_the_built_in_one_is_and_trains(
+    library: str, recipe: Path, trained: Path, tmp_path: Path
+) -> None:
+    agent = json.dumps({"command": command_of(library)})
+    mua("train", recipe, "trainer.steps=2", f"agent={agent}", *DETERMINISTIC, cwd=tmp_path)
+    played = tmp_path / "out"
     mine, built_in = _by_place(played, 0), _by_place(trained, 0)
     assert mine.keys() == built_in.keys()
     assert len(mine) == GROUPS * SIZE
@@ -60,6 +65,7 @@ def test_the_agent_is_sampled_as_the_built_in_one_is_and_trains(played: Path, tr
     for trajectory in (*mine.values(), *_by_place(played, 1).values()):
         assert trajectory.scored, trajectory.error
         assert len(trajectory.segments) == 1
+        assert trajectory.metrics.get("gateway/rewritten", 0) == trajectory.metrics.get("gateway/forked", 0) == 0
         assert len(trajectory.turn_rewards) == trajectory.segments[0].turn[trajectory.segments[0].loss_mask].max() + 1
 
 
