@@ -65,6 +65,10 @@ async def odd_requests(task: AgentTask) -> None:
         for key in ("", "Bearer mua-guess", f"Basic {task.api_key}", f"Bearer {task.api_key}x"):
             async with http.post(url, json={"messages": opening(task)}, headers={"Authorization": key}) as response:
                 SEEN.append((response.status, (await response.json())["error"]["code"]))
+        own = task.base_url.replace("/v1", f"/session/{task.api_key}/v1") + "/models"
+        for sent in ({}, {"Authorization": "Bearer none"}, {"Authorization": "Bearer mua-of-another-session"}):
+            async with http.get(own, headers=sent) as response:
+                SEEN.append(response.status)
         SEEN.append((await wire.chat({"role": "user", "content": "x" * 10_000_000}))[0])
         SEEN.append((await wire.post("/chat/completions", [1]))[0])
         SEEN.append((await wire.post("/nothing", {}))[0])

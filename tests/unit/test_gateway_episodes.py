@@ -112,7 +112,7 @@ async def test_odd_requests_cost_nothing_and_an_answer_is_sampled_once(tmp_path:
     stage = Stage(tmp_path, endless, {"entry": "tests.odd_agents:odd_requests"})
     (trajectory,) = await stage.play()
     refused = (401, "invalid_api_key")
-    assert [refused, refused, refused, refused, 413, 400, 404, 400, 200, 1] == odd_agents.SEEN
+    assert [refused, refused, refused, refused, 200, 200, 401, 413, 400, 404, 400, 200, 1] == odd_agents.SEEN
     assert trajectory.outcome is Outcome.AGENT_END, trajectory.error
     assert len(stage.sampler.requests) == 2, "the retry of the stream that was hung up is no further sample"
 
