@@ -49,6 +49,7 @@ class Outcome(StrEnum):
     MALFORMED = "malformed"
     AGENT_END = "agent_end"
     """An agent of its own process or function ended by itself; see docs/gateway.md."""
+    REPETITION = "repetition"
     USER_ERROR = "user_error"
     ENVIRONMENT_ERROR = "environment_error"
     JUDGE_ERROR = "judge_error"
@@ -69,6 +70,7 @@ _SCORED = frozenset(
         Outcome.LENGTH,
         Outcome.MALFORMED,
         Outcome.AGENT_END,
+        Outcome.REPETITION,
     }
 )
 

@@ -24,6 +24,7 @@ from mua.config.algorithm import (
     RefillConfig,
     ShapingConfig,
 )
+from mua.config.context_section import ContextConfig
 from mua.config.environment import EndpointConfig, EnvironmentConfig, JudgeConfig, LlmConfig, UserConfig
 from mua.config.megatron import CriticOptimizerConfig, MegatronConfig, OptimizerConfig
 from mua.config.section import Fraction, NonNegative, NonNegativeFloat, Positive, PositiveFloat, Section
@@ -31,12 +32,12 @@ from mua.config.store_section import OfflineConfig, StoreConfig, StoredDemonstra
 from mua.types import Json
 
 __all__ = [
-    "AlgorithmConfig", "BalanceFilter", "ClusterConfig", "CriticConfig", "CurriculumConfig", "DistillationConfig",
-    "ENGINE_RESERVE", "EndpointConfig", "EngineConfig", "EnvironmentConfig", "EvaluationConfig", "ExperimentConfig",
-    "GroupFilter", "JudgeConfig", "LlmConfig", "MegatronConfig", "MinimumTurnsFilter", "ModelConfig",
-    "ObserveConfig", "OfflineConfig", "OptimizerConfig", "OverlongFilter", "PolicyConfig", "PolicyEndpointConfig",
-    "RangeFilter", "RefillConfig", "RolloutConfig", "Section", "SftConfig", "ShapingConfig", "SlurmConfig",
-    "StoreConfig", "StoredDemonstrations", "TrainerConfig", "UserConfig",
+    "AlgorithmConfig", "BalanceFilter", "ClusterConfig", "ContextConfig", "CriticConfig", "CurriculumConfig",
+    "DistillationConfig", "ENGINE_RESERVE", "EndpointConfig", "EngineConfig", "EnvironmentConfig", "EvaluationConfig",
+    "ExperimentConfig", "GroupFilter", "JudgeConfig", "LlmConfig", "MegatronConfig", "MinimumTurnsFilter",
+    "ModelConfig", "ObserveConfig", "OfflineConfig", "OptimizerConfig", "OverlongFilter", "PolicyConfig",
+    "PolicyEndpointConfig", "RangeFilter", "RefillConfig", "RolloutConfig", "Section", "SftConfig",
+    "ShapingConfig", "SlurmConfig", "StoreConfig", "StoredDemonstrations", "TrainerConfig", "UserConfig",
 ]  # fmt: skip
 
 ENGINE_RESERVE = 8
@@ -469,6 +470,7 @@ class ExperimentConfig(Section):
     judge: JudgeConfig | None = None
     rollout: RolloutConfig = RolloutConfig()
     agent: AgentConfig | None = None
+    context: ContextConfig = ContextConfig()
     engine: EngineConfig = EngineConfig()
     algorithm: AlgorithmConfig = AlgorithmConfig()
     megatron: MegatronConfig = MegatronConfig()
@@ -521,6 +523,17 @@ class ExperimentConfig(Section):
         return data
 
     @model_validator(mode="after")
+    def _tool_servers_have_domains(self) -> Self:
+        known = [*self.environment.shares, *self.evaluation.domains]
+        for place, server in enumerate(self.environment.mcp):
+            if unknown := [name for name in server.domains if name not in known]:
+                raise ValueError(
+                    f"environment.mcp.{place}.domains: {unknown[0]!r} is no domain of this run; there are "
+                    f"{', '.join(known)}"
+                )
+        return self
+
+    @model_validator(mode="after")
     def _placed(self) -> Self:
         engine = self.engine
         if self.placement == "colocated":
@@ -546,6 +559,13 @@ class ExperimentConfig(Section):
                 f"rollout.max_tokens {self.rollout.max_tokens} must stay {ENGINE_RESERVE} below model.max_length "
                 f"{self.model.max_length}, because SGLang keeps some of its context to itself; lower the first or "
                 "raise the second"
+            )
+        context, longest = self.context, self.rollout.max_tokens
+        if context.takes_notes and (1 - context.share) * longest <= context.summary_tokens:
+            raise ValueError(
+                f"context.summary_tokens {context.summary_tokens} does not fit: from context.share {context.share:g} "
+                f"on {(1 - context.share) * longest:.0f} of rollout.max_tokens {longest} are left, less the "
+                "instruction; lower one of the first two or raise the last"
             )
         if self.rollout.max_tokens > self.megatron.max_tokens_per_microbatch:
             raise ValueError(

@@ -110,13 +110,21 @@ class EpisodeRunner:
                 raise ConfigError(
                     "agent: an agent of its own plays with a checkpoint through the engine, no other policy"
                 )
+            if config.context.strategy != "off" or config.context.stop_on_repetition is not None:
+                raise ConfigError("context: an agent of its own keeps its context itself; leave the section out")
         self._setting = EpisodeSetting(
             budgets=config.rollout,
             temperature=config.rollout.temperature,
             system_prompt=selection.system_prompt,
             show_tools=config.environment.prompt == "full",
             deterministic=config.engine.deterministic,
+            context=config.context,
         )
+
+    async def start(self) -> None:
+        """Open what episodes need and can be refused: the tool servers. Without it the first episodes do so."""
+        for manager in self._environments.values():
+            await manager.start()
 
     async def close(self) -> None:
         if self.gateway is not None:

@@ -16,6 +16,7 @@ import pytest
 from aiohttp import web
 
 from environments.help_desk.tasks import generate
+from mua.config.context_section import ContextConfig
 from mua.config.schema import EnvironmentConfig, PolicyEndpointConfig, RolloutConfig
 from mua.endpoint import connection as connection_module
 from mua.endpoint.services import ChatClient
@@ -38,7 +39,13 @@ KEY = "sk-this-must-not-appear"
 
 
 async def play(
-    reply: Reply, *, user: User | None = None, endpoint: Json | None = None, temperature: float = 0.5, **budgets: Any
+    reply: Reply,
+    *,
+    user: User | None = None,
+    endpoint: Json | None = None,
+    temperature: float = 0.5,
+    context: ContextConfig = ContextConfig(),
+    **budgets: Any,
 ) -> tuple[EpisodeResult, ChatServer]:
     """One episode with the policy behind an endpoint."""
     domain = TestDesk()
@@ -53,6 +60,7 @@ async def play(
             system_prompt=lambda task: domain.system_prompt("short"),
             show_tools=False,
             deterministic=False,
+            context=context,
         )
         try:
             async with manager.instance(CANCEL, 0) as environment:
