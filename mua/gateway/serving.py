@@ -29,8 +29,8 @@ from aiohttp import web
 from mua.config.agent_section import AgentConfig
 from mua.errors import MuaError
 from mua.gateway.chat_calls import Refused, read_chat, read_object
+from mua.gateway.domain_tools import answer_mcp
 from mua.gateway.episode_host import EpisodeHost
-from mua.gateway.mcp import answer_mcp
 from mua.gateway.responses import response_body, response_call
 from mua.gateway.session import GatewaySession, ServedTurn
 from mua.types import Json
