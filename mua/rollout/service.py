@@ -28,6 +28,7 @@ import logging
 import threading
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
@@ -40,6 +41,7 @@ from mua.engine.sync import SyncReport
 from mua.environment.protocol import Split, Task
 from mua.environment.selection import Selection
 from mua.errors import EngineError
+from mua.rollout.by_hand import SessionDesk
 from mua.rollout.runner import EpisodeRunner, Placed, evaluation_places
 from mua.rollout.scheduler import GroupScheduler, Position, RolloutBatch, StepDemand, sampled_tokens
 from mua.rollout.stream import TaskStream
@@ -258,6 +260,19 @@ class RolloutService:
         """Run ``episodes``; ``on_trajectory`` is called on another thread, one call at a time, as they end."""
         work = self._episodes.each(episodes, temperature=temperature, on_trajectory=on_trajectory)
         self._attend(work)
+
+    def serve_sessions(self, opened: Callable[[Path], None]) -> None:
+        """Serve the gateway's sessions to people, until ``interrupt`` raises; ``opened`` is told the address's file."""
+
+        async def serve() -> None:
+            desk = SessionDesk(self._config, self.selection, self._episodes)
+            opened(await desk.open())
+            try:
+                await asyncio.Event().wait()
+            finally:
+                await desk.close()
+
+        self._attend(serve())
 
     def meet_users(self, config: ExperimentConfig) -> None:
         """From now on episodes are with the users of ``config``, which is the same but for them; none may be under
