@@ -45,7 +45,7 @@ FLOORS = (
     ),
     ("mua.compat", "mua.config"),
     ("mua.observe",),
-    ("mua.store",),
+    ("mua.store", "mua.sandbox"),
     ("mua.algorithms", "mua.endpoint", "mua.engine"),
     ("mua.environment", "mua.megatron"),
     ("mua.tokens", "mua.users"),
