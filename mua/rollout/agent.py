@@ -15,7 +15,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from time import perf_counter
+from time import perf_counter, time
 from typing import Protocol
 
 from mua.config.schema import RolloutConfig
@@ -24,10 +24,11 @@ from mua.endpoint.services import ChatClient, ContextFull
 from mua.engine.sampler import Sampler, SamplingParams, TurnCut
 from mua.environment.protocol import Task
 from mua.seeds import derived_seed
+from mua.store.recorder import current_episode
 from mua.tokens.chat_family import ChatFamily
 from mua.tokens.conversation import Conversation
 from mua.tokens.parsing import AssistantTurn, ErrorKind, ToolCall, ToolCallError
-from mua.types import Json, Segment, ToolSchema
+from mua.types import Generation, Json, Segment, ToolSchema
 from mua.untrusted import JsonError, read_json
 
 log = logging.getLogger(__name__)
@@ -190,7 +191,7 @@ class TokenAgent:
         room = min(budgets.max_turn_tokens, budgets.max_tokens - len(prompt))
         if room < 1:
             return None
-        ids, started = prompt.tolist(), perf_counter()
+        ids, started, began = prompt.tolist(), perf_counter(), time()
         sampling = SamplingParams(
             temperature=setting.temperature,
             max_new_tokens=room,
@@ -207,15 +208,43 @@ class TokenAgent:
             )
         except TurnCut as cut:
             if not policy.pace.ran_on(len(cut.partial.ids), room):
+                self._note(began, perf_counter() - started, sampling, len(prompt), None, "cut by its deadline")
                 raise
             _count(self._counts, {"cut_by_time": 1})
             generation = replace(cut.partial, finish="length")  # the policy's doing: it ends as at its room of tokens
+        except BaseException as error:
+            self._note(began, perf_counter() - started, sampling, len(prompt), None, type(error).__name__)
+            raise
+        self._note(began, perf_counter() - started, sampling, len(prompt), generation, None)
         if generation.finish == "stop":
             policy.pace.ended(len(generation.ids), perf_counter() - started)
             policy.pace.warn_if_too_slow(budgets.max_turn_tokens, budgets.generate_seconds)
         _count(self._counts, {"prompt_tokens": len(prompt), "cached_tokens": generation.cached_tokens})
         _count(self._counts, {"seconds/engine_slot": generation.waited})
         return self._talk.add_sampled(generation)
+
+    def _note(
+        self, began: float, seconds: float, sampling: SamplingParams, prompt: int, found: Generation | None,
+        error: str | None,
+    ) -> None:  # fmt: skip
+        """Have the record of the episode under way hold the request: where its tokens are, not the tokens."""
+        if (record := current_episode.get()) is None:
+            return
+        values: Json = {}
+        if found is not None:
+            new = len(found.ids)
+            values = {
+                "waited": found.waited, "version": found.version, "cached_tokens": found.cached_tokens,
+                "completion_tokens": new, "finish": found.finish,
+            }  # fmt: skip
+            if new and found.finish != "abort":
+                values |= {"segment": self._talk.trained_segments, "token_start": prompt, "token_end": prompt + new}
+        told = {"temperature": sampling.temperature, "top_p": sampling.top_p, "top_k": sampling.top_k}
+        record.conversation = self._talk.messages
+        record.request(
+            "policy", began, place=len(self._talk.messages), turn=self._talk.turns, seconds=seconds, error=error,
+            endpoint="engine", prompt_tokens=prompt, sampling=told | {"seed": sampling.seed}, **values,
+        )  # fmt: skip
 
     def add_tool_results(self, results: Sequence[str]) -> None:
         self._talk.add_tool_results(results)
