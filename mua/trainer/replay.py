@@ -30,11 +30,12 @@ from mua.store.faults import StoreError
 from mua.store.queries import lost_step
 from mua.store.reader import read_trajectories
 from mua.store.retention import checkpoint_steps
+from mua.store.starts import RUN_FILE
 from mua.store.tables import parts, steps, uses
 from mua.trainer.learner import Learner
 from mua.trainer.rank_processes import become_rank, leads
 from mua.trainer.rl import learn, optimizer_steps
-from mua.trainer.run_record import RUN_FILE, Learned, read_by_loss
+from mua.trainer.run_record import Learned, read_by_loss
 from mua.types import Group, Json
 
 CHANGEABLE = ("algorithm.", "critic.value_clip=")

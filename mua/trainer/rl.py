@@ -152,6 +152,8 @@ class Training:
                 if self._record_of_run is not None:
                     self._record_of_run.stepped(step, rollout_batch.groups, usable, learned, began, metrics)
                 metrics |= self._speed(metrics)
+                if self._record_of_run is not None:
+                    metrics |= self._record_of_run.metrics()
                 first, run.position = {}, rollouts.position
                 # A step counts as done once its checkpoint is there; what it leaves behind must be there before.
                 if leaving is not None and evaluates:

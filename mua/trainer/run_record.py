@@ -9,35 +9,27 @@ with every step of its newest checkpoint, and perhaps some after it; the next st
 from __future__ import annotations
 
 import logging
-import os
-import socket
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Self
-from uuid import uuid4
 
 import numpy as np
-import sqlalchemy as sa
-from sqlalchemy.engine import Connection
 
-from megatron_bridge.atomic import replace_text
 from mua.config.schema import ExperimentConfig
 from mua.launch.provenance import provenance
 from mua.store.arrays import pack_arrays
 from mua.store.database import Store, store_url
 from mua.store.faults import StoreError
-from mua.store.queries import lost_step
 from mua.store.recorder import Recorder
 from mua.store.retention import pruning
+from mua.store.starts import begin_part, missing_steps
 from mua.store.tables import parts, runs, steps, tasks, uses, versions
 from mua.store.writer import Insert, Update, Write, Writer
 from mua.tokens.same_tokenizer import tokenizer_digest
 from mua.types import Group, Json, TrainBatch, TrainSequence
 
-RUN_FILE = "store_run"
-"""In the output folder: the run's id in its store."""
 LOSS_ARRAYS = (
     "weights", "advantages", "old_logprobs", "reference_logprobs", "values", "returns",
 )  # fmt: skip
@@ -57,8 +49,14 @@ class RunRecord:
         self._stack = ExitStack()
         try:
             self.store = self._stack.enter_context(Store.open(url, busy_seconds=chosen.busy_seconds))
-            self.run = run_of(config.output)
-            self.part, round_ = self._begin(from_step)
+            made = provenance(config)
+            masked = made.pop("config")
+            self.run, self.part, round_ = begin_part(
+                self.store, config.output, config.name, masked,
+                made | {"tokenizer": tokenizer_digest(config.model.path)},
+                from_step=from_step, seconds=chosen.outage_seconds,
+            )  # fmt: skip
+            self._tell_missing(from_step)
             self.writer = self._stack.enter_context(
                 Writer(
                     self.store,
@@ -71,6 +69,7 @@ class RunRecord:
         except BaseException:
             self._stack.close()
             raise
+        self._figures: dict[str, float] = {}
         self.recorder = Recorder(self.writer, self.run, self.part, round=round_, sampler=None)
 
     def __enter__(self) -> Self:
@@ -90,6 +89,26 @@ class RunRecord:
                 raise
         finally:
             self._stack.__exit__(kind, error, trace)
+
+    def _tell_missing(self, before: int) -> None:
+        with self.store.read() as connection:
+            lacking = missing_steps(connection, self.run, before)
+        if lacking:
+            log.warning(
+                "store %s: lacks what steps %d to %d of this run did: it was begun, or restored, after them",
+                self.store.name, lacking[0], lacking[-1],
+            )  # fmt: skip
+
+    def metrics(self) -> dict[str, float]:
+        """What writing took since the last call: ``store/cpu_seconds`` of the writer's thread, ``store/waited_seconds``
+        of those who waited for room in its queue, ``store/bytes`` and ``store/rows`` given to it."""
+        done, before = self.writer.figures, self._figures
+        found = {
+            "store/cpu_seconds": done.cpu_seconds, "store/waited_seconds": done.blocked_seconds,
+            "store/bytes": float(done.bytes), "store/rows": float(done.rows),
+        }  # fmt: skip
+        self._figures = found
+        return {name: value - before.get(name, 0.0) for name, value in found.items()}
 
     def synced(self, version: int, metrics: Mapping[str, float]) -> None:
         """The engines have the policy ``version``."""
@@ -163,45 +182,6 @@ class RunRecord:
                     })  # fmt: skip
         return [Insert(uses, rows)] if rows else []
 
-    # ---- the beginning
-
-    def _begin(self, from_step: int) -> tuple[int, int]:
-        """The part that begins, and the last round of evaluation."""
-        config = self._config
-        made = provenance(config)
-        made["tokenizer"] = tokenizer_digest(config.model.path)
-        masked = made.pop("config")
-        now = time.time()
-
-        def begin(connection: Connection) -> tuple[int, int]:
-            of_run = sa.select(parts.c.part, parts.c.started_at).where(parts.c.run_id == self.run)
-            newest = connection.execute(of_run.order_by(parts.c.part.desc()).limit(1)).one_or_none()
-            if newest is not None and newest.started_at == now:  # done, and only the answer was lost
-                return int(newest.part), _rounds(connection, self.run)
-            last = None if newest is None else int(newest.part)
-            if last is None:
-                row = {"id": self.run, "output": str(config.output.resolve()), "name": config.name, "state": "running",
-                       "started_at": now, "config": masked, "provenance": made}  # fmt: skip
-                connection.execute(sa.insert(runs).values(row))
-            else:
-                _supersede(connection, self.run, from_step, now)
-                again_ = {"state": "running", "ended_at": None, "output": str(config.output.resolve())}
-                connection.execute(sa.update(runs).where(runs.c.id == self.run).values(again_))
-            part = (last or 0) + 1
-            connection.execute(sa.insert(parts).values(
-                run_id=self.run, part=part, from_step=from_step, started_at=now, config=masked, pid=os.getpid(),
-                host=socket.gethostname(),
-            ))  # fmt: skip
-            return part, _rounds(connection, self.run)
-
-        part, rounds = self.store.patiently(begin, config.store.outage_seconds)
-        if lacking := missing_steps(self.store, self.run, from_step):
-            log.warning(
-                "store %s: lacks what steps %s to %s of this run did: it was begun, or restored, after them",
-                self.store.name, lacking[0], lacking[-1],
-            )  # fmt: skip
-        return part, rounds
-
 
 class Learned:
     """What the optimizer steps of one step read; :func:`mua.trainer.rl.learn` fills it in."""
@@ -220,39 +200,6 @@ def layout_of(config: ExperimentConfig) -> str:
         "ep": chosen.expert_parallel, "world": chosen.world_size,
     }  # fmt: skip
     return " ".join(f"{name}{size}" for name, size in sizes.items())
-
-
-def run_of(output: Path) -> str:
-    """The id of the run in ``output``, made where there is none."""
-    path = output / RUN_FILE
-    if path.exists():
-        return path.read_text(encoding="utf-8").strip()
-    made = f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{uuid4().hex[:8]}"
-    replace_text(path, made + "\n")
-    return made
-
-
-def missing_steps(store: Store, run: str, before: int) -> list[int]:
-    """The steps below ``before``, which a checkpoint holds, that do not stand in the store as done."""
-    chosen = sa.select(steps.c.step).where(steps.c.run_id == run, steps.c.state == "done", ~lost_step())
-    with store.read() as connection:
-        standing = set(connection.execute(chosen).scalars())
-    return [step for step in range(before) if step not in standing]
-
-
-def _rounds(connection: Connection, run: str) -> int:
-    return int(connection.execute(sa.select(sa.func.max(tasks.c.round)).where(tasks.c.run_id == run)).scalar() or 0)
-
-
-def _supersede(connection: Connection, run: str, from_step: int, now: float) -> None:
-    """Groups that no step which stands has taken are cancelled; the part that begins makes those it needs again."""
-    under_way = tasks.c.state.in_(("open", "complete"))
-    lost = (tasks.c.state == "taken") & (tasks.c.taken_step >= from_step)
-    connection.execute(
-        sa.update(tasks)
-        .where(tasks.c.run_id == run, under_way | lost)
-        .values(state="cancelled", taken_step=None, ended_at=now)
-    )
 
 
 def read_by_loss(sequence: TrainSequence, length: int) -> Json:
