@@ -416,6 +416,22 @@ def env_list(as_json: Annotated[bool, option("--json", "print JSON instead of a 
     print(json.dumps([entry.as_json() for entry in found], indent=2) if as_json else listing.table(found))
 
 
+@command(env_app, "servers")
+def env_servers(
+    config: ConfigFile,
+    overrides: Overrides = None,
+    as_json: Annotated[bool, option("--json", "print JSON instead of a table")] = False,
+) -> None:
+    """Open a session with each server of environment.mcp and show its tools; status 1 if one fails."""
+    loaded = load_config(config, overrides or ())
+    from mua.environment.mcp.inspection import inspected, server_table
+
+    found = inspected(loaded)
+    print(json.dumps([one.as_json() for one in found], indent=2) if as_json else server_table(found))
+    if any(one.fault for one in found):
+        raise typer.Exit(1)
+
+
 @command(env_app, "new")
 def env_new(
     name: Annotated[str, argument("NAME", "such as book_shop")],

@@ -47,6 +47,7 @@ class Outcome(StrEnum):
     MAX_TURNS = "max_turns"
     LENGTH = "length"
     MALFORMED = "malformed"
+    REPETITION = "repetition"
     USER_ERROR = "user_error"
     ENVIRONMENT_ERROR = "environment_error"
     JUDGE_ERROR = "judge_error"
@@ -59,7 +60,16 @@ class Outcome(StrEnum):
         return self in _SCORED
 
 
-_SCORED = frozenset({Outcome.USER_STOP, Outcome.TERMINAL_TOOL, Outcome.MAX_TURNS, Outcome.LENGTH, Outcome.MALFORMED})
+_SCORED = frozenset(
+    {
+        Outcome.USER_STOP,
+        Outcome.TERMINAL_TOOL,
+        Outcome.MAX_TURNS,
+        Outcome.LENGTH,
+        Outcome.MALFORMED,
+        Outcome.REPETITION,
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +172,9 @@ class Trajectory:
     error: str | None = None
     domain: str = ""
     """The task's domain, for metrics by environment."""
+    sampling: Json = field(default_factory=dict)
+    """Temperature, truncation and penalties it was sampled with; ``logprobs_of`` names the distribution that the
+    segments' log-probabilities are of."""
     passing: bool = False
     """Of an unscored one: whether its fault may pass by itself, such as an endpoint that does not answer."""
 

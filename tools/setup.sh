@@ -28,13 +28,19 @@ python_312() {
   return 1
 }
 
-# One line that counts packages instead of pip's several hundred; large downloads are named as they begin.
-count() {
-  awk -v tty="$([ -t 1 ] && echo 1 || echo 0)" '
-    /^ +Downloading .*\([0-9.]+ [MG]B\)/ {
-      size = substr($(NF - 1), 2) * ($NF == "GB)" ? 1024 : 1)
-      if (size >= 50) { file = $2; sub(/-.*/, "", file); printf "%s  downloading %s, %d MB\n", tty ? "\r\033[K" : "", file, size; fflush() }
+# Of what uv says, the large downloads as they begin, and how many packages were installed.
+of_uv() {
+  awk '
+    /^ *Downloading .*\([0-9.]+MiB\)/ {
+      size = $NF; gsub(/[^0-9.]/, "", size)
+      if (size + 0 >= 50) { printf "  downloading %s, %d MB\n", $(NF - 1), size; fflush() }
     }
+    /^Installed / { print "  " tolower(substr($0, 1, 1)) substr($0, 2) }'
+}
+
+# One line that counts packages instead of pip's several hundred.
+of_pip() {
+  awk -v tty="$([ -t 1 ] && echo 1 || echo 0)" '
     /^Collecting |^Requirement already satisfied: / {
       n++
       name = /^Collecting/ ? $2 : $4
@@ -45,15 +51,32 @@ count() {
     /^The conflict is caused by:/ { conflict = 1 }
     /^$/ { conflict = 0 }
     conflict { print (tty ? "\r\033[K" : "") $0 >"/dev/stderr" }
-    /^Installing collected packages/ { if (tty) printf "\r\033[K"; print "  installing (about a minute)"; fflush() }
+    /^Installing collected packages/ { if (tty) printf "\r\033[K"; print "  installing (minutes)"; fflush() }
     END { if (tty) printf "\r\033[K" }'
 }
 
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
 
+# uv reads no configuration of pip's: it gets pip's index and certificates. What it still cannot do, pip may.
+uv_reads_pips_settings() {
+  local name key value
+  while read -r name key; do
+    value=$("$venv/bin/python" -m pip config get "global.$key" 2>/dev/null) || continue
+    if [ -z "${!name:-}" ]; then export "$name=$value"; fi
+  done <<< $'UV_DEFAULT_INDEX index-url\nSSL_CERT_FILE cert'
+  if [ -z "${UV_DEFAULT_INDEX:-}" ] && [ -n "${PIP_INDEX_URL:-}" ]; then export UV_DEFAULT_INDEX=$PIP_INDEX_URL; fi
+}
+
 install() {
-  if ! "$venv/bin/python" -m pip install --progress-bar off "$@" 2>"$log" | count; then
+  local uv=("$venv/bin/python" -m uv pip install --no-progress --python "$venv/bin/python")
+  if [ -x "$venv/bin/uv" ]; then
+    if "${uv[@]}" "$@" 2>&1 >/dev/null | tee "$log" | of_uv; then
+      return
+    fi
+    echo "  uv could not ($(grep -m 1 -i -E 'error|cause' "$log" || tail -n 1 "$log")): pip tries"
+  fi
+  if ! "$venv/bin/python" -m pip install --progress-bar off --no-warn-conflicts "$@" 2>"$log" | of_pip; then
     grep -v '^WARNING' "$log" >&2
     echo "setup: pip could not install the pins of constraints/, see above; run again once that is fixed, what is" \
       "installed stays" >&2
@@ -74,6 +97,12 @@ else
   exit 1
 fi
 
+# uv downloads several packages at once: half a minute instead of three.
+uv_reads_pips_settings
+if [ ! -x "$venv/bin/uv" ]; then
+  "$venv/bin/python" -m pip install -q -c constraints/cpu-py312.txt uv 2>/dev/null || echo "  without uv: pip installs all"
+fi
+
 # PyPI's torch for Linux carries its CUDA libraries. PyTorch's own index has the CPU build of the same version; where
 # that index cannot be reached, PyPI's serves as well.
 say "[2/4] torch for CPU"
@@ -91,7 +120,7 @@ else
 fi
 
 say "[3/4] pinned packages and mua itself"
-install --no-warn-conflicts -c constraints/cpu-py312.txt -e '.[cpu,tools,parquet,postgres,dev]'
+install -c constraints/cpu-py312.txt -e '.[cpu,tools,parquet,postgres,dev]'
 
 say "[4/4] SGLang, without its CUDA dependencies"
 install --no-deps -r constraints/cpu-py312-nodeps.txt

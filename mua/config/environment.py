@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, SecretStr, model_validator
 
+from mua.config.mcp import McpServerConfig, distinct_servers
 from mua.config.section import NonNegative, NonNegativeFloat, Positive, PositiveFloat, Section
 
 USER_KINDS = ("scripted", "llm", "replay")
@@ -52,6 +53,13 @@ class EnvironmentConfig(Section):
     """Deadline of building, and of evaluating, one environment."""
     max_instances: Positive = 256
     """Environments alive at once."""
+    mcp: list[McpServerConfig] = []
+    """Servers of the Model Context Protocol whose tools join those of the domain (docs/tool_servers.md)."""
+
+    @model_validator(mode="after")
+    def _distinct_servers(self) -> Self:
+        distinct_servers(self.mcp)
+        return self
 
     @model_validator(mode="after")
     def _one_domain_or_a_mix(self) -> Self:

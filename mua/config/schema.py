@@ -23,18 +23,20 @@ from mua.config.algorithm import (
     RefillConfig,
     ShapingConfig,
 )
+from mua.config.context_section import ContextConfig
 from mua.config.environment import EndpointConfig, EnvironmentConfig, JudgeConfig, LlmConfig, UserConfig
 from mua.config.megatron import CriticOptimizerConfig, MegatronConfig, OptimizerConfig
 from mua.config.section import Fraction, NonNegative, NonNegativeFloat, Positive, PositiveFloat, Section
 from mua.config.store_section import OfflineConfig, StoreConfig, StoredDemonstrations
+from mua.types import Json
 
 __all__ = [
-    "AlgorithmConfig", "BalanceFilter", "ClusterConfig", "CriticConfig", "CurriculumConfig", "DistillationConfig",
-    "ENGINE_RESERVE", "EndpointConfig", "EngineConfig", "EnvironmentConfig", "EvaluationConfig", "ExperimentConfig",
-    "GroupFilter", "JudgeConfig", "LlmConfig", "MegatronConfig", "MinimumTurnsFilter", "ModelConfig",
-    "ObserveConfig", "OfflineConfig", "OptimizerConfig", "OverlongFilter", "PolicyConfig", "PolicyEndpointConfig",
-    "RangeFilter", "RefillConfig", "RolloutConfig", "Section", "SftConfig", "ShapingConfig", "SlurmConfig",
-    "StoreConfig", "StoredDemonstrations", "TrainerConfig", "UserConfig",
+    "AlgorithmConfig", "BalanceFilter", "ClusterConfig", "ContextConfig", "CriticConfig", "CurriculumConfig",
+    "DistillationConfig", "ENGINE_RESERVE", "EndpointConfig", "EngineConfig", "EnvironmentConfig", "EvaluationConfig",
+    "ExperimentConfig", "GroupFilter", "JudgeConfig", "LlmConfig", "MegatronConfig", "MinimumTurnsFilter",
+    "ModelConfig", "ObserveConfig", "OfflineConfig", "OptimizerConfig", "OverlongFilter", "PolicyConfig",
+    "PolicyEndpointConfig", "RangeFilter", "RefillConfig", "RolloutConfig", "Section", "SftConfig",
+    "ShapingConfig", "SlurmConfig", "StoreConfig", "StoredDemonstrations", "TrainerConfig", "UserConfig",
 ]  # fmt: skip
 
 ENGINE_RESERVE = 8
@@ -67,9 +69,20 @@ class RolloutConfig(Section):
     temperature: PositiveFloat = 1.0
     """Sampling temperature; training divides the logits by the same value."""
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Nucleus sampling; 1 switches it off. Below 1 the engine samples from another distribution than is trained."""
+    """Nucleus sampling; 1 switches it off. Training refuses less, see ``unreproduced``."""
     top_k: int = -1
-    """Sample among the k likeliest tokens only; -1 switches it off, which training wants for the same reason."""
+    """Sample among the k likeliest tokens only; -1 switches it off. Training refuses others, see ``unreproduced``."""
+    min_p: Fraction = 0.0
+    """Sample among tokens of at least this share of the likeliest one's probability; 0 switches it off. Training
+    refuses more, see ``unreproduced``."""
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
+    """Taken from the logits of tokens that the turn holds already, before the temperature. Training refuses others than
+    0, see ``unreproduced``."""
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
+    """Likewise, times how often the turn holds the token."""
+    unreproduced: bool = False
+    """Train although ``top_p``, ``top_k``, ``min_p`` or a penalty makes the policy sample from another distribution
+    than the trainer computes (docs/algorithms.md says what each does to the ratios)."""
     max_turns: Positive = 30
     """Assistant turns (generations) in one episode."""
     max_tool_calls: Positive = 60
@@ -91,6 +104,26 @@ class RolloutConfig(Section):
     """Fresh tries after an infrastructure fault before the trajectory is given up (unscored)."""
     concurrency: Positive = 64
     """Episodes in flight at once."""
+
+    @property
+    def truncations(self) -> Json:
+        """Settings that let only some tokens be sampled, whose log-probabilities stay those of all."""
+        settings: Json = {"top_p": (self.top_p, 1.0), "top_k": (self.top_k, -1), "min_p": (self.min_p, 0.0)}
+        return {name: value for name, (value, off) in settings.items() if value != off}
+
+    @property
+    def penalties(self) -> Json:
+        """Settings that change the logits before they are sampled from, and so the log-probabilities too."""
+        settings = {"presence_penalty": self.presence_penalty, "frequency_penalty": self.frequency_penalty}
+        return {name: value for name, value in settings.items() if value}
+
+    def sampling(self, temperature: float) -> Json:
+        """How an episode is sampled at ``temperature``; ``logprobs_of`` names the distribution that its
+        log-probabilities are of, as SGLang 0.5.23 computes them (``srt/layers/sampler.py``)."""
+        logits = "(logits - penalties)" if self.penalties else "logits"
+        of = f"softmax({logits} / temperature)" if temperature else f"softmax({logits.strip('()')})"
+        truncated = self.truncations if temperature else {}
+        return {"temperature": temperature, **truncated, **self.penalties, "logprobs_of": of}
 
 
 class EngineConfig(Section):
@@ -435,6 +468,7 @@ class ExperimentConfig(Section):
     user: UserConfig = UserConfig()
     judge: JudgeConfig | None = None
     rollout: RolloutConfig = RolloutConfig()
+    context: ContextConfig = ContextConfig()
     engine: EngineConfig = EngineConfig()
     algorithm: AlgorithmConfig = AlgorithmConfig()
     megatron: MegatronConfig = MegatronConfig()
@@ -487,6 +521,17 @@ class ExperimentConfig(Section):
         return data
 
     @model_validator(mode="after")
+    def _tool_servers_have_domains(self) -> Self:
+        known = [*self.environment.shares, *self.evaluation.domains]
+        for place, server in enumerate(self.environment.mcp):
+            if unknown := [name for name in server.domains if name not in known]:
+                raise ValueError(
+                    f"environment.mcp.{place}.domains: {unknown[0]!r} is no domain of this run; there are "
+                    f"{', '.join(known)}"
+                )
+        return self
+
+    @model_validator(mode="after")
     def _placed(self) -> Self:
         engine = self.engine
         if self.placement == "colocated":
@@ -512,6 +557,13 @@ class ExperimentConfig(Section):
                 f"rollout.max_tokens {self.rollout.max_tokens} must stay {ENGINE_RESERVE} below model.max_length "
                 f"{self.model.max_length}, because SGLang keeps some of its context to itself; lower the first or "
                 "raise the second"
+            )
+        context, longest = self.context, self.rollout.max_tokens
+        if context.takes_notes and (1 - context.share) * longest <= context.summary_tokens:
+            raise ValueError(
+                f"context.summary_tokens {context.summary_tokens} does not fit: from context.share {context.share:g} "
+                f"on {(1 - context.share) * longest:.0f} of rollout.max_tokens {longest} are left, less the "
+                "instruction; lower one of the first two or raise the last"
             )
         if self.rollout.max_tokens > self.megatron.max_tokens_per_microbatch:
             raise ValueError(
@@ -548,6 +600,8 @@ class ExperimentConfig(Section):
             raise ValueError("trainer.deterministic needs trainer.max_staleness 0: arrival order decides what is stale")
         if self.trainer.deterministic and self.algorithm.refill.oversample:
             raise ValueError("trainer.deterministic needs algorithm.refill.oversample 0: it trains on what ends first")
+        if self.engine.deterministic and self.rollout.min_p:
+            raise ValueError("engine.deterministic needs rollout.min_p 0: SGLang's seeded draw knows no min_p")
         if self.trainer.deterministic and not self.engine.deterministic:
             raise ValueError("trainer.deterministic needs engine.deterministic: true")
         if self.trainer.deterministic and self.user.asks_model:

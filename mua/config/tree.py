@@ -79,7 +79,7 @@ def _merge(base: dict[str, Any], over: dict[str, Any], above: KeyPath) -> Iterat
 class _Loader(yaml.SafeLoader):
     """SafeLoader with the implicit types of YAML 1.2's core schema, a bound on depth, and lines as editors count."""
 
-    yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012 (overrides an attribute of the base class)
+    yaml_implicit_resolvers: dict[str, Any] = {}
 
     def __init__(self, text: str) -> None:
         super().__init__(text)

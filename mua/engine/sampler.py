@@ -19,6 +19,10 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...]
     top_p: float = 1.0
     top_k: int = -1
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    """Of the tokens sampled by this request; not of its prompt."""
+    frequency_penalty: float = 0.0
     seed: int | None = None
     """Per-request sampling seed; used only by an engine in deterministic mode, which rejects None."""
     order: int = 0

@@ -101,6 +101,9 @@ class EngineClient:
             "temperature": params.temperature,
             "top_p": params.top_p,
             "top_k": params.top_k,
+            "min_p": params.min_p,
+            "presence_penalty": params.presence_penalty,
+            "frequency_penalty": params.frequency_penalty,
             "max_new_tokens": params.max_new_tokens,
             "stop_token_ids": list(params.stop_token_ids),
         }

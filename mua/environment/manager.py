@@ -19,12 +19,13 @@ import logging
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from time import perf_counter, time
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from mua.config.schema import EnvironmentConfig
 from mua.environment.domain import Domain
 from mua.environment.executors import EnvironmentHandle, Executor, InlineExecutor, LostEnvironment, ThreadExecutor
 from mua.environment.lifecycle import DomainLifecycle
+from mua.environment.mcp.server_faults import ServerNotStarted, ToolServerFault
 from mua.environment.protocol import Evaluation, Isolation, Task, ToolResult, Transcript
 from mua.environment.requests import CallRequest, EvaluateRequest, Request, ResetRequest, WrongResult
 from mua.environment.threads import HungCall
@@ -33,6 +34,9 @@ from mua.environment.wire import error_text
 from mua.errors import ConfigError, EnvironmentFault, JudgeFault, MuaError, UserFault
 from mua.store.recorder import arguments_text, current_episode
 from mua.types import Json, ToolSchema
+
+if TYPE_CHECKING:
+    from mua.environment.mcp.servers import ToolServers
 
 _Limit = Literal["call_seconds", "reset_seconds"]
 log = logging.getLogger(__name__)
@@ -122,7 +126,7 @@ class EnvironmentInstance:
                 raise
         if error is None:
             return answer
-        if isinstance(error, ConfigError | UserFault | JudgeFault):
+        if isinstance(error, ConfigError | UserFault | JudgeFault | ServerNotStarted | ToolServerFault):
             raise error
         raise EnvironmentFault(self._raised(request.name, error), passing=getattr(error, "passing", None)) from error
 
@@ -196,6 +200,16 @@ def executor_for(domain: Domain, config: EnvironmentConfig) -> Executor:
     return ProcessExecutor(domain, config)
 
 
+def tool_servers_of(domain: Domain, config: EnvironmentConfig) -> ToolServers | None:
+    """The servers of ``environment.mcp`` that the domain gets, if any."""
+    chosen = [server for server in config.mcp if not server.domains or domain.name in server.domains]
+    if not chosen:
+        return None
+    from mua.environment.mcp.servers import ToolServers  # brings the SDK, which takes long to import
+
+    return ToolServers(chosen)
+
+
 class EnvironmentManager:
     """Hands out instances, at most ``environment.max_instances`` at once. Belongs to one event loop."""
 
@@ -203,6 +217,7 @@ class EnvironmentManager:
         self._domain = domain
         self._config = config
         self._executor = executor_for(domain, config)
+        self._servers = tool_servers_of(domain, config)
         self._slots = asyncio.Semaphore(config.max_instances)
         self.instances = 0
         """Environments alive now, those being closed included."""
@@ -234,7 +249,7 @@ class EnvironmentManager:
                 "environment.call_seconds and reset_seconds if they are only slow"
             )
         self.instances += 1
-        instance = EnvironmentInstance(self._domain.name, task, self._config, self._executor.handle(task))
+        instance = EnvironmentInstance(self._domain.name, task, self._config, self._handle(task))
         try:
             await instance.reset(seed)
             yield instance
@@ -246,14 +261,32 @@ class EnvironmentManager:
         if fault := await self._give_back(instance):
             raise EnvironmentFault(fault)
 
+    async def start(self) -> None:
+        """Open the first session with each tool server; without it the first instance does so.
+
+        Raises :class:`ConfigError` and :class:`mua.environment.mcp.server_faults.ServerNotStarted`.
+        """
+        if self._servers is not None:
+            await self._servers.start()
+
     async def close(self) -> None:
-        """Wait for environments still being closed (under their deadlines), stop the domain, let threads or workers
-        go."""
+        """Wait for environments still being closed (under their deadlines), stop the domain, let tool servers, threads
+        or workers go."""
         if self._closing:
             await asyncio.wait(self._closing)
+        if self._servers is not None:
+            await self._servers.close()
         if self._lifecycle is not None:
             await self._lifecycle.stop()
         await self._executor.close()
+
+    def _handle(self, task: Task) -> EnvironmentHandle:
+        inner = self._executor.handle(task)
+        if self._servers is None:
+            return inner
+        from mua.environment.mcp.servers import HandleWithTools
+
+        return HandleWithTools(inner, self._servers)
 
     async def _give_back(self, instance: EnvironmentInstance) -> str | None:
         if instance.closes_at_once:

@@ -90,6 +90,7 @@ def play_at_endpoint(
         policy = ChatPolicy(client, endpoint.send_reasoning)
         runner = EpisodeRunner(config, selection, None, None, services, policy, recorder=recorder)
         try:
+            await runner.start()
             try:
                 async with asyncio.timeout(seconds) as deadline:
                     await runner.each(episodes, temperature=config.evaluation.temperature, on_trajectory=on_trajectory)

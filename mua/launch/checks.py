@@ -93,6 +93,17 @@ def shared_memory(config: ExperimentConfig | None) -> Check:
     return Check("shared memory", "ok", text)
 
 
+def tool_servers(config: ExperimentConfig) -> Check:
+    """Each server of ``environment.mcp`` opens one session and has the tools that the configuration names."""
+    from mua.environment.mcp.inspection import inspected  # brings the SDK, which takes long to import
+
+    found = inspected(config)
+    text = ", ".join(f"{one.name}: {len(one.tools)} tools in {one.seconds:.1f} s" for one in found if not one.fault)
+    if faults := [one.fault for one in found if one.fault]:
+        return Check("tool servers", "failure", "; ".join(faults), "mua env servers CONFIG shows all")
+    return Check("tool servers", "ok", text)
+
+
 def checkpoint_bytes(model: Path, dtype: str) -> int:
     """Bytes of one checkpoint of the policy in ``model``, from the headers of its safetensors files."""
     from safetensors import safe_open

@@ -67,6 +67,8 @@ def preflight(config: ExperimentConfig | None, capture: Path | None = None) -> N
         wanted.append(("disk", lambda: checks.disk(config)))
         if (distillation := config.algorithm.distillation) is not None:
             wanted.append(("teacher", lambda: checks.teacher(distillation)))
+        if config.environment.mcp:
+            wanted.append(("tool servers", lambda: checks.tool_servers(config)))
         for name, llm in config.language_models().items():
             wanted.append(("endpoint", partial(checks.endpoint, llm, name)))
             for place, other in enumerate(llm.fallbacks):

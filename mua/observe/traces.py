@@ -154,7 +154,7 @@ _NUMBER = (int, float)
 _KINDS: dict[str, type | tuple[type, ...]] = {
     "task_id": str, "ordinal": int, "sample": int, "segments": list, "turn_rewards": list, "reward": _NUMBER,
     "success": bool, "outcome": str, "messages": list, "metrics": dict, "details": dict, "attempts": int,
-    "error": (str, type(None)), "domain": str,
+    "error": (str, type(None)), "domain": str, "sampling": dict,
 }  # fmt: skip
 _MEMBERS: dict[str, type | tuple[type, ...]] = {
     "segments": dict, "turn_rewards": _NUMBER, "messages": dict, "metrics": _NUMBER,

@@ -18,17 +18,19 @@ from dataclasses import dataclass, field, replace
 from time import perf_counter, time
 from typing import Protocol
 
+from mua.config.context_section import ContextConfig
 from mua.config.schema import RolloutConfig
 from mua.endpoint.chat import ChatRequest, Completion, FunctionCall
 from mua.endpoint.services import ChatClient, ContextFull
 from mua.engine.sampler import Sampler, SamplingParams, TurnCut
 from mua.environment.protocol import Task
+from mua.rollout.context import NOTES_KEY, ContextKeeper, with_notes, without_results
 from mua.seeds import derived_seed
 from mua.store.recorder import current_episode
 from mua.tokens.chat_family import ChatFamily
 from mua.tokens.conversation import Conversation
 from mua.tokens.parsing import AssistantTurn, ErrorKind, ToolCall, ToolCallError
-from mua.types import Generation, Json, Segment, ToolSchema
+from mua.types import Generation, Int32Array, Json, Segment, ToolSchema
 from mua.untrusted import JsonError, read_json
 
 log = logging.getLogger(__name__)
@@ -49,6 +51,8 @@ class EpisodeSetting:
     """Whether the tools' schemas stand in the system prompt."""
     deterministic: bool
     """Whether every request to the engine carries a seed of its own."""
+    context: ContextConfig = field(default_factory=ContextConfig)
+    """How a conversation that grows too long is rewritten."""
     order: int = 0
     """Where requests wait for a slot of an engine, those of episodes with a lower number go first."""
 
@@ -166,16 +170,16 @@ class TokenAgent:
     """Token in, token out: what :class:`Conversation` holds is exactly what the engine saw."""
 
     def __init__(self, policy: TokenPolicy, setting: EpisodeSetting, session: str, seed: int) -> None:
+        self.messages: list[Json] = []
         self._policy = policy
         self._setting = setting
         self._session = session
         self._seed = seed
         self._conversation: Conversation | None = None
+        self._told = 0
+        """How many of the conversation's messages are in :attr:`messages`, or stand for those that are."""
+        self._context = ContextKeeper(setting.context, setting.budgets.max_tokens)
         self._counts: dict[str, float] = {}
-
-    @property
-    def messages(self) -> list[Json]:
-        return self._talk.messages
 
     @property
     def turns(self) -> int:
@@ -184,21 +188,32 @@ class TokenAgent:
     def begin(self, system: str, tools: Sequence[ToolSchema], user: str) -> None:
         shown = tools if self._setting.show_tools else []
         self._conversation = Conversation.begin(self._policy.family, system=system, tools=shown, user=user)
+        self._tell()
 
     async def turn(self) -> AssistantTurn | None:
-        setting, policy, budgets = self._setting, self._policy, self._setting.budgets
-        prompt, greedy = self._talk.prompt_ids(), setting.temperature == 0
+        if not await self._make_room():
+            return None
+        prompt, budgets = self._talk.prompt_ids(), self._setting.budgets
         room = min(budgets.max_turn_tokens, budgets.max_tokens - len(prompt))
         if room < 1:
             return None
-        ids, started, began = prompt.tolist(), perf_counter(), time()
+        return self._take(await self._sample(prompt, room, self._turn_seed()))
+
+    async def _sample(self, prompt: Int32Array, room: int, seed: int, role: str = "policy") -> Generation:
+        """What the policy says to ``prompt`` in at most ``room`` tokens."""
+        setting, policy, budgets = self._setting, self._policy, self._setting.budgets
+        ids, started, greedy = prompt.tolist(), perf_counter(), setting.temperature == 0
+        began = time()
         sampling = SamplingParams(
             temperature=setting.temperature,
             max_new_tokens=room,
             stop_token_ids=policy.family.stop_token_ids,
             top_p=1.0 if greedy else setting.budgets.top_p,
             top_k=-1 if greedy else setting.budgets.top_k,
-            seed=derived_seed(self._seed, self._talk.turns) if setting.deterministic else None,
+            min_p=0.0 if greedy else setting.budgets.min_p,
+            presence_penalty=setting.budgets.presence_penalty,
+            frequency_penalty=setting.budgets.frequency_penalty,
+            seed=seed if setting.deterministic else None,
             order=setting.order,
             experts_from=self._talk.routed if policy.record_experts else None,
         )
@@ -208,24 +223,66 @@ class TokenAgent:
             )
         except TurnCut as cut:
             if not policy.pace.ran_on(len(cut.partial.ids), room):
-                self._note(began, perf_counter() - started, sampling, len(prompt), None, "cut by its deadline")
+                self._note(role, began, perf_counter() - started, sampling, len(prompt), None, "cut by its deadline")
                 raise
             _count(self._counts, {"cut_by_time": 1})
             generation = replace(cut.partial, finish="length")  # the policy's doing: it ends as at its room of tokens
         except BaseException as error:
-            self._note(began, perf_counter() - started, sampling, len(prompt), None, type(error).__name__)
+            self._note(role, began, perf_counter() - started, sampling, len(prompt), None, type(error).__name__)
             raise
-        self._note(began, perf_counter() - started, sampling, len(prompt), generation, None)
+        self._note(role, began, perf_counter() - started, sampling, len(prompt), generation, None)
         if generation.finish == "stop":
             policy.pace.ended(len(generation.ids), perf_counter() - started)
             policy.pace.warn_if_too_slow(budgets.max_turn_tokens, budgets.generate_seconds)
         _count(self._counts, {"prompt_tokens": len(prompt), "cached_tokens": generation.cached_tokens})
         _count(self._counts, {"seconds/engine_slot": generation.waited})
-        return self._talk.add_sampled(generation)
+        return generation
+
+    def _turn_seed(self) -> int:
+        return derived_seed(self._seed, self._talk.turns)
+
+    def _take(self, generation: Generation) -> AssistantTurn:
+        turn = self._talk.add_sampled(generation)
+        self._tell()
+        return turn
+
+    async def _make_room(self) -> bool:
+        """Rewrite the context where that is due; False: there is no room to do so."""
+        talk, config = self._talk, self._setting.context
+        reason, before = self._context.due(talk.length, talk.turns, self.messages), talk.length
+        if reason is None:
+            return True
+        if config.takes_notes:
+            messages = list(talk.messages)
+            if (notes := await self._notes()) is None:
+                return False
+            talk.rewrite(with_notes(messages, notes, users=config.strategy == "summarise"))
+            self.messages[-1]["context"] = {"reason": reason, "notes": notes}
+        else:
+            messages = without_results(talk.messages, config.keep_results)
+            if messages == talk.messages:
+                return True
+            talk.rewrite(messages)
+            self.messages[-1]["context"] = {"reason": reason}
+        self._told = len(talk.messages)
+        self._context.rewritten(reason, talk.turns, before, talk.length)
+        return True
+
+    async def _notes(self) -> str | None:
+        """What the policy writes down for itself, by tokens that count as part of its next turn; None without room."""
+        config = self._setting.context
+        self._talk.add_user(config.instruction)
+        prompt = self._talk.prompt_ids()
+        room = min(config.summary_tokens, self._setting.budgets.max_tokens - len(prompt))
+        if room < 1:
+            return None
+        generation = await self._sample(prompt, room, derived_seed(self._seed, self._talk.turns, "notes"), "summary")
+        self._context.counts["context/notes_tokens"] += len(generation.ids)
+        return self._talk.add_aside(generation).content
 
     def _note(
-        self, began: float, seconds: float, sampling: SamplingParams, prompt: int, found: Generation | None,
-        error: str | None,
+        self, role: str, began: float, seconds: float, sampling: SamplingParams, prompt: int,
+        found: Generation | None, error: str | None,
     ) -> None:  # fmt: skip
         """Have the record of the episode under way hold the request: where its tokens are, not the tokens."""
         if (record := current_episode.get()) is None:
@@ -242,15 +299,18 @@ class TokenAgent:
         told = {"temperature": sampling.temperature, "top_p": sampling.top_p, "top_k": sampling.top_k}
         record.conversation = self._talk.messages
         record.request(
-            "policy", began, place=len(self._talk.messages), turn=self._talk.turns, seconds=seconds, error=error,
+            role, began, messages=list(self._talk.messages), in_segment=True, turn=self._talk.turns,
+            seconds=seconds, error=error,
             endpoint="engine", prompt_tokens=prompt, sampling=told | {"seed": sampling.seed}, **values,
         )  # fmt: skip
 
     def add_tool_results(self, results: Sequence[str]) -> None:
-        self._talk.add_tool_results(results)
+        self._talk.add_tool_results(self._context.shortened(results, self._policy.family.codec))
+        self._tell()
 
     def add_user(self, text: str) -> None:
         self._talk.add_user(text)
+        self._tell()
 
     def add_tools(self, tools: Sequence[ToolSchema]) -> None:
         """Nothing: a token stream is never rewritten, and the message describes them."""
@@ -259,7 +319,12 @@ class TokenAgent:
         return self._talk.segments()
 
     def counts(self) -> dict[str, float]:
-        return self._counts
+        return self._counts | {name: float(count) for name, count in self._context.counts.items()}
+
+    def _tell(self) -> None:
+        """Have :attr:`messages` hold what the conversation got since the last call."""
+        self.messages += self._talk.messages[self._told :]
+        self._told = len(self._talk.messages)
 
     @property
     def _talk(self) -> Conversation:
@@ -299,8 +364,9 @@ class ChatAgent:
         self._owed: list[str] = []
         """Ids of the last turn's calls, in the order in which results come."""
         self._used: set[str] = set()
+        self._keeper = ContextKeeper(setting.context, setting.budgets.max_tokens)
         self._context = 0
-        """Tokens of the conversation up to the last reply, as the endpoint counted them."""
+        """Tokens of the conversation up to the last reply, as the endpoint counted them; after a rewrite a guess."""
         self._counts: dict[str, float] = {}
 
     def begin(self, system: str, tools: Sequence[ToolSchema], user: str) -> None:
@@ -309,29 +375,20 @@ class ChatAgent:
         self.add_user(user)
 
     async def turn(self) -> AssistantTurn | None:
-        budgets, temperature = self._setting.budgets, self._setting.temperature
+        budgets = self._setting.budgets
+        if not await self._make_room():
+            return None
         room = min(budgets.max_turn_tokens, budgets.max_tokens - self._context)
         if room < 1:
             return None
-        sampling: Json = {}
-        if temperature > 0 and budgets.top_p < 1:
-            sampling["top_p"] = budgets.top_p
-        if temperature > 0 and budgets.top_k > 0:  # no field of OpenAI's own endpoints
-            sampling["top_k"] = budgets.top_k
-        seed = derived_seed(self._seed, self.turns)
-        request = ChatRequest(
-            list(self._wire), seed, temperature, room, list(self._tools), sampling=sampling, verbatim=True
-        )
-        try:
-            reply = await self._policy.client.ask(request, budgets.generate_seconds)
-        except ContextFull:
+        reply = await self._ask(self._wire, self._tools, room, derived_seed(self._seed, self.turns))
+        if reply is None:
             return None
         turn, calls = turn_of(reply, self.turns, self._used)
         self._owed = [call["id"] for call in calls]
         self._used.update(self._owed)
         self.turns += 1
         self._context = sum(reply.usage.get(f"{side}_tokens", 0) for side in ("prompt", "completion"))
-        _count(self._counts, reply.usage | ({"policy_cost": reply.cost} if reply.cost else {}))
         self.messages.append(turn.message())
         sent_back: Json = {"role": "assistant", "content": reply.text or (None if calls else "")}
         if calls:
@@ -341,10 +398,50 @@ class ChatAgent:
         self._wire.append(sent_back)
         return turn
 
+    async def _ask(self, messages: Sequence[Json], tools: Sequence[Json], room: int, seed: int) -> Completion | None:
+        """What the policy replies; None where the endpoint has no room for the conversation."""
+        budgets, temperature = self._setting.budgets, self._setting.temperature
+        # top_k and min_p are no fields of OpenAI's own endpoints.
+        sampling = budgets.penalties | (budgets.truncations if temperature > 0 else {})
+        sent = [{key: value for key, value in message.items() if key != NOTES_KEY} for message in messages]
+        request = ChatRequest(sent, seed, temperature, room, list(tools), sampling=sampling, verbatim=True)
+        try:
+            reply = await self._policy.client.ask(request, budgets.generate_seconds)
+        except ContextFull:
+            return None
+        _count(self._counts, reply.usage | ({"policy_cost": reply.cost} if reply.cost else {}))
+        return reply
+
+    async def _make_room(self) -> bool:
+        """As a checkpoint's agent does it, with the tokens that the endpoint tells; between rewrites they are guessed
+        by characters."""
+        config, before = self._setting.context, self._context
+        reason = self._keeper.due(before, self.turns, self.messages)
+        if reason is None:
+            return True
+        if config.takes_notes:
+            asked = [*self._wire, {"role": "user", "content": config.instruction}]
+            room = min(config.summary_tokens, self._setting.budgets.max_tokens - before)
+            seed = derived_seed(self._seed, self.turns, "notes")
+            if room < 1 or (reply := await self._ask(asked, self._tools, room, seed)) is None:
+                return False
+            kept = with_notes(self._wire, reply.text or "", users=config.strategy == "summarise")
+            self.messages[-1]["context"] = {"reason": reason, "notes": reply.text or ""}
+        else:
+            kept = without_results(self._wire, config.keep_results)
+            if kept == self._wire:
+                return True
+            self.messages[-1]["context"] = {"reason": reason}
+        self._context = before * _characters(kept) // max(1, _characters(self._wire))
+        self._wire = kept
+        self._keeper.rewritten(reason, self.turns, before, self._context)
+        return True
+
     def add_tool_results(self, results: Sequence[str]) -> None:
         if len(results) != len(self._owed):
             raise RuntimeError(f"{len(self._owed)} calls of the last turn want answers, {len(results)} are given")
-        for call_id, result in zip(self._owed, results, strict=True):
+        shown = self._keeper.shortened(results, None)
+        for call_id, result in zip(self._owed, shown, strict=True):
             self._add({"role": "tool", "tool_call_id": call_id, "content": result})
         self._owed = []
 
@@ -358,11 +455,15 @@ class ChatAgent:
         return []
 
     def counts(self) -> dict[str, float]:
-        return self._counts
+        return self._counts | {name: float(count) for name, count in self._keeper.counts.items()}
 
     def _add(self, message: Json) -> None:
         self.messages.append(message)
         self._wire.append(dict(message))
+
+
+def _characters(messages: Sequence[Json]) -> int:
+    return sum(len(str(message.get("content") or "")) for message in messages)
 
 
 def turn_of(reply: Completion, number: int, used: Collection[str]) -> tuple[AssistantTurn, list[Json]]:

@@ -32,6 +32,7 @@ from mua.environment.tool_arguments import validate_arguments
 from mua.environment.user import STOP_SIGNAL, ToolUser, User, UserReply
 from mua.errors import DeadlineExceeded, EnvironmentFault, MuaError, UserFault, UserFaultKind, one_line
 from mua.rollout.agent import Agent, EpisodeSetting
+from mua.rollout.context import repetitions
 from mua.store.recorder import arguments_text, current_episode
 from mua.tokens.codec import ConversationError
 from mua.tokens.parsing import AssistantTurn, ToolCall
@@ -137,6 +138,9 @@ class Episode:
         budgets = self._budgets
         if self._agent.turns >= self._budgets.max_turns or self._counts["tool_calls"] >= budgets.max_tool_calls:
             return self._end(Outcome.MAX_TURNS)
+        often = self._setting.context.stop_on_repetition
+        if often is not None and repetitions(self._agent.messages) >= often:
+            return self._end(Outcome.REPETITION)
         with self._clock("generate"):
             turn = await self._agent.turn()
         if turn is None:

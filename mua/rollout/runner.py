@@ -108,7 +108,13 @@ class EpisodeRunner:
             system_prompt=selection.system_prompt,
             show_tools=config.environment.prompt == "full",
             deterministic=config.engine.deterministic,
+            context=config.context,
         )
+
+    async def start(self) -> None:
+        """Open what episodes need and can be refused: the tool servers. Without it the first episodes do so."""
+        for manager in self._environments.values():
+            await manager.start()
 
     async def close(self) -> None:
         for manager in self._environments.values():
@@ -200,6 +206,7 @@ class EpisodeRunner:
                         details=result.evaluation.details,
                         attempts=attempt + 1,
                         domain=task.domain,
+                        sampling=setting.budgets.sampling(temperature),
                     )
                     if record is not None:
                         await record.ended(trajectory, result.evaluation.reward)
@@ -218,8 +225,7 @@ class EpisodeRunner:
         """Where the next attempt of an episode notes what it does."""
         if self._recorder is None:
             return None
-        budgets = self._config.rollout
-        sampling = {"temperature": temperature, "top_p": budgets.top_p, "top_k": budgets.top_k}
+        sampling = self._config.rollout.sampling(temperature)
         return self._recorder.episode(ordinal, sample, sampling, evaluation=ordinal >= EVALUATION_ORDINALS)
 
     async def _attempt(self, setting: EpisodeSetting, task: Task, session: str, seed: int) -> EpisodeResult:

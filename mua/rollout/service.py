@@ -117,8 +117,8 @@ class RolloutService:
         self._thread.start()
         try:
             self._call(self._meet_teacher(), self._interrupt)
+            self._call(self._start_runner(), self._interrupt)  # before the engines, which take longer to start
             self._call(self._pool.start(self._config.model.path), self._interrupt)
-            self._call(self._start_runner())
         except BaseException:
             self.close()
             raise
@@ -329,6 +329,7 @@ class RolloutService:
         self._runner = EpisodeRunner(
             self._config, every, self.family, self._pool, self._services, recorder=self._recorder
         )
+        await self._runner.start()
 
     def _attend(self, work: Coroutine[Any, Any, Result]) -> Result:
         """Wait for ``work`` that needs engines: fill the restarted ones meanwhile, and leave when they are given up."""

@@ -65,6 +65,7 @@ def trajectory_from_rows(row: Mapping[str, Any], parts: Sequence[Mapping[str, An
         attempts=row["attempts"],
         error=row["error"],
         domain=row["domain"],
+        sampling=row["sampling"] or {},
         passing=row["passing"],
     )
 

@@ -38,8 +38,8 @@ class _Asked:
     messages: Sequence[Mapping[str, Any]] | None = None
     tools: Sequence[Json] = ()
     reply: Json | None = None
-    place: int | None = None
-    """Of the policy at an engine: how many messages of the conversation stood before its reply."""
+    in_segment: bool = False
+    """Of the policy at an engine: its messages are kept only where no segment holds its tokens."""
 
 
 @dataclass(slots=True)
@@ -64,10 +64,10 @@ class EpisodeRecord:
 
     def request(
         self, role: str, started_at: float, *, messages: Sequence[Mapping[str, Any]] | None = None,
-        tools: Sequence[Json] = (), reply: Json | None = None, place: int | None = None, **values: Any,
+        tools: Sequence[Json] = (), reply: Json | None = None, in_segment: bool = False, **values: Any,
     ) -> None:  # fmt: skip
         """A request that was answered or failed. ``values`` are columns of the table ``requests``."""
-        self._requests.append(_Asked(role, started_at, values, messages, tools, reply, place))
+        self._requests.append(_Asked(role, started_at, values, messages, tools, reply, in_segment))
         self._size += 512
 
     def tool_call(self, started_at: float, result: str | None, **values: Any) -> None:
@@ -127,11 +127,13 @@ class EpisodeRecord:
             number = next(numbers[request.role])
             row: dict[str, Any] = dict.fromkeys(_REQUEST_COLUMNS) | request.values
             messages, reply = request.messages, request.reply
-            if request.place is not None and not has_segments:
+            if request.in_segment and has_segments:
+                messages = None
+            elif request.in_segment:
                 row |= {"segment": None, "token_start": None, "token_end": None}
-                messages, reply = self.conversation[: request.place], None
-                if request.values.get("error") is None and len(self.conversation) > request.place:
-                    reply = self.conversation[request.place]
+                said, before = self.conversation, len(messages or ())
+                if request.values.get("error") is None and len(said) > before and said[:before] == messages:
+                    reply = said[before]
             if messages is not None:
                 follows, kept = None, 0
                 if request.role in last:

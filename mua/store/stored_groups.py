@@ -11,6 +11,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
+from mua.config.schema import RolloutConfig
 from mua.config.store_section import StoredDemonstrations, StoredSource
 from mua.errors import ConfigError
 from mua.store.queries import TrajectoryFilter, single_run
@@ -38,7 +39,7 @@ class StoredGroup:
 
 
 def stored_groups(
-    connection: Connection, source: StoredSource, *, temperature: float, until: float | None = None
+    connection: Connection, source: StoredSource, *, rollout: RolloutConfig, until: float | None = None
 ) -> tuple[list[StoredGroup], float]:
     """The groups of ``source`` in the order of its task stream, and the moment at which the last of them ended.
 
@@ -49,11 +50,11 @@ def stored_groups(
     Args:
         connection: of :meth:`mua.store.database.Store.read`.
         source: which.
-        temperature: of this run; what was sampled at another one cannot be trained on.
+        rollout: of this run; what was sampled from a distribution that it does not train cannot be trained on.
         until: leave out what ended later: a run that continues takes what it began with.
 
     Raises:
-        ConfigError: another temperature.
+        ConfigError: another temperature, or a truncation or penalty without ``rollout.unreproduced``.
     """
     run = single_run(connection, source.run)
     c = trajectories.c
@@ -77,7 +78,7 @@ def stored_groups(
             found.append(_group(ordinal, [members[sample] for sample in sorted(members)]))
     for ordinal in (group.ordinal for group in found):
         for member in groups[ordinal].values():
-            _same_temperature(member, temperature)
+            _same_distribution(member, rollout)
     if left := len(groups) - len(found):
         log.warning(
             "store %s: %d of %d groups are left out (incomplete, pruned, or not asked for)", run, left, len(groups)
@@ -129,10 +130,18 @@ def _fits(member: Any, source: StoredSource) -> bool:
     return member.version_low is None or member.version_low >= source.least_version
 
 
-def _same_temperature(member: Any, temperature: float) -> None:
-    sampled = (member.sampling or {}).get("temperature", temperature)
-    if sampled != temperature:
+def _same_distribution(member: Any, rollout: RolloutConfig) -> None:
+    known = member.sampling or {}
+    sampled = known.get("temperature", rollout.temperature)
+    if sampled != rollout.temperature:
         raise ConfigError(
-            f"rollout.temperature: {temperature:g}, and trajectory {member.id} was sampled at {sampled:g}: its "
+            f"rollout.temperature: {rollout.temperature:g}, and trajectory {member.id} was sampled at {sampled:g}: its "
             "log-probabilities are of another distribution; set rollout.temperature to that"
+        )
+    others = {name: value for name, value in known.items() if name not in ("temperature", "logprobs_of")}
+    if others and not rollout.unreproduced:
+        shown = ", ".join(f"{name} {value:g}" for name, value in others.items())
+        raise ConfigError(
+            f"rollout.unreproduced: trajectory {member.id} was sampled with {shown}, which the trainer does not "
+            "reproduce; leave such runs out, or set it to true to train on them all the same"
         )

@@ -250,14 +250,32 @@ class Conversation:
         message = {"role": "user", "content": text}
         messages = [*self.messages, message]
         if self.family.rewrites(messages, self._as_sampled_since):
-            ids, provenance = self.family.codec.encode(self.family.history(messages, self._tools))
-            self._streams.append(_TokenStream())
-            self._streams[-1].extend(ids, provenance, self._turns)
-            self._owed = []
-            self._as_sampled_since = len(messages)
+            self.rewrite(messages)
         else:
             self._append_after_turn(self.family.user(text))
-        self.messages.append(message)
+            self.messages.append(message)
+
+    def add_aside(self, generation: Generation) -> AssistantTurn:
+        """:meth:`add_sampled` for a turn that is not counted: its tokens belong to the turn that comes next.
+
+        What follows is :meth:`rewrite`.
+        """
+        turn = self.add_sampled(generation)
+        self._turns -= 1
+        return turn
+
+    def rewrite(self, messages: Sequence[Json]) -> None:
+        """Go on from ``messages`` instead of those so far: a new segment, as the template writes it.
+
+        Nothing in it was sampled; what was stays in the segments before.
+        """
+        self._require(prompted=False)
+        ids, provenance = self.family.codec.encode(self.family.history(messages, self._tools))
+        self._streams.append(_TokenStream())
+        self._streams[-1].extend(ids, provenance, self._turns)
+        self._owed = []
+        self._as_sampled_since = len(messages)
+        self.messages = list(messages)
 
     def segments(self) -> list[Segment]:
         """The token streams in order; those without a sampled token are left out unless there is no other."""

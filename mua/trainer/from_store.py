@@ -101,9 +101,7 @@ class StoredBatches:
         until = None if position is None else position["until"]
         with self._store.read() as connection:
             check_recorded_tokenizer(config.model.path, recorded_run(connection, source))
-            groups, until = stored_groups(
-                connection, source, temperature=config.rollout.temperature, until=until
-            )  # fmt: skip
+            groups, until = stored_groups(connection, source, rollout=config.rollout, until=until)
         self.newest_version = max((group.newest_version for group in groups), default=-1)
         """Of the policies that sampled; the one that is trained counts on from it, so that no token's age is below what
         it really is known to be."""

@@ -23,11 +23,11 @@ from mua.algorithms.filters import filtered, shuffled
 from mua.algorithms.gae import with_gae
 from mua.algorithms.losses import PolicyLoss, ValueLoss
 from mua.algorithms.rollout_metrics import rollout_metrics
-from mua.config.schema import ExperimentConfig
+from mua.config.schema import ExperimentConfig, RolloutConfig
 from mua.engine.allocator import refuse_expandable_segments
 from mua.engine.placement import check_trainer_machine, local_ranks, visible_gpus
 from mua.environment.protocol import Split
-from mua.errors import EngineError, MuaError, Preempted, RunStopped
+from mua.errors import ConfigError, EngineError, MuaError, Preempted, RunStopped
 from mua.evaluation.evaluator import evaluate_in_training
 from mua.observe.timeline import Timeline, TrainerPhase, episode_metrics, overlap_efficiency, trainer_metrics
 from mua.observe.traces import TraceWriter
@@ -56,6 +56,7 @@ def train(config: ExperimentConfig, preemption: Preemption | None = None) -> Non
     call continues the run.
     """
     preemption = preemption or Preemption()
+    check_reproduced(config.rollout)
     refuse_expandable_segments(config.engine)
     become_rank(config)
     check_trainer_machine(config, local_ranks(), visible_gpus())
@@ -105,6 +106,25 @@ def recorded(config: ExperimentConfig, run: Run) -> Iterator[RunRecord | None]:
     with RunRecord(config, run.step) as record:
         run.store = record
         yield record
+
+
+def check_reproduced(rollout: RolloutConfig) -> None:
+    """Raises :class:`ConfigError` where the policy samples from another distribution than the trainer computes, unless
+    ``rollout.unreproduced`` allows it; then it is logged."""
+    settings = rollout.truncations | rollout.penalties
+    if not settings:
+        return
+    shown = ", ".join(f"rollout.{name} {value:g}" for name, value in settings.items())
+    what = (
+        f"{shown}: the policy samples from another distribution than softmax(logits / temperature), which the trainer "
+        f"computes; the engine's log-probabilities are of {rollout.sampling(rollout.temperature)['logprobs_of']}"
+    )
+    if not rollout.unreproduced:
+        raise ConfigError(
+            f"{what}. Switch it off for training (mua eval may have it), or set rollout.unreproduced to true; "
+            "docs/algorithms.md says what becomes of the ratios"
+        )
+    log.warning("%s (rollout.unreproduced)", what)
 
 
 def optimizer_steps(config: ExperimentConfig) -> tuple[int, int | None]:

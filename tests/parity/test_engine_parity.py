@@ -84,6 +84,61 @@ async def test_sampled_logprobs_equal_transformers(
         np.testing.assert_allclose(found.logprobs, expected, atol=1e-4)
 
 
+def penalised(folder: Path, prompt: list[int], ids: list[int], params: SamplingParams) -> np.ndarray:
+    """Log-probabilities ``[n, vocabulary]`` of the distribution that ``RolloutConfig.sampling`` names for penalties."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    with torch.no_grad():
+        logits = model(torch.tensor([prompt + ids])).logits[0, len(prompt) - 1 : -1]
+    counts = torch.zeros_like(logits)
+    for place in range(1, len(ids)):
+        counts[place] = counts[place - 1]
+        counts[place, ids[place - 1]] += 1
+    logits = logits - params.frequency_penalty * counts - params.presence_penalty * (counts > 0)
+    return torch.log_softmax(logits / params.temperature, -1).numpy()
+
+
+async def test_penalised_logprobs_are_of_the_distribution_that_trajectories_name(
+    engine_pool: EnginePool, tiny_qwen3_folder: Path
+) -> None:
+    """The ids repeat under a negative penalty, so that counts above one and both penalties show."""
+    await load(engine_pool, tiny_qwen3_folder)
+    seen = 0
+    for presence, frequency in ((1.5, 0.5), (-2.0, -0.5)):
+        params = SamplingParams(0.7, 40, (), presence_penalty=presence, frequency_penalty=frequency)
+        for prompt in prompts(3, seed=2):
+            found = await engine_pool.generate(prompt, params, session="s", deadline_s=60)
+            ids = found.ids.tolist()
+            seen += len(ids) - len(set(ids))
+            expected = penalised(tiny_qwen3_folder, prompt, ids, params)[np.arange(len(ids)), ids]
+            np.testing.assert_allclose(found.logprobs, expected, atol=2e-4)
+            plain = token_logprobs(tiny_qwen3_folder, prompt, ids, params.temperature)
+            assert np.abs(found.logprobs - plain).max() > 0.1, "the penalty does not show in the log-probabilities"
+    assert seen > 20
+
+
+async def test_min_p_cuts_what_is_drawn_and_not_what_is_reported(
+    engine_pool: EnginePool, tiny_qwen3_folder: Path
+) -> None:
+    await load(engine_pool, tiny_qwen3_folder)
+    wide = SamplingParams(2.0, 60, ())
+    rare = 0
+    for min_p in (0.0, 0.5):
+        for prompt in prompts(3, seed=3):
+            found = await engine_pool.generate(prompt, replace(wide, min_p=min_p), session="s", deadline_s=60)
+            ids = found.ids.tolist()
+            every = penalised(tiny_qwen3_folder, prompt, ids, wide)
+            own = every[np.arange(len(ids)), ids]
+            np.testing.assert_allclose(found.logprobs, own, atol=2e-4)
+            below = own < every.max(-1) + np.log(0.5) - 1e-3
+            if min_p:
+                assert not below.any()
+            else:
+                rare += below.sum()
+    assert rare > 20, "nothing is below the cut without min_p either"
+
+
 async def test_update_changes_the_policy_and_its_version(
     engine_pool: EnginePool, tiny_qwen3_folder: Path, other_qwen3_folder: Path
 ) -> None:

@@ -16,6 +16,7 @@ import pytest
 from aiohttp import web
 
 from environments.help_desk.tasks import generate
+from mua.config.context_section import ContextConfig
 from mua.config.schema import EnvironmentConfig, PolicyEndpointConfig, RolloutConfig
 from mua.endpoint import connection as connection_module
 from mua.endpoint.services import ChatClient
@@ -38,7 +39,13 @@ KEY = "sk-this-must-not-appear"
 
 
 async def play(
-    reply: Reply, *, user: User | None = None, endpoint: Json | None = None, temperature: float = 0.5, **budgets: Any
+    reply: Reply,
+    *,
+    user: User | None = None,
+    endpoint: Json | None = None,
+    temperature: float = 0.5,
+    context: ContextConfig = ContextConfig(),
+    **budgets: Any,
 ) -> tuple[EpisodeResult, ChatServer]:
     """One episode with the policy behind an endpoint."""
     domain = TestDesk()
@@ -53,6 +60,7 @@ async def play(
             system_prompt=lambda task: domain.system_prompt("short"),
             show_tools=False,
             deterministic=False,
+            context=context,
         )
         try:
             async with manager.instance(CANCEL, 0) as environment:
@@ -184,11 +192,14 @@ async def test_other_settings_reach_the_request_and_prices_make_a_cost() -> None
         "price_per_million_in": 2.0,
         "price_per_million_out": 8.0,
     }
-    result, server = await play(in_order(calls(CANCELLED), DONE), endpoint=endpoint, top_p=0.9, top_k=7)
+    result, server = await play(
+        in_order(calls(CANCELLED), DONE), endpoint=endpoint, top_p=0.9, top_k=7, frequency_penalty=0.5
+    )
     request = server.requests[0]
     assert request["chat_template_kwargs"] == {"enable_thinking": False}
     assert ("max_tokens" in request, request["max_completion_tokens"]) == (False, 1024)
-    assert (request["top_p"], request["top_k"]) == (0.9, 7)
+    assert (request["top_p"], request["top_k"], request["frequency_penalty"]) == (0.9, 7, 0.5)
+    assert not {"min_p", "presence_penalty"} & request.keys()  # what is off is not sent: not every endpoint knows it
     assert result.metrics["policy_cost"] == pytest.approx(20 * 2e-6 + 10 * 8e-6)
     _, greedy = await play(in_order(calls(CANCELLED), DONE), temperature=0.0, top_p=0.9)
     assert not {"top_p", "top_k"} & greedy.requests[0].keys()

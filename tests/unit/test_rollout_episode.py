@@ -330,14 +330,19 @@ async def test_metrics_count_calls_errors_and_tokens() -> None:
 
 
 async def test_what_the_sampler_is_asked() -> None:
-    budgets = {"top_p": 0.9, "top_k": 5, "generate_seconds": 12.5, "max_turn_tokens": 100}
+    budgets = {"top_p": 0.9, "top_k": 5, "min_p": 0.1, "generate_seconds": 12.5, "max_turn_tokens": 100}
+    budgets |= {"presence_penalty": 0.5, "frequency_penalty": -0.25}
     _, sampler = await play("Done.", **budgets, setting={"temperature": 0.5})
     (request,) = sampler.requests
     assert (request.params.temperature, request.params.top_p, request.params.top_k) == (0.5, 0.9, 5)
+    assert request.params.min_p == 0.1
+    assert (request.params.presence_penalty, request.params.frequency_penalty) == (0.5, -0.25)
     assert (request.params.max_new_tokens, request.deadline_s, request.params.seed) == (100, 12.5, None)
     assert request.params.stop_token_ids == QWEN.stop_token_ids
     _, sampler = await play("Done.", **budgets, setting={"temperature": 0.0})
-    assert (sampler.requests[0].params.top_p, sampler.requests[0].params.top_k) == (1.0, -1)  # greedy is greedy
+    greedy = sampler.requests[0].params
+    assert (greedy.top_p, greedy.top_k, greedy.min_p) == (1.0, -1, 0.0)  # greedy is greedy
+    assert greedy.presence_penalty == 0.5  # which changes what is likeliest
 
 
 async def test_deterministic_sampling_seeds_differ_by_turn_and_repeat() -> None:

@@ -20,7 +20,7 @@ import transformers
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mua.config.schema import ExperimentConfig
+from mua.config.schema import ExperimentConfig, RolloutConfig
 from mua.config.store_section import StoredDemonstrations, StoredSource
 from mua.errors import ConfigError, EngineError, Preempted
 from mua.observe.metrics_log import read_metrics
@@ -125,11 +125,12 @@ def test_schedule_is_drawn_anew_for_every_use_and_seed() -> None:
 
 
 def groups_of(
-    store: Store, temperature: float = 1.0, until: float | None = None, **source: Any
+    store: Store, temperature: float = 1.0, until: float | None = None, *, unreproduced: bool = False, **source: Any
 ) -> list[tuple[str, ...]]:
     with store.read() as connection:
         asked = StoredSource(store="unused", **source)
-        found, _ = stored_groups(connection, asked, temperature=temperature, until=until)
+        rollout = RolloutConfig(temperature=temperature, unreproduced=unreproduced)
+        found, _ = stored_groups(connection, asked, rollout=rollout, until=until)
         for group in found:
             whole = group.read(connection)
             assert [t.sample for t in whole.trajectories] == [0, 1]
@@ -151,6 +152,10 @@ def test_only_whole_groups_are_trained_on(store: Store) -> None:
     assert groups_of(store, temperature=0.7) == every[3:]
     with pytest.raises(ConfigError, match=r"rollout.temperature: 1, and trajectory r/1/0/3/0/1 was sampled at 0.7"):
         groups_of(store)
+    spoil(store, "UPDATE trajectories SET sampling = ?", json.dumps({"temperature": 1.0, "min_p": 0.1}))
+    with pytest.raises(ConfigError, match=r"rollout.unreproduced: trajectory r/1/0/3/0/1 was sampled with min_p 0.1"):
+        groups_of(store)
+    assert groups_of(store, unreproduced=True) == every[3:]
 
 
 def test_what_was_played_again_counts_once(store: Store) -> None:

@@ -19,9 +19,9 @@ import pytest
 import torch
 
 from mua.algorithms.losses import LossFunction, TokenTensors, finish_metrics
-from mua.config.schema import ExperimentConfig
+from mua.config.schema import ExperimentConfig, RolloutConfig
 from mua.engine.sync import SyncReport
-from mua.errors import EngineError
+from mua.errors import ConfigError, EngineError
 from mua.observe.timeline import Timeline
 from mua.rollout.scheduler import Position, RolloutBatch
 from mua.trainer import rl
@@ -288,3 +288,33 @@ def test_a_step_whose_weights_no_engine_takes_is_logged_and_saved(tmp_path: Path
     assert events[-6:] == ["weights 1", "save", "release", "take", "train", "save"]
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("setting", "of"),
+    [
+        ({"top_p": 0.9}, "softmax(logits / temperature)"),
+        ({"top_k": 20}, "softmax(logits / temperature)"),
+        ({"min_p": 0.05}, "softmax(logits / temperature)"),
+        ({"presence_penalty": 0.5}, "softmax((logits - penalties) / temperature)"),
+        ({"frequency_penalty": -0.5}, "softmax((logits - penalties) / temperature)"),
+    ],
+)
+def test_sampling_that_the_trainer_does_not_reproduce_is_refused_unless_it_is_meant(
+    setting: dict[str, float], of: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    ((name, value),), config = setting.items(), config_of(tmp_path)
+    rl.check_reproduced(config.rollout)
+    refused = config.model_copy(update={"rollout": RolloutConfig(**setting)})
+    with pytest.raises(ConfigError, match=rf"^rollout\.{name} {value:g}: .*set rollout\.unreproduced to true") as error:
+        rl.train(refused)
+    assert f"log-probabilities are of {of}." in str(error.value)
+    rl.check_reproduced(RolloutConfig(**setting, unreproduced=True))
+    assert f"rollout.{name} {value:g}" in caplog.text
+    assert RolloutConfig(**setting).sampling(0.7) == {"temperature": 0.7, **setting, "logprobs_of": of}
+
+
+def test_seeded_draws_know_no_min_p(tmp_path: Path) -> None:
+    settings = config_of(tmp_path).model_dump() | {"engine": {"deterministic": True}, "rollout": {"min_p": 0.1}}
+    with pytest.raises(ValueError, match=r"engine\.deterministic needs rollout\.min_p 0"):
+        ExperimentConfig.model_validate(settings)

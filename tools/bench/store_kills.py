@@ -129,7 +129,16 @@ def _step(config: ExperimentConfig, run: Run, record: RunRecord, step: int) -> N
             note = recorder.episode(ordinal, sample, {"temperature": 1.0}, evaluation=False)
             members.append(made := trajectory(ordinal, sample, step))
             note.request("user", time.time(), messages=made.messages, reply={"role": "assistant", "content": "yes"})
-            note.request("policy", time.time(), place=1, segment=0, token_start=3, token_end=7, completion_tokens=4)
+            note.request(
+                "policy",
+                time.time(),
+                messages=made.messages,
+                in_segment=True,
+                segment=0,
+                token_start=3,
+                token_end=7,
+                completion_tokens=4,
+            )
             note.tool_call(time.time(), "done", turn=0, name="look", arguments="{}")
             if sample == 0 and ordinal % 3 == 0:
                 note.failed()

@@ -1,0 +1,112 @@
+"""Each tool server tried once before a run: does it open, which tools has it, do their names go together.
+
+Behind ``mua env servers`` and ``mua doctor preflight``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from time import monotonic
+from typing import get_args
+
+from mua.config.mcp import McpServerConfig
+from mua.config.schema import ExperimentConfig
+from mua.endpoint.services import Services
+from mua.environment.manager import EnvironmentManager
+from mua.environment.mcp.servers import ToolServers
+from mua.environment.mcp.tool_list import ServerTool
+from mua.environment.protocol import Split
+from mua.environment.selection import Selection
+from mua.errors import MuaError
+from mua.types import Json
+
+_DESCRIPTION = 60
+_SPLITS: tuple[Split, ...] = get_args(Split)
+
+
+@dataclass(frozen=True, slots=True)
+class ServerReport:
+    """What one server is found to be. A fault that is no single server's has the name of its domain."""
+
+    name: str
+    where: str = ""
+    """Its command or address."""
+    isolation: str = ""
+    seconds: float = 0.0
+    """Until its first session was open."""
+    tools: list[Json] = field(default_factory=list)
+    """As the policy gets them: ``name``, ``description``, ``parameters``, ``own_name``, ``safe``."""
+    fault: str | None = None
+
+    def as_json(self) -> Json:
+        """Everything, for ``--json``."""
+        return asdict(self)
+
+
+def inspected(config: ExperimentConfig) -> list[ServerReport]:
+    """One report for each server of ``config``, then one for each domain whose tools have a server's names."""
+    return asyncio.run(_inspect(config))
+
+
+def server_table(found: Sequence[ServerReport]) -> str:
+    """The reports for a person."""
+    lines = []
+    for one in found:
+        state = one.fault or f"{len(one.tools)} tools, open after {one.seconds:.1f} s, isolation {one.isolation}"
+        lines.append(f"{one.name}  {one.where}\n  {state}" if one.where else f"{one.name}\n  {one.fault}")
+        wide = max((len(tool["name"]) for tool in one.tools), default=0)
+        for tool in one.tools:
+            said = " ".join(tool["description"].split())
+            said = said if len(said) <= _DESCRIPTION else f"{said[:_DESCRIPTION]}..."
+            lines.append(f"  {tool['name']:{wide}}  {'safe' if tool['safe'] else '    '}  {said}".rstrip())
+    return "\n".join(lines) or "environment.mcp names no server"
+
+
+async def _inspect(config: ExperimentConfig) -> list[ServerReport]:
+    found = list(await asyncio.gather(*(_one(server) for server in config.environment.mcp)))
+    return found if any(one.fault for one in found) else [*found, *await _clashes(config)]
+
+
+async def _one(server: McpServerConfig) -> ServerReport:
+    from mua.environment.mcp.http_pipe import shown_url
+
+    where = shown_url(server) if server.url else " ".join((server.command, *server.args))
+    report = ServerReport(server.name, where, server.isolation)
+    try:
+        servers = ToolServers([server.model_copy(update={"ready": 0})])
+    except MuaError as error:
+        return replace(report, fault=str(error))
+    began = monotonic()
+    try:
+        await servers.start()
+        seconds = monotonic() - began
+    except MuaError as error:
+        return replace(report, fault=str(error))
+    finally:
+        await servers.close()
+    return replace(report, seconds=seconds, tools=[_told(tool) for tool in servers.tools()[server.name].values()])
+
+
+async def _clashes(config: ExperimentConfig) -> list[ServerReport]:
+    """Each domain with all its servers, on its first task."""
+    reports = []
+    services = Services.from_config(config.user, config.judge)
+    for name, domain in Selection.from_config(config.environment, services).domains.items():
+        task = next((task for split in _SPLITS for task in domain.tasks(split)[:1]), None)
+        manager = EnvironmentManager(domain, config.environment)
+        try:
+            if task is not None:
+                async with manager.instance(task, 0):
+                    pass
+        except MuaError as error:
+            reports.append(ServerReport(name, fault=str(error)))
+        finally:
+            await manager.close()
+    await services.close()
+    return reports
+
+
+def _told(tool: ServerTool) -> Json:
+    return asdict(tool.schema) | {"own_name": tool.own_name, "safe": tool.safe}

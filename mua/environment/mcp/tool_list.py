@@ -1,0 +1,106 @@
+"""Which of a server's tools the policy gets, under which names; lists of several servers put together."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import mcp_types as types
+
+from mua.config.mcp import TOOL_NAME, McpServerConfig
+from mua.environment.tool_arguments import argument_checker
+from mua.errors import ConfigError
+from mua.types import ToolSchema
+from mua.untrusted import MAX_DEPTH, deeper, printable, unpaired_surrogate
+
+MOST_TOOLS = 512
+
+
+@dataclass(frozen=True, slots=True)
+class ServerTool:
+    """One tool of a server, as the policy gets it."""
+
+    schema: ToolSchema
+    own_name: str
+    """What its server calls it."""
+    safe: bool
+    """Whether it may be called twice."""
+
+
+def chosen_tools(config: McpServerConfig, listed: Sequence[types.Tool]) -> dict[str, ServerTool]:
+    """The tools that ``config`` lets through, by the policy's name, in the server's order.
+
+    Raises :class:`ConfigError` for a name in the configuration that the server does not know, a name that no policy can
+    call, two tools of one name, and a schema that is none.
+    """
+    where = f"environment.mcp, server {config.name!r}"
+    if len(listed) > MOST_TOOLS:
+        raise ConfigError(f"{where}: it lists more than {MOST_TOOLS} tools")
+    known = [tool.name for tool in listed]
+    for key in ("allow", "block", "rename", "safe"):
+        for name in getattr(config, key):
+            if name not in known:
+                near = difflib.get_close_matches(name, known, n=1)
+                hint = f"; did you mean {near[0]!r}?" if near else f"; it has {', '.join(sorted(known)) or 'none'}"
+                raise ConfigError(f"{where}: {key} names {name!r}, a tool that it does not have{hint}")
+    found: dict[str, ServerTool] = {}
+    for tool in listed:
+        if tool.name in config.block or (config.allow and tool.name not in config.allow):
+            continue
+        public = config.rename.get(tool.name, config.prefix + tool.name)
+        if not TOOL_NAME.fullmatch(public):
+            raise ConfigError(
+                f"{where}: its tool {printable(public, 80)!r} has a name that policies cannot call (at most 64 "
+                "letters, digits, - and _); name it in rename, or in block"
+            )
+        if public in found:
+            fix = "give one of them another name in rename"
+            raise ConfigError(f"{where}: {found[public].own_name!r} and {tool.name!r} both become {public!r}; {fix}")
+        found[public] = ServerTool(_schema(where, public, tool), tool.name, _safe(config, tool))
+    if not found:
+        raise ConfigError(f"{where}: none of its {len(listed)} tools is left by allow and block")
+    return found
+
+
+def merged(lists: Mapping[str, Mapping[str, ServerTool]], own: Iterable[ToolSchema] = ()) -> dict[str, str]:
+    """The name of its server for each tool; ``own`` are the domain's tools.
+
+    Raises :class:`ConfigError` for a name that occurs twice.
+    """
+    owner = {schema.name: "" for schema in own}
+    for server, tools in lists.items():
+        for name in tools:
+            if name in owner:
+                other = f"the server {owner[name]!r}" if owner[name] else "the domain"
+                raise ConfigError(
+                    f"environment.mcp: {other} and the server {server!r} both have a tool {name!r}; set prefix or "
+                    f"rename (rename: {{{tools[name].own_name}: ...}}) of {server!r}, or block it there"
+                )
+            owner[name] = server
+    return {name: server for name, server in owner.items() if server}
+
+
+def _safe(config: McpServerConfig, tool: types.Tool) -> bool:
+    said = tool.annotations
+    return tool.name in config.safe or bool(said and (said.read_only_hint or said.idempotent_hint))
+
+
+def _schema(where: str, name: str, tool: types.Tool) -> ToolSchema:
+    parameters = {key: value for key, value in tool.input_schema.items() if key != "$schema"}
+    schema = ToolSchema(name, tool.description or "", parameters)
+    fault = None
+    if parameters.get("type") != "object":
+        fault = "is not of type object"
+    elif deeper(parameters, MAX_DEPTH):
+        fault = f"nests more than {MAX_DEPTH} deep"
+    elif unpaired_surrogate(schema.description) is not None:
+        fault = "comes with a description that is no text"
+    else:
+        try:
+            argument_checker(schema)({})
+        except Exception as error:
+            fault = f"is no JSON Schema: {printable(str(error), 200)}"
+    if fault is not None:
+        raise ConfigError(f"{where}: the schema of its tool {tool.name!r} {fault}; name the tool in block")
+    return schema

@@ -1,0 +1,282 @@
+"""One session with one server, owned by one task from its opening to its end.
+
+::
+
+    owner task:   transport ─► ClientSession ─► handshake ─► list of tools ─► waits ─► everything closed, in order
+                                                                  │            ▲
+    open() ◄──────────────────────────────────────────────────────┘            │ lost, or close()
+    call() ── from the episode's task ── request ─► answer ─► text
+
+The SDK's contexts must be left by the task that entered them, last in first out; hence the owner. Whatever goes wrong
+becomes one :class:`ToolServerFault` that says which server, what, and what the server said on standard error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from typing import Any
+
+import mcp_types as types
+from mcp.client.session import ClientSession
+from mcp.shared.exceptions import MCPError
+from pydantic import TypeAdapter, ValidationError
+
+import mua
+from mua.config.mcp import McpServerConfig
+from mua.environment.mcp.content import cut, text_of
+from mua.environment.mcp.health import Health
+from mua.environment.mcp.server_faults import ServerFaultKind, ToolServerFault
+from mua.environment.mcp.tool_list import ServerTool, chosen_tools
+from mua.environment.protocol import ToolResult
+from mua.errors import ConfigError, MuaError, one_line
+from mua.types import Json
+
+log = logging.getLogger(__name__)
+
+Streams = Callable[[McpServerConfig, Health], AbstractAsyncContextManager[tuple[Any, Any]]]
+"""A transport: its two streams, under a context."""
+CLOSE_SECONDS = 5.0
+"""For a session to close by itself; then its task is cancelled, which ends its process at once."""
+MOST_PAGES = 100
+_REASON_SECONDS = 2.0
+_RESULT: TypeAdapter[types.CallToolResult] = TypeAdapter(types.CallToolResult)
+_ABSENT = re.compile(r"unknown tool|no such tool|tool\b.*\b(not found|does not exist|unknown|unavailable)", re.I | re.S)
+_KINDS_BY_STATUS = {401: ServerFaultKind.REFUSED, 403: ServerFaultKind.REFUSED}
+
+
+class ToolSession:
+    """Opened once, called by one rollout at a time (or by all, where it is shared), closed once."""
+
+    def __init__(self, config: McpServerConfig, streams: Streams) -> None:
+        self.tools: dict[str, ServerTool] = {}
+        """As they were when it was opened."""
+        self.health = Health(config.message_bytes)
+        self._config = config
+        self._streams = streams
+        self._client: ClientSession | None = None
+        self._opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._owner: asyncio.Task[None] | None = None
+        self._stale = False
+        self.retired = False
+        """Whether the pool has it closed."""
+
+    @property
+    def usable(self) -> bool:
+        """Whether a call can succeed."""
+        return self._client is not None and not self.health.over.is_set()
+
+    async def open(self) -> None:
+        """Start the server where it has to be, greet it, take its tools, under ``start_seconds``.
+
+        Raises :class:`ToolServerFault`, or :class:`ConfigError` for tools that the configuration does not fit.
+        """
+        self._owner = asyncio.create_task(self._live(), name=f"session with {self._config.name}")
+        try:
+            async with asyncio.timeout(self._config.start_seconds) as deadline:
+                await asyncio.wait({self._opened, self._owner}, return_when=asyncio.FIRST_COMPLETED)
+        except TimeoutError:
+            assert deadline.expired()
+            late = f"it was not ready within {self._config.start_seconds:g} s (start_seconds)"
+            self.health.lose(ServerFaultKind.HUNG, late)
+        except asyncio.CancelledError:
+            self.health.lose(ServerFaultKind.HUNG, "its opening was cancelled")
+            await self.close()
+            raise
+        if self._opened.done() and self._opened.exception() is None:
+            return
+        error = self._opened.exception() if self._opened.done() else None
+        if error is not None and not isinstance(error, MuaError):
+            self.health.lose(*self._read_error(error))
+        await self.close()
+        if isinstance(error, MuaError):
+            raise error
+        raise self.fault("cannot be opened")
+
+    async def call(self, tool: ServerTool, arguments: Json) -> ToolResult:
+        """Call a tool under ``call_seconds``.
+
+        What the server answers, its errors included, is a result; that it does not answer properly raises
+        :class:`ToolServerFault`.
+        """
+        if self._stale:
+            await self._same_tools()
+        what = f"call of {tool.own_name!r}"
+        params = types.CallToolRequestParams(name=tool.own_name, arguments=arguments)
+        try:
+            result = await self._request(what, types.CallToolRequest(params=params), _RESULT)
+        except MCPError as error:
+            await self._same_tools()
+            return ToolResult(cut(f"error: {error.message}", self._config.result_chars), error=True)
+        text = text_of(result, self._config.result_chars)
+        if result.is_error and _ABSENT.search(text):
+            await self._same_tools()
+        return ToolResult(text, error=bool(result.is_error))
+
+    async def refreshed(self) -> bool:
+        """Whether its tools are still those that it was opened with; asks the server."""
+        try:
+            await self._same_tools()
+        except ToolServerFault:
+            return False
+        return self.usable
+
+    async def close(self) -> None:
+        """End it; on return nothing of the server is left. Never raises but for a cancellation."""
+        self.health.over.set()
+        if self._owner is None:
+            return
+        patience = 0 if self.health.kind is ServerFaultKind.HUNG else CLOSE_SECONDS
+        done, _ = await asyncio.wait({self._owner}, timeout=patience)
+        if not done:
+            self._owner.cancel()
+            done, _ = await asyncio.wait({self._owner}, timeout=2 * CLOSE_SECONDS)
+        if not done:
+            log.warning("tool server %r: a session does not close", self._config.name)
+
+    def fault(self, what: str) -> ToolServerFault:
+        """The fault that ``health`` tells of."""
+        health, name = self.health, self._config.name
+        kind = health.kind or ServerFaultKind.CRASHED
+        told = health.told() or "its session ended"
+        return ToolServerFault(f"tool server {name!r}: {what}: {told}", kind, passing=health.passing)
+
+    # ---- inside
+
+    async def _live(self) -> None:
+        try:
+            async with self._streams(self._config, self.health) as (heard, said):
+                info = types.Implementation(name="mua", version=mua.__version__)
+                async with ClientSession(heard, said, message_handler=self._hear, client_info=info) as client:
+                    await self._greet(client)
+                    await self.health.over.wait()
+        except Exception as error:
+            self.health.lose(ServerFaultKind.CRASHED, _innermost(error))
+        finally:
+            self._client = None
+            self.health.lose(ServerFaultKind.CRASHED, "its session was closed")
+
+    async def _greet(self, client: ClientSession) -> None:
+        """Handshake and tools; what goes wrong is :meth:`open`'s to tell, and not the contexts' to wrap."""
+        try:
+            try:
+                # Not the SDK's probe for the newest protocol, which a mute server holds up for 10 s.
+                await client.initialize()
+            except MCPError as error:
+                if error.code != types.UNSUPPORTED_PROTOCOL_VERSION:
+                    raise
+                await client.discover()
+            if self._config.url and self._config.isolation == "session" and not self.health.session_id:
+                raise ConfigError(
+                    f"environment.mcp, server {self._config.name!r}: it keeps no sessions (no Mcp-Session-Id), so that "
+                    "rollouts cannot be kept apart; set isolation: shared if it has no state, or none that matters"
+                )
+            self._client = client
+            self.tools = chosen_tools(self._config, await self._listed())
+        except Exception as error:
+            self._opened.set_exception(error)
+            self.health.over.set()
+        else:
+            self._opened.set_result(None)
+
+    async def _hear(self, message: Any) -> None:
+        if isinstance(message, types.ToolListChangedNotification):
+            self._stale = True
+
+    async def _listed(self) -> list[types.Tool]:
+        assert self._client is not None
+        tools: list[types.Tool] = []
+        cursor: str | None = None
+        for _ in range(MOST_PAGES):
+            params = types.PaginatedRequestParams(cursor=cursor) if cursor else None
+            page = await self._client.list_tools(params=params)
+            tools += page.tools
+            if not (cursor := page.next_cursor):
+                return tools
+        raise ConfigError(f"environment.mcp, server {self._config.name!r}: its list of tools has no end")
+
+    async def _same_tools(self) -> None:
+        """Ask for the tools again. Raises :class:`ToolServerFault` where they are others."""
+        self._stale = False
+        seconds = self._config.call_seconds
+        try:
+            async with asyncio.timeout(seconds):
+                now = chosen_tools(self._config, await self._listed())
+        except TimeoutError:
+            self.health.lose(ServerFaultKind.HUNG, f"it did not list its tools within {seconds:g} s")
+        except ConfigError as error:
+            self.health.lose(ServerFaultKind.TOOLS_CHANGED, str(error))
+        except Exception as error:
+            self.health.lose(*self._read_error(error))
+        else:
+            if now == self.tools:
+                return
+            differ = sorted({*now} ^ {*self.tools}) or [name for name in now if now[name] != self.tools[name]]
+            told = f"its tools changed while a rollout used them ({', '.join(differ[:5])})"
+            self.health.lose(ServerFaultKind.TOOLS_CHANGED, told)
+        raise self.fault("list of tools")
+
+    async def _request(self, what: str, request: Any, answer: TypeAdapter[Any]) -> Any:
+        """The answer. Raises :class:`ToolServerFault`, and MCPError for an error that the server itself answers."""
+        client, seconds = self._client, self._config.call_seconds
+        if client is None or self.health.over.is_set():
+            raise await self._gone(what)
+        self.health.status = 0
+        try:
+            async with asyncio.timeout(seconds) as deadline:
+                return await client.send_request(request, answer)
+        except TimeoutError:
+            if not deadline.expired():
+                raise
+            stray = f"; on standard output it said {self.health.stray!r}" if self.health.stray else ""
+            told = f"no answer within {seconds:g} s (call_seconds){stray}"
+            name = self._config.name
+            raise ToolServerFault(f"tool server {name!r}: {what}: {told}", ServerFaultKind.HUNG) from None
+        except ValidationError as error:
+            told = f"its answer is none that the protocol knows: {str(error).splitlines()[0]}"
+            self.health.lose(ServerFaultKind.GARBAGE, told)
+            raise self.fault(what) from None
+        except MCPError as error:
+            if not self._of_transport(error):
+                raise
+            if error.code == types.CONNECTION_CLOSED or self.health.over.is_set():
+                raise await self._gone(what) from None
+            kind, told = self._read_error(error)
+            raise ToolServerFault(f"tool server {self._config.name!r}: {what}: {told}", kind) from None
+        except Exception as error:
+            self.health.lose(ServerFaultKind.CRASHED, one_line(error))
+            raise await self._gone(what) from None
+
+    def _of_transport(self, error: MCPError) -> bool:
+        """Whether no server answered this: the SDK puts its own troubles into the same form."""
+        return (
+            error.code in (types.CONNECTION_CLOSED, types.REQUEST_TIMEOUT, types.PARSE_ERROR)
+            or self.health.status >= 400
+            or self.health.over.is_set()
+        )
+
+    async def _gone(self, what: str) -> ToolServerFault:
+        """The fault of a session that has ended, once its owner knows how."""
+        self.health.over.set()
+        if self._owner is not None:
+            await asyncio.wait({self._owner}, timeout=_REASON_SECONDS)
+        return self.fault(what)
+
+    def _read_error(self, error: BaseException) -> tuple[ServerFaultKind, str]:
+        status = self.health.status
+        if status >= 400:
+            kind = _KINDS_BY_STATUS.get(status, ServerFaultKind.CRASHED)
+            hint = "; check headers" if kind is ServerFaultKind.REFUSED else ""
+            return kind, f"it answers with HTTP status {status}{hint}"
+        if isinstance(error, ValidationError) or (isinstance(error, MCPError) and error.code == types.PARSE_ERROR):
+            return ServerFaultKind.GARBAGE, f"its answer is none that the protocol knows: {one_line(error)[:400]}"
+        return ServerFaultKind.CRASHED, one_line(error)[:300]
+
+
+def _innermost(error: BaseException) -> str:
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return one_line(error)[:300]

@@ -1,0 +1,155 @@
+"""Tool servers behind a URL: one of the SDK's own, in a process, and one that misbehaves on order, in a thread.
+
+Not here: what is the same over standard input and output (``test_mcp_servers.py``); TLS and proxies.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import misbehaving_mcp
+import pytest
+from mcp_support import environment, managed, play, some_task
+
+from mua.environment.manager import EnvironmentInstance
+from mua.environment.mcp.server_faults import ServerFaultKind, ServerNotStarted, ToolServerFault
+from mua.errors import ConfigError
+from mua.types import Json
+
+
+class Handler(BaseHTTPRequestHandler):
+    """JSON answers, one session a handshake. ``fault`` says what is done to calls, or to everything."""
+
+    protocol_version = "HTTP/1.1"
+    fault = ""
+    sessions = 0
+    ended: tuple[str, ...] = ()
+
+    def log_message(self, *_: Any) -> None:
+        """Nothing."""
+
+    def do_GET(self) -> None:
+        self.send_response(405)
+        self.send_header("content-length", "0")
+        self.end_headers()
+
+    def do_DELETE(self) -> None:
+        kind = type(self)
+        kind.ended = (*kind.ended, self.headers["mcp-session-id"])
+        self.answer(200, b"")
+
+    def do_POST(self) -> None:
+        kind, message = type(self), json.loads(self.rfile.read(int(self.headers["content-length"])))
+        if kind.fault.isdecimal() or self.headers.get("authorization") != "Bearer t":
+            self.answer(int(kind.fault or 401), b"")
+        elif "id" not in message:
+            self.answer(202, b"")
+        else:
+            more = {}
+            if message["method"] == "initialize" and kind.fault != "stateless":
+                kind.sessions += 1
+                more["mcp-session-id"] = str(kind.sessions)
+            reply = {"jsonrpc": "2.0", "id": message["id"], "result": misbehaving_mcp.answer(message)}
+            calls = message["method"] == "tools/call"
+            if calls and kind.fault == "drops":
+                self.close_connection = True
+                return
+            body = json.dumps(reply).encode()
+            if calls and kind.fault == "gzip":
+                body, more = gzip.compress(body), {"content-encoding": "gzip"}
+            if calls and kind.fault == "garbage":
+                body = b'{"jsonrpc": '
+            self.answer(500 if calls and kind.fault == "fails" else 200, body, **more)
+
+    def answer(self, status: int, body: bytes, **headers: str) -> None:
+        self.send_response(status)
+        for name, value in ({"content-type": "application/json", "content-length": str(len(body))} | headers).items():
+            self.send_header(name, value)
+        self.end_headers()
+        try:
+            self.wfile.write(body)
+        except OSError:
+            self.close_connection = True
+
+
+@contextmanager
+def served(fault: str = "") -> Iterator[tuple[type[Handler], str]]:
+    kind = type("Handler", (Handler,), {"fault": fault})
+    httpd = ThreadingHTTPServer(("127.0.0.1", 0), kind)
+    httpd.daemon_threads = True
+    thread = threading.Thread(target=lambda: httpd.serve_forever(0.01))
+    thread.start()
+    try:
+        yield kind, f"http://127.0.0.1:{httpd.server_port}/mcp"
+    finally:
+        httpd.shutdown()
+        thread.join()
+        httpd.server_close()
+
+
+def at(url: str, **settings: Any) -> Json:
+    own = {"name": "web", "url": url, "headers": {"Authorization": "Bearer t"}, "ready": 0, "retries": 0}
+    return own | settings
+
+
+async def echo(instance: EnvironmentInstance) -> str:
+    return (await instance.call("echo", {"text_": "hello"})).text
+
+
+def test_sessions_of_many_rollouts_share_connections_and_are_ended() -> None:
+    async def run(url: str) -> None:
+        async with managed(environment(at(url))) as manager:
+
+            async def rollout(number: int) -> None:
+                async with manager.instance(some_task(), number) as instance:
+                    assert await echo(instance) == "hello"
+
+            await asyncio.gather(*map(rollout, range(8)))
+
+    with served() as (kind, url):
+        asyncio.run(run(url))
+        assert kind.sessions == len(kind.ended) == len(set(kind.ended)) >= 8
+
+
+FAULTS = {
+    "drops": ("echo", {"text_": "x"}, ServerFaultKind.CRASHED, "no connection"),
+    "fails": ("echo", {"text_": "x"}, ServerFaultKind.CRASHED, "HTTP status 500"),
+    "gzip": ("big", {"size": 50_000_000}, ServerFaultKind.GARBAGE, "compresses"),
+    "garbage": ("echo", {"text_": "x"}, ServerFaultKind.GARBAGE, "none that the protocol knows"),
+    "": ("big", {"size": 50_000_000}, ServerFaultKind.FLOODED, "message_bytes"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_is_typed(fault: str) -> None:
+    tool, arguments, kind, told = FAULTS[fault]
+    with served(fault) as (_, url), pytest.raises(ToolServerFault, match=told) as met:
+        play(environment(at(url)), lambda instance: instance.call(tool, arguments))
+    assert met.value.kind is kind
+
+
+def test_what_cannot_be_opened_says_why() -> None:
+    with served() as (_, url):
+        with pytest.raises(ServerNotStarted, match="HTTP status 401; check headers") as met:
+            play(environment(at(url, headers={"Authorization": "Bearer secret-word"})), echo)
+        assert "secret-word" not in str(met.value)
+        assert not met.value.passing
+    with pytest.raises(ServerNotStarted, match="no connection") as met:
+        play(environment(at(url)), echo)
+    assert met.value.passing, "the server may come up"
+    with served("503") as (_, url), pytest.raises(ServerNotStarted, match="HTTP status 503"):
+        play(environment(at(url)), echo)
+
+
+def test_rollouts_that_cannot_be_kept_apart_are_refused() -> None:
+    with served("stateless") as (_, url):
+        with pytest.raises(ConfigError, match=r"keeps no sessions .* set isolation: shared"):
+            play(environment(at(url)), echo)
+        assert play(environment(at(url, isolation="shared")), echo) == "hello"
