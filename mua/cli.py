@@ -246,6 +246,30 @@ def compare(
 
 
 @command(app)
+def replay(
+    run: Annotated[Path, argument("RUN", "output folder of a run")],
+    step: Annotated[int, argument("STEP", "which step, counted from 0")],
+    overrides: Overrides = None,
+    store: Annotated[str | None, option("--store", "its store, where that is not in the folder")] = None,
+    as_json: Annotated[bool, option("--json", "print JSON")] = False,
+) -> None:
+    """Train a past step once more from the store: the same gradients, or what other settings would have changed."""
+    import mua.trainer.replay
+
+    found = mua.trainer.replay.replay(run, step, overrides or (), store=store)
+    if found is None:  # another rank than the first
+        return
+    if as_json:
+        print(json.dumps(found, indent=2))
+    else:
+        import workbench.replay_table
+
+        workbench.replay_table.show_replay(found)
+    if found["same_gradients"] is False or not found["within_tolerance"]:
+        raise typer.Exit(1)
+
+
+@command(app)
 def rollout(config: ConfigFile, overrides: Overrides = None) -> None:
     """Run episodes without training and print one as a conversation."""
     with _run(config, overrides, "config-rollout.yaml") as loaded:

@@ -230,6 +230,8 @@ class TrainSequence:
     """The critic's value of what comes before each token; None without a critic."""
     returns: Float32Array | None = None
     """What the critic's values are trained towards; None without a critic."""
+    origin: tuple[int, int, int] | None = None
+    """Ordinal and sample of the trajectory, and number of the segment there; None in supervised batches."""
 
     def __len__(self) -> int:
         return len(self.ids)

@@ -65,7 +65,7 @@ class _StreamAgent(TokenAgent):
         return self._talk.add_sampled(generation, self._request.number())
 
 
-class _Recorder:
+class _TranscriptKeeper:
     """The agent as the shared half of an episode sees it: a transcript, and the session's streams."""
 
     def __init__(self, session: GatewaySession, counts: dict[str, float]) -> None:
@@ -114,7 +114,7 @@ class ExternalEpisode(Episode):
         self._asked: dict[str, float] = {}
         limits = SessionLimits(config.max_requests, config.max_session_tokens, config.concurrency)
         self.session = GatewaySession(policy.family, self._ask, self, limits, show_tools=setting.show_tools)
-        super().__init__(setting, environment, user, _Recorder(self.session, self._asked), guarded=guarded)
+        super().__init__(setting, environment, user, _TranscriptKeeper(self.session, self._asked), guarded=guarded)
         self._turn_rewards = [0.0]
         self._fault: Exception | None = None
         self._over = asyncio.Event()

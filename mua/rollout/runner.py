@@ -8,7 +8,7 @@ import logging
 import random
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, nullcontext
 from dataclasses import replace
 from time import perf_counter
 from typing import NamedTuple
@@ -38,6 +38,7 @@ from mua.rollout.agent import EpisodeSetting, Policy, TokenPolicy
 from mua.rollout.episode import Episode, EpisodeResult
 from mua.rollout.external import ExternalEpisode
 from mua.seeds import derived_seed
+from mua.store.recorder import EpisodeRecord, Recorder
 from mua.tokens.chat_family import ChatFamily
 from mua.types import Group, Outcome, Trajectory
 from mua.users.factory import UserFactory
@@ -88,7 +89,9 @@ class EpisodeRunner:
         sampler: Sampler | None,
         services: Services,
         policy: Policy | None = None,
+        *,
         pauses: Pauses | None = None,
+        recorder: Recorder | None = None,
     ) -> None:
         """``policy`` comes in the place of ``family`` and ``sampler``, which are a checkpoint's. ``pauses`` are those
         of the sampler, in which no episode's time passes."""
@@ -97,6 +100,7 @@ class EpisodeRunner:
             assert sampler is not None, "a checkpoint's chat family and engine, or a policy"
             policy = TokenPolicy(family, sampler, config.engine.routed_experts)
         self._config = config
+        self._recorder = recorder
         self._selection = selection
         self._environments = {
             name: EnvironmentManager(domain, config.environment) for name, domain in selection.domains.items()
@@ -155,6 +159,9 @@ class EpisodeRunner:
         self, episodes: Iterable[Placed], *, temperature: float, on_trajectory: Callable[[Placed, Trajectory], None]
     ) -> None:
         """One trajectory for each of ``episodes``, given to ``on_trajectory`` as they end."""
+        episodes = list(episodes)
+        if self._recorder is not None:
+            self._recorder.evaluation([(p.ordinal, p.task.domain, p.task.id, p.task.split) for p in episodes])
 
         async def one(placed: Placed) -> None:
             found = await self.trajectory(placed.task, placed.ordinal, placed.sample, temperature=temperature)
@@ -163,6 +170,8 @@ class EpisodeRunner:
         async with asyncio.TaskGroup() as group:
             for placed in episodes:
                 group.create_task(one(placed))
+        if self._recorder is not None:
+            self._recorder.evaluated()
 
     async def trajectory(self, task: Task, ordinal: int, sample: int, *, temperature: float) -> Trajectory:
         """One trajectory, unscored when every attempt met an infrastructure fault."""
@@ -182,9 +191,13 @@ class EpisodeRunner:
                 # A fault must leave no trace in a deterministic run; elsewhere another seed may avoid the next one.
                 again = 0 if self._config.trainer.deterministic else attempt
                 seed = derived_seed(self._config.seed, ordinal, sample, again)
+                record = self._record(ordinal, sample, temperature)
                 try:
-                    result = await self._attempt(setting, task, f"{ordinal}/{sample}/{attempt}", seed)
+                    with nullcontext() if record is None else record.noting():
+                        result = await self._attempt(setting, task, f"{ordinal}/{sample}/{attempt}", seed)
                 except tuple(_FAULTS) as fault:
+                    if record is not None and attempt < self._config.rollout.max_retries:
+                        record.failed()
                     log.warning("task %s, attempt %d: %s", task.id, attempt + 1, fault)
                     last = fault
                     if isinstance(fault, UserFault):
@@ -193,9 +206,13 @@ class EpisodeRunner:
                         # Jittered, so that retries do not arrive together.
                         longest = min(_FIRST_PAUSE_S * 2**attempt, _LONGEST_PAUSE_S)
                         await asyncio.sleep(longest * random.uniform(0.5, 1.0))
+                except BaseException:  # the group is cancelled, or the run ends
+                    if record is not None:
+                        record.failed()
+                    raise
                 else:
                     clock = {"seconds/queued": began - wanted, "seconds/episode": perf_counter() - began}
-                    return Trajectory(
+                    trajectory = Trajectory(
                         task_id=task.id,
                         ordinal=ordinal,
                         sample=sample,
@@ -211,12 +228,25 @@ class EpisodeRunner:
                         domain=task.domain,
                         sampling=setting.budgets.sampling(temperature),
                     )
+                    if record is not None:
+                        await record.ended(trajectory, result.evaluation.reward)
+                    return trajectory
         outcome = next(outcome for kind, outcome in _FAULTS.items() if isinstance(last, kind))
-        return Trajectory(
+        trajectory = Trajectory(
             task.id, ordinal, sample, [], [], 0.0, False, outcome,
             attempts=self._config.rollout.max_retries + 1, error=str(last), domain=task.domain,
             passing=last.passing, metrics={name: float(count) for name, count in faults.items()},
         )  # fmt: skip
+        if record is not None:
+            await record.ended(trajectory, None)
+        return trajectory
+
+    def _record(self, ordinal: int, sample: int, temperature: float) -> EpisodeRecord | None:
+        """Where the next attempt of an episode notes what it does."""
+        if self._recorder is None:
+            return None
+        sampling = self._config.rollout.sampling(temperature)
+        return self._recorder.episode(ordinal, sample, sampling, evaluation=ordinal >= EVALUATION_ORDINALS)
 
     async def _attempt(self, setting: EpisodeSetting, task: Task, session: str, seed: int) -> EpisodeResult:
         limit, began = setting.budgets.episode_seconds, perf_counter()

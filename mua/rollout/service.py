@@ -46,6 +46,7 @@ from mua.rollout.runner import EpisodeRunner, Placed, evaluation_places
 from mua.rollout.scheduler import GroupScheduler, Position, RolloutBatch, StepDemand, sampled_tokens
 from mua.rollout.stream import TaskStream
 from mua.rollout.teacher import Teacher
+from mua.store.recorder import Recorder
 from mua.tokens.family_loading import load_family
 from mua.types import Group, Json, Trajectory
 
@@ -64,7 +65,8 @@ class RolloutService:
 
     ``interrupt`` is called again and again while the caller waits for engines to start, for groups or for an
     evaluation; what it raises gives up that wait. ``hosts`` tells where engines are. With ``teacher``
-    the groups of training are scored by that of ``algorithm.distillation``, if there is one.
+    the groups of training are scored by that of ``algorithm.distillation``, if there is one. ``recorder`` keeps what
+    episodes do.
     """
 
     def __init__(
@@ -74,8 +76,10 @@ class RolloutService:
         *,
         hosts: Hosts | None = None,
         teacher: bool = False,
+        recorder: Recorder | None = None,
     ) -> None:
         self._interrupt = interrupt
+        self._recorder = recorder
         self._config = config
         self._services = Services.from_config(config.user, config.judge)
         self.selection = Selection.from_config(config.environment, self._services)
@@ -158,11 +162,12 @@ class RolloutService:
             stream.restore(position["curriculum"])
 
         def roll_out(ordinal: int) -> Coroutine[Any, Any, Group]:
+            task = stream.task(ordinal)
             episodes = self._episodes.group(
-                stream.task(ordinal), ordinal, algorithm.group_size, temperature=temperature,
+                task, ordinal, algorithm.group_size, temperature=temperature,
                 on_episode=lambda: self._on_episode(),
             )  # fmt: skip
-            return self._taught(episodes)
+            return self._recorded(task, ordinal, self._taught(episodes))
 
         demand = StepDemand(
             algorithm.groups_per_step,
@@ -314,12 +319,37 @@ class RolloutService:
     async def _taught(self, episodes: Coroutine[Any, Any, Group]) -> Group:
         """The group of ``episodes`` with what the teacher thinks of it, if there is one."""
         group = await episodes
-        return group if self._teacher is None else await self._teacher.scored(group)
+        if self._teacher is None:
+            return group
+        group = await self._teacher.scored(group)
+        if self._recorder is not None:
+            self._recorder.taught(group)
+        return group
+
+    async def _recorded(self, task: Task, ordinal: int, episodes: Coroutine[Any, Any, Group]) -> Group:
+        """The group of ``episodes``, whose beginning and end the recorder keeps."""
+        if (recorder := self._recorder) is None:
+            return await episodes
+        size = self._config.algorithm.group_size
+        recorder.opened(ordinal, task.domain, task.id, size, self._version, task.split)
+        try:
+            group = await episodes
+        except BaseException:
+            recorder.cancelled(ordinal)
+            raise
+        recorder.completed(group)
+        return group
 
     async def _start_runner(self) -> None:
         every = self.selection if self.held_out is None else self.selection.beside(self.held_out)
         self._runner = EpisodeRunner(
-            self._config, every, self.family, self._pool, self._services, pauses=self._pool.pauses
+            self._config,
+            every,
+            self.family,
+            self._pool,
+            self._services,
+            pauses=self._pool.pauses,
+            recorder=self._recorder,
         )
         await self._runner.start()
 

@@ -234,6 +234,12 @@ class Conversation:
         """Assistant turns so far, over all segments."""
         return self._turns
 
+    @property
+    def trained_segments(self) -> int:
+        """Segments before the current one that :meth:`segments` will hold; the number there of the current one, if
+        anything is sampled in it."""
+        return sum(bool((stream.column("provenance") == Provenance.SAMPLED).any()) for stream in self._streams[:-1])
+
     def prompt_ids(self) -> Int32Array:
         """Ids to send to the engine now, ``[T]``; opens the assistant's turn at the first call."""
         if not self._prompted:
