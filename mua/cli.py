@@ -246,12 +246,52 @@ def compare(
 
 
 @command(app)
+def replay(
+    run: Annotated[Path, argument("RUN", "output folder of a run")],
+    step: Annotated[int, argument("STEP", "which step, counted from 0")],
+    overrides: Overrides = None,
+    store: Annotated[str | None, option("--store", "its store, where that is not in the folder")] = None,
+    as_json: Annotated[bool, option("--json", "print JSON")] = False,
+) -> None:
+    """Train a past step once more from the store: the same gradients, or what other settings would have changed."""
+    import mua.trainer.replay
+
+    found = mua.trainer.replay.replay(run, step, overrides or (), store=store)
+    if found is None:  # another rank than the first
+        return
+    if as_json:
+        print(json.dumps(found, indent=2))
+    else:
+        import workbench.replay_table
+
+        workbench.replay_table.show_replay(found)
+    if found["same_gradients"] is False or not found["within_tolerance"]:
+        raise typer.Exit(1)
+
+
+@command(app)
 def rollout(config: ConfigFile, overrides: Overrides = None) -> None:
     """Run episodes without training and print one as a conversation."""
     with _run(config, overrides, "config-rollout.yaml") as loaded:
         import workbench.rollout
 
         workbench.rollout.show_rollout(loaded)
+
+
+@command(app)
+def gateway(config: ConfigFile, overrides: Overrides = None) -> None:
+    """Serve the policy to agents by OpenAI's interface, with a task's tools and user, until Ctrl-C or SIGTERM."""
+    from mua.rollout.by_hand import by_hand
+
+    with Preemption() as preemption, _run(config, overrides, "config-gateway.yaml") as loaded:
+        from mua.rollout.service import RolloutService
+
+        def leave() -> None:
+            if preemption.requested:
+                raise KeyboardInterrupt
+
+        with RolloutService(by_hand(loaded), leave) as service:
+            service.serve_sessions(lambda path: print(f"sessions are opened as {path} tells", flush=True))
 
 
 @command(convert_app, "megatron-to-hf")

@@ -47,6 +47,8 @@ class Outcome(StrEnum):
     MAX_TURNS = "max_turns"
     LENGTH = "length"
     MALFORMED = "malformed"
+    AGENT_END = "agent_end"
+    """An agent of its own process or function ended by itself; see docs/gateway.md."""
     REPETITION = "repetition"
     USER_ERROR = "user_error"
     ENVIRONMENT_ERROR = "environment_error"
@@ -67,6 +69,7 @@ _SCORED = frozenset(
         Outcome.MAX_TURNS,
         Outcome.LENGTH,
         Outcome.MALFORMED,
+        Outcome.AGENT_END,
         Outcome.REPETITION,
     }
 )
@@ -227,6 +230,8 @@ class TrainSequence:
     """The critic's value of what comes before each token; None without a critic."""
     returns: Float32Array | None = None
     """What the critic's values are trained towards; None without a critic."""
+    origin: tuple[int, int, int] | None = None
+    """Ordinal and sample of the trajectory, and number of the segment there; None in supervised batches."""
 
     def __len__(self) -> int:
         return len(self.ids)

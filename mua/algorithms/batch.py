@@ -158,8 +158,11 @@ def _batch(
             "constant": count * config.aggregation_constant,
         }[config.aggregation]
         sequences += [
-            _train_sequence(segment, 1.0 / denominator, advantages, number)
-            for segment in trajectory.segments
+            replace(
+                _train_sequence(segment, 1.0 / denominator, advantages, number),
+                origin=(trajectory.ordinal, trajectory.sample, place),
+            )
+            for place, segment in enumerate(trajectory.segments)
             if segment.loss_mask.any()
         ]
     rewards = []

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
+from mua.config.agent_section import AgentConfig
 from mua.config.algorithm import (
     AlgorithmConfig,
     BalanceFilter,
@@ -468,6 +469,7 @@ class ExperimentConfig(Section):
     user: UserConfig = UserConfig()
     judge: JudgeConfig | None = None
     rollout: RolloutConfig = RolloutConfig()
+    agent: AgentConfig | None = None
     context: ContextConfig = ContextConfig()
     engine: EngineConfig = EngineConfig()
     algorithm: AlgorithmConfig = AlgorithmConfig()

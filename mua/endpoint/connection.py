@@ -113,6 +113,11 @@ class Connection:
     def __repr__(self) -> str:
         return f"{mask_credentials(self._config.base_url)} (model {self._config.model})"
 
+    @property
+    def named(self) -> tuple[str, str]:
+        """Address without credentials, and model."""
+        return mask_credentials(self._config.base_url), self._config.model
+
     def wait(self, request: ChatRequest) -> float:
         """Seconds until ``request`` would have its place under the rate limits."""
         now = monotonic()

@@ -20,7 +20,7 @@ import random
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
-from time import monotonic
+from time import monotonic, time
 from typing import Literal, Self, TypeAlias
 
 from mua.config.schema import JudgeConfig, LlmConfig, PolicyEndpointConfig, UserConfig
@@ -39,6 +39,7 @@ from mua.errors import (
 )
 from mua.masking import mask_credentials
 from mua.seeds import derived_seed
+from mua.store.recorder import current_episode
 from mua.types import Json
 
 log = logging.getLogger(__name__)
@@ -113,6 +114,7 @@ class ChatClient:
             cached = await self._cache.get(asked)
             if cached is not None and accept(cached) is None:
                 self.count("cache_hits")
+                self._note(request, cached, time(), 0.0, "cache", config.model)
                 return cached
         way = _Way(self._members, request, monotonic() + seconds)
         late = False
@@ -128,6 +130,31 @@ class ChatClient:
             late = True
         # Raised outside the handlers: a chained exception would carry the request and its headers.
         raise self._fault(way, seconds if late else None)
+
+    def _note(
+        self, request: ChatRequest, outcome: Completion | Trouble | str, began: float, seconds: float,
+        endpoint: str, model: str, *, error: str | None = None,
+    ) -> None:  # fmt: skip
+        """Have the record of the episode under way hold the request."""
+        if (record := current_episode.get()) is None:
+            return
+        values: Json = {"sampling": {"seed": request.seed, "temperature": request.temperature} | request.sampling}
+        reply: Json | None = None
+        if isinstance(outcome, Completion):
+            counted = ("prompt_tokens", "completion_tokens", "cached_tokens")
+            values |= {name: outcome.usage.get(name) for name in counted}
+            values["finish"] = "length" if outcome.truncated else "stop"
+            reply = {"role": "assistant", "content": outcome.text}
+            if outcome.calls:
+                reply["tool_calls"] = [call.openai() for call in outcome.calls]
+            if outcome.reasoning is not None:
+                reply["reasoning_content"] = outcome.reasoning
+        elif error is None:
+            error = outcome if isinstance(outcome, str) else outcome.kind
+        record.request(
+            self._role, began, messages=list(request.messages), tools=request.tools, reply=reply,
+            seconds=seconds, endpoint=endpoint, model=model, error=error, **values,
+        )  # fmt: skip
 
     def count(self, name: str) -> None:
         """Add one to the metric ``name``."""
@@ -158,9 +185,19 @@ class ChatClient:
             # A policy's retry is the same request again: it follows faults of the endpoint, not of what it wrote.
             again = way.tried and not way.request.verbatim
             seed = derived_seed(way.request.seed, way.tried) if again else way.request.seed
-            outcome = await self._members[place].ask(replace(way.request, seed=seed), way.deadline)
+            member, began, clock = self._members[place], time(), monotonic()
+            asked = replace(way.request, seed=seed)
+            try:
+                outcome = await member.ask(asked, way.deadline)
+            except BaseException as error:  # its time is up, or the episode's
+                self._note(asked, type(error).__name__, began, monotonic() - clock, *member.named)
+                raise
+            if outcome is not None:
+                refused = accept(outcome) if isinstance(outcome, Completion) else None
+                reason = refused.reason if refused else member.clean(getattr(outcome, "reason", "")) or None
+                self._note(asked, outcome, began, monotonic() - clock, *member.named, error=reason)
             if isinstance(outcome, Completion):
-                if (refusal := accept(outcome)) is None:
+                if (refusal := refused) is None:
                     return outcome
                 self.count("errors/rejected")
                 reason = f"unusable reply: {refusal.reason}"

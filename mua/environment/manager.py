@@ -18,6 +18,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from time import perf_counter, time
 from typing import TYPE_CHECKING, Any, Literal
 
 from mua.config.schema import EnvironmentConfig
@@ -31,6 +32,7 @@ from mua.environment.threads import HungCall
 from mua.environment.tool_arguments import fitted
 from mua.environment.wire import error_text
 from mua.errors import ConfigError, EnvironmentFault, JudgeFault, MuaError, UserFault
+from mua.store.recorder import arguments_text, current_episode
 from mua.types import Json, ToolSchema
 
 if TYPE_CHECKING:
@@ -158,7 +160,20 @@ class InstanceUserTools:
 
     async def call(self, name: str, arguments: Json) -> ToolResult:
         """Run one, and keep what was called and answered."""
-        result = await self._instance.user_call(name, arguments)
+        began, started = time(), perf_counter()
+        values: Json = {"turn": 0, "name": name, "arguments": arguments_text(arguments), "by_user": True}
+        values |= {"error": None, "reward": None}
+        record = current_episode.get()
+        try:
+            result = await self._instance.user_call(name, arguments)
+        except BaseException as error:
+            if record is not None:
+                failed = {"error": error_text(error), "seconds": perf_counter() - started}
+                record.tool_call(began, None, **values | failed)
+            raise
+        if record is not None:
+            text = result.text if isinstance(result.text, str) else None
+            record.tool_call(began, text, **values | {"reward": result.reward, "seconds": perf_counter() - started})
         self._taken.append({"name": name, "arguments": arguments, "answer": result.text})
         return result
 

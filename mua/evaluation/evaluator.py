@@ -26,6 +26,7 @@ from mua.environment.selection import Selection, environment_of
 from mua.errors import ConfigError
 from mua.evaluation.identity import json_digest, policy_digest, policy_of, setting_of, task_digest
 from mua.evaluation.presentation import console_table, draw, markdown
+from mua.evaluation.recording import recording
 from mua.evaluation.store import FILE, EpisodeStore, Key
 from mua.evaluation.summary import TaskResult, summarize, training_metrics
 from mua.observe.progress import Progress
@@ -34,6 +35,7 @@ from mua.rollout.agent import ChatPolicy
 from mua.rollout.runner import EpisodeRunner, Placed, evaluation_places, without_gc_pauses
 from mua.rollout.scored import require_scored
 from mua.rollout.service import RolloutService
+from mua.store.recorder import Recorder
 from mua.types import Json, Trajectory
 
 RESULT, REPORT = "evaluation.json", "report.md"
@@ -62,7 +64,11 @@ def play_on_engine(
             raise _TimeIsUp
 
     try:
-        with RolloutService(config, interrupt) as rollouts, without_gc_pauses():
+        with (
+            recording(config) as recorder,
+            RolloutService(config, interrupt, recorder=recorder) as rollouts,
+            without_gc_pauses(),
+        ):
             with suppress(_TimeIsUp):
                 rollouts.each(episodes, temperature=config.evaluation.temperature, on_trajectory=on_trajectory)
             return roles_of(rollouts.metrics())
@@ -77,12 +83,12 @@ def play_at_endpoint(
     endpoint = config.evaluation.policy.endpoint
     assert endpoint is not None, "the configuration was validated"
 
-    async def play() -> Roles:
+    async def play(recorder: Recorder | None) -> Roles:
         services = Services.from_config(config.user, config.judge)
         selection = Selection.from_config(config.environment, services)
         client = ChatClient(endpoint, "policy")
         policy = ChatPolicy(client, endpoint.send_reasoning)
-        runner = EpisodeRunner(config, selection, None, None, services, policy)
+        runner = EpisodeRunner(config, selection, None, None, services, policy, recorder=recorder)
         try:
             await runner.start()
             try:
@@ -97,8 +103,8 @@ def play_at_endpoint(
             await services.close()
             await client.close()
 
-    with without_gc_pauses():
-        return asyncio.run(play())
+    with recording(config) as recorder, without_gc_pauses():
+        return asyncio.run(play(recorder))
 
 
 def evaluate(config: ExperimentConfig) -> None:

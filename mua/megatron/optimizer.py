@@ -20,6 +20,7 @@ from mua.compat.megatron_adam import initialize_state
 from mua.compat.megatron_offload import OF_HYBRID, settle_steps, zero_state
 from mua.config.schema import MegatronConfig, OptimizerConfig
 from mua.errors import ConfigError
+from mua.megatron.gradients import GradientWatch
 from mua.megatron.settings import data_parallel_config, optimizer_config
 
 _RESTORED = frozenset({"params", "step"})
@@ -106,12 +107,17 @@ class Optimizer:
             wd_incr_style="constant",
         )
         self._clip = config.clip_grad
+        self.watch: GradientWatch | None = None
+        """What is told every step's gradients before they are clipped."""
 
     def step(self) -> StepResult:
         """Clips and applies the gradients, unless their norm is infinite or no number, then moves the schedule on."""
         learning_rate = self.learning_rate
         self.megatron.prepare_grads()
         norm = float(self.megatron.get_grad_norm())
+        if self.watch is not None:
+            parts = self.megatron.chained_optimizers
+            self.watch.note([grad for part in parts for grad in part.get_grads_for_grad_norm()])
         if not math.isfinite(norm):
             return StepResult(False, norm, learning_rate)
         if self._clip > 0:

@@ -15,7 +15,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from time import perf_counter
+from time import perf_counter, time
 from typing import Protocol
 
 from mua.config.context_section import ContextConfig
@@ -26,6 +26,7 @@ from mua.engine.sampler import Sampler, SamplingParams, TurnCut
 from mua.environment.protocol import Task
 from mua.rollout.context import NOTES_KEY, ContextKeeper, with_notes, without_results
 from mua.seeds import derived_seed
+from mua.store.recorder import current_episode
 from mua.tokens.chat_family import ChatFamily
 from mua.tokens.conversation import Conversation
 from mua.tokens.parsing import AssistantTurn, ErrorKind, ToolCall, ToolCallError
@@ -198,10 +199,11 @@ class TokenAgent:
             return None
         return self._take(await self._sample(prompt, room, self._turn_seed()))
 
-    async def _sample(self, prompt: Int32Array, room: int, seed: int) -> Generation:
+    async def _sample(self, prompt: Int32Array, room: int, seed: int, role: str = "policy") -> Generation:
         """What the policy says to ``prompt`` in at most ``room`` tokens."""
         setting, policy, budgets = self._setting, self._policy, self._setting.budgets
         ids, started, greedy = prompt.tolist(), perf_counter(), setting.temperature == 0
+        began = time()
         sampling = SamplingParams(
             temperature=setting.temperature,
             max_new_tokens=room,
@@ -221,9 +223,14 @@ class TokenAgent:
             )
         except TurnCut as cut:
             if not policy.pace.ran_on(len(cut.partial.ids), room):
+                self._note(role, began, perf_counter() - started, sampling, len(prompt), None, "cut by its deadline")
                 raise
             _count(self._counts, {"cut_by_time": 1})
             generation = replace(cut.partial, finish="length")  # the policy's doing: it ends as at its room of tokens
+        except BaseException as error:
+            self._note(role, began, perf_counter() - started, sampling, len(prompt), None, type(error).__name__)
+            raise
+        self._note(role, began, perf_counter() - started, sampling, len(prompt), generation, None)
         if generation.finish == "stop":
             policy.pace.ended(len(generation.ids), perf_counter() - started)
             policy.pace.warn_if_too_slow(budgets.max_turn_tokens, budgets.generate_seconds)
@@ -269,9 +276,33 @@ class TokenAgent:
         room = min(config.summary_tokens, self._setting.budgets.max_tokens - len(prompt))
         if room < 1:
             return None
-        generation = await self._sample(prompt, room, derived_seed(self._seed, self._talk.turns, "notes"))
+        generation = await self._sample(prompt, room, derived_seed(self._seed, self._talk.turns, "notes"), "summary")
         self._context.counts["context/notes_tokens"] += len(generation.ids)
         return self._talk.add_aside(generation).content
+
+    def _note(
+        self, role: str, began: float, seconds: float, sampling: SamplingParams, prompt: int,
+        found: Generation | None, error: str | None,
+    ) -> None:  # fmt: skip
+        """Have the record of the episode under way hold the request: where its tokens are, not the tokens."""
+        if (record := current_episode.get()) is None:
+            return
+        values: Json = {}
+        if found is not None:
+            new = len(found.ids)
+            values = {
+                "waited": found.waited, "version": found.version, "cached_tokens": found.cached_tokens,
+                "completion_tokens": new, "finish": found.finish,
+            }  # fmt: skip
+            if new and found.finish != "abort":
+                values |= {"segment": self._talk.trained_segments, "token_start": prompt, "token_end": prompt + new}
+        told = {"temperature": sampling.temperature, "top_p": sampling.top_p, "top_k": sampling.top_k}
+        record.conversation = self._talk.messages
+        record.request(
+            role, began, messages=list(self._talk.messages), in_segment=True, turn=self._talk.turns,
+            seconds=seconds, error=error,
+            endpoint="engine", prompt_tokens=prompt, sampling=told | {"seed": sampling.seed}, **values,
+        )  # fmt: skip
 
     def add_tool_results(self, results: Sequence[str]) -> None:
         self._talk.add_tool_results(self._context.shortened(results, self._policy.family.codec))

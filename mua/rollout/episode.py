@@ -23,7 +23,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from enum import Enum, auto
-from time import perf_counter
+from time import perf_counter, time
 
 from mua.environment.manager import EnvironmentInstance
 from mua.environment.protocol import Evaluation, Transcript
@@ -33,6 +33,7 @@ from mua.environment.user import STOP_SIGNAL, ToolUser, User, UserReply
 from mua.errors import DeadlineExceeded, EnvironmentFault, MuaError, UserFault, UserFaultKind, one_line
 from mua.rollout.agent import Agent, EpisodeSetting
 from mua.rollout.context import repetitions
+from mua.store.recorder import arguments_text, current_episode
 from mua.tokens.codec import ConversationError
 from mua.tokens.parsing import AssistantTurn, ToolCall
 from mua.types import Json, Outcome, Segment, ToolSchema
@@ -173,17 +174,36 @@ class Episode:
             self._malformed += 1
             error = {"kind": "unknown_tool" if schema is None else "invalid_arguments", "message": fault}
             self._agent.messages[-1].setdefault("tool_call_errors", []).append(error)
+            self._note_call(call, time(), 0.0, error=fault)
             return f"error: {fault}"
         self._counts["tool_calls"] += 1
         self._counts[f"tool_calls/{call.name}"] += 1
-        with self._clock("tools"):
-            result = await self._environment.call(call.name, call.arguments)
-        text = checked_text(call.name, result.text)
+        began, started = time(), perf_counter()
+        try:
+            with self._clock("tools"):
+                result = await self._environment.call(call.name, call.arguments)
+            text = checked_text(call.name, result.text)
+        except BaseException as error:
+            self._note_call(call, began, perf_counter() - started, error=one_line(error))
+            raise
+        told = "the tool says that it failed" if result.error else None
+        self._note_call(call, began, perf_counter() - started, text, error=told, reward=result.reward)
         self._counts[f"tool_errors/{call.name}"] += result.error
         self._turn_rewards[-1] += result.reward
         if result.terminal:
             self._end(Outcome.TERMINAL_TOOL)
         return text
+
+    def _note_call(
+        self, call: ToolCall, began: float, seconds: float, text: str | None = None, *, error: str | None = None,
+        reward: float | None = None,
+    ) -> None:  # fmt: skip
+        """Have the record of the episode hold the call."""
+        if (record := current_episode.get()) is not None:
+            record.tool_call(
+                began, text, turn=max(0, self._agent.turns - 1), name=call.name, seconds=seconds, error=error,
+                arguments=arguments_text(call.arguments), reward=reward,
+            )  # fmt: skip
 
     async def _ask_user(self) -> EpisodeState:
         reply = await self._hear(lambda: self._user.reply(self._turn.content))
@@ -242,7 +262,7 @@ class Episode:
     async def _finish(self) -> EpisodeResult:
         assert self._outcome is not None
         with self._clock("evaluate"):
-            evaluation = await self._environment.evaluate(Transcript(self._agent.messages))
+            evaluation = await self._evaluate()
         rewards = self._turn_rewards or [0.0]
         rewards[-1] += evaluation.reward
         if not math.isfinite(sum(rewards)):
@@ -254,6 +274,9 @@ class Episode:
         return EpisodeResult(
             self._outcome, self._agent.segments(), list(self._agent.messages), rewards, evaluation, metrics
         )
+
+    async def _evaluate(self) -> Evaluation:
+        return await self._environment.evaluate(Transcript(self._agent.messages))
 
     @contextmanager
     def _clock(self, stage: str) -> Iterator[None]:

@@ -8,7 +8,7 @@ import logging
 import random
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, nullcontext
 from dataclasses import replace
 from time import perf_counter
 from typing import NamedTuple
@@ -17,11 +17,12 @@ from mua.config.schema import ExperimentConfig
 from mua.endpoint.services import Services
 from mua.engine.pauses import Pauses
 from mua.engine.sampler import Sampler
-from mua.environment.manager import EnvironmentManager
+from mua.environment.manager import EnvironmentInstance, EnvironmentManager
 from mua.environment.protocol import Task
 from mua.environment.selection import Selection
 from mua.environment.user import User
 from mua.errors import (
+    ConfigError,
     DeadlineExceeded,
     EngineError,
     EnvironmentFault,
@@ -31,9 +32,13 @@ from mua.errors import (
     UserFaultKind,
     one_line,
 )
+from mua.gateway.launch import check_agent
+from mua.gateway.serving import GatewayServer
 from mua.rollout.agent import EpisodeSetting, Policy, TokenPolicy
 from mua.rollout.episode import Episode, EpisodeResult
+from mua.rollout.external import ExternalEpisode
 from mua.seeds import derived_seed
+from mua.store.recorder import EpisodeRecord, Recorder
 from mua.tokens.chat_family import ChatFamily
 from mua.types import Group, Outcome, Trajectory
 from mua.users.factory import UserFactory
@@ -84,7 +89,9 @@ class EpisodeRunner:
         sampler: Sampler | None,
         services: Services,
         policy: Policy | None = None,
+        *,
         pauses: Pauses | None = None,
+        recorder: Recorder | None = None,
     ) -> None:
         """``policy`` comes in the place of ``family`` and ``sampler``, which are a checkpoint's. ``pauses`` are those
         of the sampler, in which no episode's time passes."""
@@ -93,6 +100,7 @@ class EpisodeRunner:
             assert sampler is not None, "a checkpoint's chat family and engine, or a policy"
             policy = TokenPolicy(family, sampler, config.engine.routed_experts)
         self._config = config
+        self._recorder = recorder
         self._selection = selection
         self._environments = {
             name: EnvironmentManager(domain, config.environment) for name, domain in selection.domains.items()
@@ -102,6 +110,16 @@ class EpisodeRunner:
         self._starts = asyncio.Lock()
         self._policy = policy
         self._pauses = pauses or Pauses()
+        self.gateway = None if config.agent is None else GatewayServer(config.agent)
+        """Where agents of the configuration ask for turns; None without ``agent``."""
+        if config.agent is not None:
+            check_agent(config.agent)
+            if not isinstance(policy, TokenPolicy):
+                raise ConfigError(
+                    "agent: an agent of its own plays with a checkpoint through the engine, no other policy"
+                )
+            if config.context.strategy != "off" or config.context.stop_on_repetition is not None:
+                raise ConfigError("context: an agent of its own keeps its context itself; leave the section out")
         self._setting = EpisodeSetting(
             budgets=config.rollout,
             temperature=config.rollout.temperature,
@@ -117,6 +135,8 @@ class EpisodeRunner:
             await manager.start()
 
     async def close(self) -> None:
+        if self.gateway is not None:
+            await self.gateway.close()
         for manager in self._environments.values():
             await manager.close()
 
@@ -139,6 +159,9 @@ class EpisodeRunner:
         self, episodes: Iterable[Placed], *, temperature: float, on_trajectory: Callable[[Placed, Trajectory], None]
     ) -> None:
         """One trajectory for each of ``episodes``, given to ``on_trajectory`` as they end."""
+        episodes = list(episodes)
+        if self._recorder is not None:
+            self._recorder.evaluation([(p.ordinal, p.task.domain, p.task.id, p.task.split) for p in episodes])
 
         async def one(placed: Placed) -> None:
             found = await self.trajectory(placed.task, placed.ordinal, placed.sample, temperature=temperature)
@@ -147,6 +170,8 @@ class EpisodeRunner:
         async with asyncio.TaskGroup() as group:
             for placed in episodes:
                 group.create_task(one(placed))
+        if self._recorder is not None:
+            self._recorder.evaluated()
 
     async def trajectory(self, task: Task, ordinal: int, sample: int, *, temperature: float) -> Trajectory:
         """One trajectory, unscored when every attempt met an infrastructure fault."""
@@ -166,9 +191,13 @@ class EpisodeRunner:
                 # A fault must leave no trace in a deterministic run; elsewhere another seed may avoid the next one.
                 again = 0 if self._config.trainer.deterministic else attempt
                 seed = derived_seed(self._config.seed, ordinal, sample, again)
+                record = self._record(ordinal, sample, temperature)
                 try:
-                    result = await self._attempt(setting, task, f"{ordinal}/{sample}/{attempt}", seed)
+                    with nullcontext() if record is None else record.noting():
+                        result = await self._attempt(setting, task, f"{ordinal}/{sample}/{attempt}", seed)
                 except tuple(_FAULTS) as fault:
+                    if record is not None and attempt < self._config.rollout.max_retries:
+                        record.failed()
                     log.warning("task %s, attempt %d: %s", task.id, attempt + 1, fault)
                     last = fault
                     if isinstance(fault, UserFault):
@@ -177,9 +206,13 @@ class EpisodeRunner:
                         # Jittered, so that retries do not arrive together.
                         longest = min(_FIRST_PAUSE_S * 2**attempt, _LONGEST_PAUSE_S)
                         await asyncio.sleep(longest * random.uniform(0.5, 1.0))
+                except BaseException:  # the group is cancelled, or the run ends
+                    if record is not None:
+                        record.failed()
+                    raise
                 else:
                     clock = {"seconds/queued": began - wanted, "seconds/episode": perf_counter() - began}
-                    return Trajectory(
+                    trajectory = Trajectory(
                         task_id=task.id,
                         ordinal=ordinal,
                         sample=sample,
@@ -195,12 +228,25 @@ class EpisodeRunner:
                         domain=task.domain,
                         sampling=setting.budgets.sampling(temperature),
                     )
+                    if record is not None:
+                        await record.ended(trajectory, result.evaluation.reward)
+                    return trajectory
         outcome = next(outcome for kind, outcome in _FAULTS.items() if isinstance(last, kind))
-        return Trajectory(
+        trajectory = Trajectory(
             task.id, ordinal, sample, [], [], 0.0, False, outcome,
             attempts=self._config.rollout.max_retries + 1, error=str(last), domain=task.domain,
             passing=last.passing, metrics={name: float(count) for name, count in faults.items()},
         )  # fmt: skip
+        if record is not None:
+            await record.ended(trajectory, None)
+        return trajectory
+
+    def _record(self, ordinal: int, sample: int, temperature: float) -> EpisodeRecord | None:
+        """Where the next attempt of an episode notes what it does."""
+        if self._recorder is None:
+            return None
+        sampling = self._config.rollout.sampling(temperature)
+        return self._recorder.episode(ordinal, sample, sampling, evaluation=ordinal >= EVALUATION_ORDINALS)
 
     async def _attempt(self, setting: EpisodeSetting, task: Task, session: str, seed: int) -> EpisodeResult:
         limit, began = setting.budgets.episode_seconds, perf_counter()
@@ -210,16 +256,30 @@ class EpisodeRunner:
                 self._environments[task.domain].instance(task, seed) as environment,
                 self._user(task, seed) as user,
             ):
-                agent = self._policy.agent(setting, session=session, seed=seed)
-                guarded = not self._users.recites_data(task)
                 started = perf_counter()
-                result = await Episode(setting, environment, user, agent, guarded=guarded).run()
+                result = await self._played(setting, task, environment, user, session, seed)
                 result.metrics["seconds/start"] = started - began
                 return result
         except TimeoutError:
             if not deadline.expired():
                 raise
             raise DeadlineExceeded(f"rollout.episode_seconds: the episode took longer than {limit:g} s") from None
+
+    async def _played(
+        self, setting: EpisodeSetting, task: Task, environment: EnvironmentInstance, user: User, session: str, seed: int
+    ) -> EpisodeResult:
+        """By the built-in agent, or by that of the configuration."""
+        guarded = not self._users.recites_data(task)
+        if self.gateway is None:
+            agent = self._policy.agent(setting, session=session, seed=seed)
+            return await Episode(setting, environment, user, agent, guarded=guarded).run()
+        await self.gateway.start()
+        assert isinstance(self._policy, TokenPolicy), "checked at the start"
+        episode = ExternalEpisode(
+            setting, environment, user, self._policy,
+            config=self.gateway.config, session=session, seed=seed, guarded=guarded,
+        )  # fmt: skip
+        return await episode.play(self.gateway, self._config.output / "logs" / "agents")
 
     @asynccontextmanager
     async def _user(self, task: Task, seed: int) -> AsyncIterator[User]:

@@ -28,6 +28,7 @@ import logging
 import threading
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
@@ -40,10 +41,12 @@ from mua.engine.sync import SyncReport
 from mua.environment.protocol import Split, Task
 from mua.environment.selection import Selection
 from mua.errors import EngineError
+from mua.rollout.by_hand import SessionDesk
 from mua.rollout.runner import EpisodeRunner, Placed, evaluation_places
 from mua.rollout.scheduler import GroupScheduler, Position, RolloutBatch, StepDemand, sampled_tokens
 from mua.rollout.stream import TaskStream
 from mua.rollout.teacher import Teacher
+from mua.store.recorder import Recorder
 from mua.tokens.family_loading import load_family
 from mua.types import Group, Json, Trajectory
 
@@ -62,7 +65,8 @@ class RolloutService:
 
     ``interrupt`` is called again and again while the caller waits for engines to start, for groups or for an
     evaluation; what it raises gives up that wait. ``hosts`` tells where engines are. With ``teacher``
-    the groups of training are scored by that of ``algorithm.distillation``, if there is one.
+    the groups of training are scored by that of ``algorithm.distillation``, if there is one. ``recorder`` keeps what
+    episodes do.
     """
 
     def __init__(
@@ -72,8 +76,10 @@ class RolloutService:
         *,
         hosts: Hosts | None = None,
         teacher: bool = False,
+        recorder: Recorder | None = None,
     ) -> None:
         self._interrupt = interrupt
+        self._recorder = recorder
         self._config = config
         self._services = Services.from_config(config.user, config.judge)
         self.selection = Selection.from_config(config.environment, self._services)
@@ -156,11 +162,12 @@ class RolloutService:
             stream.restore(position["curriculum"])
 
         def roll_out(ordinal: int) -> Coroutine[Any, Any, Group]:
+            task = stream.task(ordinal)
             episodes = self._episodes.group(
-                stream.task(ordinal), ordinal, algorithm.group_size, temperature=temperature,
+                task, ordinal, algorithm.group_size, temperature=temperature,
                 on_episode=lambda: self._on_episode(),
             )  # fmt: skip
-            return self._taught(episodes)
+            return self._recorded(task, ordinal, self._taught(episodes))
 
         demand = StepDemand(
             algorithm.groups_per_step,
@@ -259,6 +266,19 @@ class RolloutService:
         work = self._episodes.each(episodes, temperature=temperature, on_trajectory=on_trajectory)
         self._attend(work)
 
+    def serve_sessions(self, opened: Callable[[Path], None]) -> None:
+        """Serve the gateway's sessions to people, until ``interrupt`` raises; ``opened`` is told the address's file."""
+
+        async def serve() -> None:
+            desk = SessionDesk(self._config, self.selection, self._episodes)
+            opened(await desk.open())
+            try:
+                await asyncio.Event().wait()
+            finally:
+                await desk.close()
+
+        self._attend(serve())
+
     def meet_users(self, config: ExperimentConfig) -> None:
         """From now on episodes are with the users of ``config``, which is the same but for them; none may be under
         way."""
@@ -299,12 +319,37 @@ class RolloutService:
     async def _taught(self, episodes: Coroutine[Any, Any, Group]) -> Group:
         """The group of ``episodes`` with what the teacher thinks of it, if there is one."""
         group = await episodes
-        return group if self._teacher is None else await self._teacher.scored(group)
+        if self._teacher is None:
+            return group
+        group = await self._teacher.scored(group)
+        if self._recorder is not None:
+            self._recorder.taught(group)
+        return group
+
+    async def _recorded(self, task: Task, ordinal: int, episodes: Coroutine[Any, Any, Group]) -> Group:
+        """The group of ``episodes``, whose beginning and end the recorder keeps."""
+        if (recorder := self._recorder) is None:
+            return await episodes
+        size = self._config.algorithm.group_size
+        recorder.opened(ordinal, task.domain, task.id, size, self._version, task.split)
+        try:
+            group = await episodes
+        except BaseException:
+            recorder.cancelled(ordinal)
+            raise
+        recorder.completed(group)
+        return group
 
     async def _start_runner(self) -> None:
         every = self.selection if self.held_out is None else self.selection.beside(self.held_out)
         self._runner = EpisodeRunner(
-            self._config, every, self.family, self._pool, self._services, pauses=self._pool.pauses
+            self._config,
+            every,
+            self.family,
+            self._pool,
+            self._services,
+            pauses=self._pool.pauses,
+            recorder=self._recorder,
         )
         await self._runner.start()
 

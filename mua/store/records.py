@@ -56,11 +56,12 @@ def trajectory_inserts(
     sampler: str | None = None,
     sampling: Json | None = None,
 ) -> list[Insert]:
-    """The rows of a trajectory and its segments. ``key`` must have its ordinal, sample and attempt.
+    """The rows of a trajectory and its segments. ``key`` must have its ordinal and sample; its attempt counts those of
+    groups that were cancelled and began again too.
 
     Raises ValueError for another key, and for a reward that is no finite number: no average could hold it.
     """
-    if (key.ordinal, key.sample, key.attempt) != (trajectory.ordinal, trajectory.sample, trajectory.attempts):
+    if (key.ordinal, key.sample) != (trajectory.ordinal, trajectory.sample):
         raise ValueError(f"the key {key} is not that of the trajectory")
     if not math.isfinite(trajectory.reward):
         raise ValueError(f"trajectory {key.trajectory_id}: reward {trajectory.reward} is no finite number")
@@ -93,11 +94,12 @@ def trajectory_inserts(
         "ended_at": ended_at,
         "pruned": None,
     }  # fmt: skip
-    rows = [_segment_row(key.trajectory_id, n, segment) for n, segment in enumerate(trajectory.segments)]
+    rows = [segment_row(key.trajectory_id, n, segment) for n, segment in enumerate(trajectory.segments)]
     return [Insert(trajectories, [row]), Insert(segments, rows)]
 
 
-def _segment_row(trajectory_id: str, number: int, segment: Segment) -> dict[str, Any]:
+def segment_row(trajectory_id: str, number: int, segment: Segment) -> dict[str, Any]:
+    """The row of ``segments``."""
     return {
         "trajectory_id": trajectory_id,
         "number": number,

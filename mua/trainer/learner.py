@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Self
 
 import torch.distributed as dist
+from torch import Tensor
 
 from megatron_bridge.collective import gathered
 from megatron_bridge.plain_files import BridgeError
@@ -36,6 +37,7 @@ from mua.engine.placement import (
 from mua.engine.source import TrainerSource, WeightSource
 from mua.errors import ModelError, RankLost
 from mua.megatron import checkpoint, device_memory, parallel
+from mua.megatron.gradients import GradientWatch, cosine
 from mua.megatron.model import load_chunks
 from mua.megatron.modules import defer_logits
 from mua.megatron.network import Network, policy_terms, read_logprobs, read_values, value_terms
@@ -85,6 +87,8 @@ class Learner:
         self._closing: dist.ProcessGroup | None = None
         self._offloaded: Offloaded | None = None
         self._host: EngineHost | None = None
+        self._kept_gradients: list[list[Tensor]] = []
+        self._held_gradients: list[list[Tensor]] = []
         self._group: dist.ProcessGroup | None = None
         with naming_lost_ranks():
             self._started = parallel.initialize(config.megatron, config.seed)
@@ -175,6 +179,37 @@ class Learner:
             log.error("a checkpoint that was being written is given up: %s", " ".join(str(error).split()))
         finally:
             parallel.shutdown(self._started)
+
+    @announced
+    def watch_gradients(self, *, keep: bool = False) -> None:
+        """From now on note a digest of every gradient of the policy, and with ``keep`` a copy on its rank."""
+        self.policy.optimizer.watch = GradientWatch(keep=keep)
+        self._kept_gradients = []
+
+    @property
+    def watches_gradients(self) -> bool:
+        """Whether :meth:`watch_gradients` was called."""
+        return self.policy.optimizer.watch is not None
+
+    @announced
+    def gradient_digests(self) -> list[str]:
+        """Of the policy's steps since the last call, over all ranks; none unless they are watched."""
+        watch = self.policy.optimizer.watch
+        if watch is None:
+            return []
+        digests, self._kept_gradients = watch.take()
+        return digests
+
+    @announced
+    def hold_gradients(self) -> None:
+        """Hold on to the kept gradients of the last call of :meth:`gradient_digests`, for :meth:`gradient_cosines`."""
+        self._held_gradients = self._kept_gradients
+
+    @announced
+    def gradient_cosines(self) -> list[float]:
+        """Between the gradients held and those of the last call of :meth:`gradient_digests`, update by update."""
+        pairs = zip(self._held_gradients, self._kept_gradients, strict=False)
+        return [cosine(held, kept) for held, kept in pairs]
 
     def train_step(self, batch: TrainBatch, loss: LossFunction) -> dict[str, float]:
         """One optimizer step of the policy on the whole batch: gradients are plain sums of the loss function's.

@@ -14,7 +14,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 from mua.algorithms.batch import adjusted, make_batches, split_minibatches
 from mua.algorithms.filters import filtered, shuffled
@@ -38,6 +40,7 @@ from mua.trainer.memory_phases import Phases
 from mua.trainer.preempt import Preemption
 from mua.trainer.rank_processes import become_rank, check_ranks, leads
 from mua.trainer.run_folder import Run
+from mua.trainer.run_record import Learned, RunRecord
 from mua.types import Group, TrainBatch
 
 _SHOWN = {"reward": "reward/mean", "success": "success"}
@@ -72,7 +75,9 @@ def train(config: ExperimentConfig, preemption: Preemption | None = None) -> Non
         learner.follow()
         preemption.check()
         return
-    with learner, Run(config, learner) as run:
+    with learner, Run(config, learner) as run, recorded(config, run) as record:
+        if config.trainer.deterministic and record is not None:
+            learner.watch_gradients()
         if config.megatron.offload:
             learner.offload()  # engines take for their cache what is free when they start
         else:
@@ -84,9 +89,24 @@ def train(config: ExperimentConfig, preemption: Preemption | None = None) -> Non
 
         hosts = learner.engine_hosts()
         with run.saved_on_leaving():
-            with RolloutService(config, interrupt, hosts=hosts, teacher=True) as rollouts, without_gc_pauses():
-                Training(config, learner, run, rollouts, preemption).loop()
+            recorder = None if record is None else record.recorder
+            with (
+                RolloutService(config, interrupt, hosts=hosts, teacher=True, recorder=recorder) as rollouts,
+                without_gc_pauses(),
+            ):
+                Training(config, learner, run, rollouts, preemption, record).loop()
             learner.save_hf(config.output / "hf")  # the engines have left, and their memory is free
+
+
+@contextmanager
+def recorded(config: ExperimentConfig, run: Run) -> Iterator[RunRecord | None]:
+    """The store's record of this start of ``run``; None where the configuration wants no store."""
+    if not config.store.enabled:
+        yield None
+        return
+    with RunRecord(config, run.step) as record:
+        run.store = record
+        yield record
 
 
 def check_reproduced(rollout: RolloutConfig) -> None:
@@ -121,8 +141,15 @@ class Training:
     """One run: the loop, and the parts of a step in their order."""
 
     def __init__(
-        self, config: ExperimentConfig, learner: Learner, run: Run, rollouts: RolloutService, preemption: Preemption
+        self,
+        config: ExperimentConfig,
+        learner: Learner,
+        run: Run,
+        rollouts: RolloutService,
+        preemption: Preemption,
+        record: RunRecord | None = None,
     ) -> None:
+        self._record_of_run = record
         self._config, self._learner, self._run, self._rollouts = config, learner, run, rollouts
         self._preemption = preemption
         self._phases = Phases(config, learner, rollouts, run.timeline)
@@ -135,14 +162,19 @@ class Training:
         with run.progress.stage("train", total=config.trainer.steps - run.step) as progress:
             for step in range(run.step, config.trainer.steps):
                 self._preemption.check()
+                began, learned = time.time(), Learned()
                 rollout_batch, few = self._roll_out(step)
                 with self._phases.training():
                     usable = [] if few is not None else rollout_batch.usable
-                    metrics = learn(config, self._learner, usable, version=step, timeline=run.timeline)
+                    metrics = learn(config, self._learner, usable, version=step, timeline=run.timeline, learned=learned)
                 evaluates = config.trainer.evaluate_every > 0 and run.due(config.trainer.evaluate_every, step)
                 best, leaving = self._sync_and_evaluate(step, metrics, evaluates)
                 metrics |= self._record(step, rollout_batch.groups) | first
+                if self._record_of_run is not None:
+                    self._record_of_run.stepped(step, rollout_batch.groups, usable, learned, began, metrics)
                 metrics |= self._speed(metrics)
+                if self._record_of_run is not None:
+                    metrics |= self._record_of_run.metrics()
                 first, run.position = {}, rollouts.position
                 # A step counts as done once its checkpoint is there; what it leaves behind must be there before.
                 if leaving is not None and evaluates:
@@ -166,7 +198,9 @@ class Training:
         The evaluation that the run before this one owed its last step is made up for.
         """
         config, run = self._config, self._run
-        self._phases.sync(run.step)
+        synced = self._phases.sync(run.step)
+        if self._record_of_run is not None:
+            self._record_of_run.synced(run.step, synced.metrics())
         if run.unlogged is not None:
             late = run.unlogged | self._evaluate(run.step)
             run.evaluated(run.step - 1, late)
@@ -216,7 +250,10 @@ class Training:
         """
         try:
             if not self._preemption.requested:  # the same signal may have ended the engines
-                metrics |= self._phases.sync(step + 1).metrics()
+                synced = self._phases.sync(step + 1).metrics()
+                metrics |= synced
+                if self._record_of_run is not None:
+                    self._record_of_run.synced(step + 1, synced)
                 if self._config.trainer.max_staleness:  # no memory moves: engines work while the trainer writes
                     self._rollouts.release()
             if evaluates:
@@ -282,18 +319,27 @@ def learn(
     *,
     version: int,
     timeline: Timeline | None = None,
+    learned: Learned | None = None,
 ) -> dict[str, float]:
     """All optimizer steps on one batch of groups; their metrics, averaged over the steps.
 
-    ``version`` is the policy's before them. ``timeline`` gets the phases.
+    ``version`` is the policy's before them. ``timeline`` gets the phases, ``learned`` what the losses read.
     """
     timeline = timeline or Timeline()
+    learned = learned or Learned()
     with timeline.phase(TrainerPhase.BATCH):
-        return _learn(config, learner, groups, version, timeline)
+        metrics = _learn(config, learner, groups, version, timeline, learned)
+        learned.digests = learner.gradient_digests() if learned.batches and learner.watches_gradients else []
+        return metrics
 
 
 def _learn(
-    config: ExperimentConfig, learner: Learner, groups: Sequence[Group], version: int, timeline: Timeline
+    config: ExperimentConfig,
+    learner: Learner,
+    groups: Sequence[Group],
+    version: int,
+    timeline: Timeline,
+    learned: Learned,
 ) -> dict[str, float]:
     algorithm = config.algorithm
     if algorithm.shuffle_rewards:
@@ -313,6 +359,7 @@ def _learn(
     batches = [batch for batch, _ in done if batch.sequences]
     if not batches:  # every group agreed with itself or was filtered out: nothing pulls the policy anywhere
         return {"tokens": 0.0} | found
+    learned.batches, learned.epochs = batches, algorithm.epochs
     with timeline.phase(TrainerPhase.OPTIMIZER):
         steps = [_update(config, learner, batch, version) for _ in range(algorithm.epochs) for batch in batches]
     return _mean(steps) | found

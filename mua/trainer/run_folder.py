@@ -27,6 +27,7 @@ from mua.observe.progress import Progress
 from mua.observe.timeline import Timeline, TrainerPhase
 from mua.rollout.scored import UnscoredEpisodes
 from mua.trainer.learner import Learner
+from mua.trainer.run_record import RunRecord
 from mua.types import Json
 from mua.untrusted import JsonError, read_file, read_json
 
@@ -59,6 +60,8 @@ class Run:
         self.learned = True
         """Whether any step of the run could learn, so that there is something to save."""
         self.report = Report(config)
+        self.store: RunRecord | None = None
+        """What must hold every step before a checkpoint of them has its name."""
         if self._best_folder is not None and not self._best_folder.is_dir():
             log.warning(
                 "%s was the best checkpoint and is gone; the best of what follows takes its place", self._best_folder
@@ -164,6 +167,8 @@ class Run:
         """
         done = step + 1
         folder = checkpoint_folder(self.checkpoints, done)
+        if self.store is not None:
+            self.store.before_checkpoint()
         with self.timeline.phase(TrainerPhase.CHECKPOINT):
             optional = {
                 "unlogged": unlogged and dict(unlogged), "position": self.position, "best": self.best,
@@ -174,6 +179,8 @@ class Run:
             self._point_to_best()
             self._prune(writing=folder if self._config.trainer.async_save else None)
         self._unsaved = None
+        if self.store is not None:
+            self.store.after_checkpoint(step, folder)
         return folder
 
     def completed(self, step: int, unlogged: Mapping[str, float]) -> None:

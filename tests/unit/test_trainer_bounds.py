@@ -48,11 +48,16 @@ def episode(sample: int, outcome: Outcome = Outcome.USER_STOP, *, passing: bool 
 class StandIn:
     """A policy whose updates have metrics by the script and whose checkpoints are their states."""
 
+    watches_gradients = False
+
     def __init__(self, skipped: Sequence[float] = ()) -> None:
         self.skipped = list(skipped)
         self.updates = 0
 
     def give_back(self) -> None:
+        pass
+
+    def watch_gradients(self) -> None:
         pass
 
     def with_logprobs(self, batch: TrainBatch, *, old: bool) -> TrainBatch:

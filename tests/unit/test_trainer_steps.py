@@ -47,6 +47,8 @@ def config_of(output: Path, **algorithm: Any) -> ExperimentConfig:
 class Table:
     """A policy that says each token with a probability of its own, whatever came before; notes what is done to it."""
 
+    watches_gradients = False
+
     def __init__(self, events: list[str] | None = None) -> None:
         self.logits = torch.linspace(-1, 1, VOCABULARY, dtype=torch.float64).requires_grad_()
         self.events = [] if events is None else events

@@ -1,0 +1,274 @@
+"""What happens in episodes, noted as it happens and written when an attempt ends.
+
+    episode of the runner ──► EpisodeRecord (context variable) ◄── endpoint, agent, tools note what they did
+                                    │ the attempt ends, whichever way
+                                    ▼
+                        one put: trajectory, segments, requests, texts, tool calls, scores   (mua.store.writer)
+
+Noting keeps references and times; hashing, compression and SQL are the writer thread's. An attempt is written whole or
+not at all: of one under way when a process is killed nothing is left, of one that failed everything but its tokens,
+which no segment holds; what the policy wrote is then kept as text.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any
+
+from mua.store.column_types import json_text
+from mua.store.records import EpisodeKey, segment_row, trajectory_inserts, trajectory_size
+from mua.store.tables import episodes, requests, scores, segments, tasks, tool_calls
+from mua.store.texts import text_hash, text_inserts
+from mua.store.writer import Insert, Update, Write, Writer
+from mua.types import Group, Json, Trajectory
+
+
+@dataclass(slots=True)
+class _Asked:
+    role: str
+    started_at: float
+    values: dict[str, Any]
+    messages: Sequence[Mapping[str, Any]] | None = None
+    tools: Sequence[Json] = ()
+    reply: Json | None = None
+    in_segment: bool = False
+    """Of the policy at an engine: its messages are kept only where no segment holds its tokens."""
+
+
+@dataclass(slots=True)
+class _Called:
+    started_at: float
+    values: dict[str, Any]
+    result: str | None
+
+
+class EpisodeRecord:
+    """What one attempt of one episode did. Cheap to note into, from any thread."""
+
+    def __init__(self, recorder: Recorder, key: EpisodeKey, sampling: Json) -> None:
+        self.key, self.sampling = key, sampling
+        self.started_at = time.time()
+        self.conversation: list[Json] = []
+        """Of a policy at an engine: its messages, for an attempt that leaves no segments."""
+        self._recorder = recorder
+        self._requests: list[_Asked] = []
+        self._calls: list[_Called] = []
+        self._size = 1024
+
+    def request(
+        self, role: str, started_at: float, *, messages: Sequence[Mapping[str, Any]] | None = None,
+        tools: Sequence[Json] = (), reply: Json | None = None, in_segment: bool = False, **values: Any,
+    ) -> None:  # fmt: skip
+        """A request that was answered or failed. ``values`` are columns of the table ``requests``."""
+        self._requests.append(_Asked(role, started_at, values, messages, tools, reply, in_segment))
+        self._size += 512
+
+    def tool_call(self, started_at: float, result: str | None, **values: Any) -> None:
+        """A call of a tool, by the policy or by the user. ``values`` are columns of ``tool_calls``."""
+        self._calls.append(_Called(started_at, values, result))
+        self._size += 512 + len(result or "")
+
+    @contextmanager
+    def noting(self) -> Iterator[None]:
+        """A block whose requests and calls are noted here."""
+        token = current_episode.set(self)
+        try:
+            yield
+        finally:
+            current_episode.reset(token)
+
+    def failed(self) -> None:
+        """The attempt is given up: what it did is written, without a trajectory."""
+        self._recorder.writer.put(lambda: list(self._writes(None)), self._size)
+
+    async def ended(self, trajectory: Trajectory, evaluation_reward: float | None) -> None:
+        """The episode is over, as ``trajectory``."""
+        ended = time.time()
+
+        def made() -> Iterator[Write]:
+            yield from trajectory_inserts(
+                self.key, trajectory, ended_at=ended, started_at=self.started_at,
+                sampling=self.sampling, sampler=self._recorder.sampler,
+            )  # fmt: skip
+            if evaluation_reward is not None:
+                row = {"scorer": "environment", "value": evaluation_reward, "details": {"success": trajectory.success}}
+                yield Insert(scores, [{"trajectory_id": self.key.trajectory_id, **row}])
+            yield from self._writes(trajectory)
+
+        await self._recorder.writer.put_from_loop(lambda: list(made()), self._size + trajectory_size(trajectory))
+
+    # ---- in the writer's thread
+
+    def _writes(self, trajectory: Trajectory | None) -> Iterator[Write]:
+        name = None if trajectory is None else self.key.trajectory_id
+        ids = self.key.columns() | {"trajectory_id": name}
+        texts = _Texts()
+        rows = [ids | row for row in self._request_rows(texts, trajectory)]
+        calls = [
+            ids | {"number": number, "started_at": call.started_at, "by_user": False, "result": texts.add(call.result)}
+            | call.values
+            for number, call in enumerate(self._calls)
+        ]  # fmt: skip
+        yield from texts.inserts()
+        yield from (Insert(table, made) for table, made in ((requests, rows), (tool_calls, calls)) if made)
+
+    def _request_rows(self, texts: _Texts, trajectory: Trajectory | None) -> Iterator[dict[str, Any]]:
+        numbers: defaultdict[str, Iterator[int]] = defaultdict(itertools.count)
+        last: dict[str, tuple[int, Sequence[Mapping[str, Any]]]] = {}
+        has_segments = trajectory is not None and bool(trajectory.segments)
+        for request in self._requests:
+            number = next(numbers[request.role])
+            row: dict[str, Any] = dict.fromkeys(_REQUEST_COLUMNS) | request.values
+            messages, reply = request.messages, request.reply
+            if request.in_segment and has_segments:
+                messages = None
+            elif request.in_segment:
+                row |= {"segment": None, "token_start": None, "token_end": None}
+                said, before = self.conversation, len(messages or ())
+                if request.values.get("error") is None and len(said) > before and said[:before] == messages:
+                    reply = said[before]
+            if messages is not None:
+                follows, kept = None, 0
+                if request.role in last:
+                    before, earlier = last[request.role]
+                    pairs = zip(earlier, messages, strict=False)
+                    kept = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+                    follows = before if kept else None
+                row |= {"follows": follows, "kept": kept if follows is not None else None}
+                row["messages"] = [texts.add(message) for message in messages[kept:]]
+                last[request.role] = number, messages
+            row |= {"role": request.role, "number": number, "started_at": request.started_at}
+            row |= {"tools": texts.add(list(request.tools)) if request.tools else None, "reply": texts.add(reply)}
+            yield row
+
+
+_REQUEST_COLUMNS = (
+    "turn", "endpoint", "model", "seconds", "waited", "version", "prompt_tokens", "cached_tokens",
+    "completion_tokens", "segment", "token_start", "token_end", "follows", "kept", "messages", "finish", "sampling",
+    "error",
+)  # fmt: skip
+
+current_episode: ContextVar[EpisodeRecord | None] = ContextVar("current_episode", default=None)
+"""Whose requests and calls are under way here; None: nobody records."""
+
+
+class _Texts:
+    """Bodies to be stored, each once."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, Any] = {}
+
+    def add(self, value: Any) -> str | None:
+        if value is None:
+            return None
+        name = text_hash(value)
+        self._values[name] = value
+        return name
+
+    def inserts(self) -> list[Insert]:
+        # In the order of their hashes: two writers that store the same texts then never wait for each other in a ring.
+        return text_inserts([self._values[name] for name in sorted(self._values)])[1]
+
+
+@dataclass
+class Recorder:
+    """Makes the records of one start of a run, and keeps its tasks. Safe in threads."""
+
+    writer: Writer
+    run_id: str
+    part: int
+    round: int = 0
+    """Of the evaluation under way, counted from 1 over the run; 0: there was none."""
+    sampler: str | None = None
+    _attempts: dict[tuple[int, int, int], int] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def episode(self, ordinal: int, sample: int, sampling: Json, *, evaluation: bool) -> EpisodeRecord:
+        """The record of the next attempt of an episode; one that starts again counts on."""
+        round_ = self.round if evaluation else 0
+        with self._lock:
+            attempt = self._attempts.get((round_, ordinal, sample), 0) + 1
+            self._attempts[round_, ordinal, sample] = attempt
+        return EpisodeRecord(self, EpisodeKey(self.run_id, self.part, round_, ordinal, sample, attempt), sampling)
+
+    def key(self, ordinal: int, sample: int, round_: int = 0) -> EpisodeKey:
+        """Of the last attempt."""
+        attempt = self._attempts.get((round_, ordinal, sample), 1)
+        return EpisodeKey(self.run_id, self.part, round_, ordinal, sample, attempt)
+
+    def opened(self, ordinal: int, domain: str, task_id: str, size: int, version: int, split: str | None) -> None:
+        """A group of training begins, or begins again."""
+        row = self._task(0, ordinal, domain, task_id, size, split) | {"kind": "train", "version": version}
+        self.writer.put([Insert(tasks, [row], "replace")])
+
+    def completed(self, group: Group) -> None:
+        """All episodes of a group have ended; they were given to :meth:`EpisodeRecord.ended` before."""
+        rows = [
+            {
+                "run_id": self.run_id, "round": 0, "ordinal": group.ordinal, "sample": t.sample, "state": "done",
+                "sampler": self.sampler, "attempts": t.attempts,
+                "trajectory_id": self.key(group.ordinal, t.sample).trajectory_id,
+            }
+            for t in group.trajectories
+        ]  # fmt: skip
+        done = Update(tasks, self._named(group.ordinal), {"state": "complete", "ended_at": time.time()})
+        self.writer.put([Insert(episodes, rows, "replace"), done])
+
+    def cancelled(self, ordinal: int) -> None:
+        """A group of training is given up; it may begin again."""
+        self.writer.put([Update(tasks, self._named(ordinal), {"state": "cancelled", "ended_at": time.time()})])
+
+    def taught(self, group: Group) -> None:
+        """A teacher has scored the segments of a group that is stored."""
+
+        def made() -> list[Write]:
+            found: list[Write] = []
+            for trajectory in group.trajectories:
+                name = self.key(group.ordinal, trajectory.sample).trajectory_id
+                for number, segment in enumerate(trajectory.segments):
+                    row = segment_row(name, number, segment)
+                    found.append(Update(segments, {"trajectory_id": name, "number": number}, {"arrays": row["arrays"]}))
+            return found
+
+        self.writer.put(made, sum(trajectory_size(t) for t in group.trajectories))
+
+    def evaluation(self, places: Sequence[tuple[int, str, str, str | None]]) -> None:
+        """An evaluation begins: ordinal, domain, task and split of each of its episodes."""
+        self.round += 1
+        sizes: dict[tuple[int, str, str, str | None], int] = {}
+        for place in places:
+            sizes[place] = sizes.get(place, 0) + 1
+        rows = [
+            self._task(self.round, ordinal, domain, task_id, size, split) | {"kind": "evaluation", "version": None}
+            for (ordinal, domain, task_id, split), size in sizes.items()
+        ]
+        self.writer.put([Insert(tasks, rows)] if rows else [])
+
+    def evaluated(self) -> None:
+        """All episodes of the evaluation under way have ended."""
+        where = {"run_id": self.run_id, "round": self.round}
+        self.writer.put([Update(tasks, where, {"state": "complete", "ended_at": time.time()})])
+
+    def _named(self, ordinal: int) -> dict[str, Any]:
+        return {"run_id": self.run_id, "round": 0, "ordinal": ordinal}
+
+    def _task(
+        self, round_: int, ordinal: int, domain: str, task_id: str, size: int, split: str | None
+    ) -> dict[str, Any]:
+        return {
+            "run_id": self.run_id, "round": round_, "ordinal": ordinal, "domain": domain, "task_id": task_id,
+            "size": size, "split": split, "state": "open", "part": self.part, "made_at": time.time(),
+            "ended_at": None, "taken_step": None,
+        }  # fmt: skip
+
+
+def arguments_text(arguments: Any) -> str:
+    """The arguments of a call as JSON."""
+    return arguments if isinstance(arguments, str) else json_text(arguments)

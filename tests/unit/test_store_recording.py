@@ -1,0 +1,170 @@
+"""What episodes leave in the store: requests, calls, failed attempts, groups that begin again, and no secret; runs that
+are killed at drawn moments.
+
+Runner, environment, chat endpoint over HTTP and store are real, the policy is scripted. Not here: a real engine and a
+trainer's steps (tests/e2e/test_resume.py); 200 kills and PostgreSQL (docs/benchmarks/store.md); judges in worker
+processes, which are not recorded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+
+from environments.help_desk.tasks import generate
+from mua.endpoint.services import Services
+from mua.errors import EngineError, UserFault
+from mua.rollout import runner as runner_module
+from mua.rollout.runner import EpisodeRunner
+from mua.store.database import Store
+from mua.store.reader import read_trajectories
+from mua.store.recorder import Recorder
+from mua.store.starts import begin_part
+from mua.store.tables import metadata, requests, tasks, texts, tool_calls, trajectories
+from mua.store.texts import check_text, message_lists, read_texts
+from mua.store.verification import verify
+from mua.store.writer import Writer
+from mua.types import Group, Json
+from tests.chat_server import asked, fails
+from tests.rollout_fixtures import Script, ScriptedSampler, TestDesk, call, experiment, lines, only
+from tests.tokens_fixtures import chat_family
+from tools.bench.store_kills import campaign
+
+FAMILY = chat_family("qwen3", False)
+TASK = generate("train", 77, "cancel")
+SOLVED = lines(call("cancel_order", order=TASK.data["known"]["order"]), "Done.")
+
+
+@pytest.fixture(autouse=True)
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner_module, "_FIRST_PAUSE_S", 0.0)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    with Store.open(tmp_path) as opened:
+        yield opened
+
+
+def rows(store: Store, chosen: sa.Select) -> list[Json]:
+    with store.read() as connection:
+        assert not list(verify(connection))
+        return [dict(row) for row in connection.execute(chosen).mappings()]
+
+
+async def play(store: Store, folder: Path, script: Script, size: int = 2, times: int = 1) -> list[Group]:
+    """The same group so many times over, as one that is cancelled when it has ended and begins again."""
+    run, part, _ = begin_part(store, folder, "test", {}, {}, from_step=0, seconds=5)
+    groups = []
+    with Writer(store, every_seconds=0.01) as writer:
+        recorder = Recorder(writer, run, part)
+        config = experiment(rollout={"max_retries": 2})
+        sampler = ScriptedSampler(FAMILY, script)
+        runner = EpisodeRunner(config, only(TestDesk()), FAMILY, sampler, Services(), recorder=recorder)
+        for _ in range(times):
+            sampler._turns.clear()
+            recorder.opened(4, TASK.domain, TASK.id, size, 0, "train")
+            groups.append(await runner.group(TASK, 4, size, temperature=1.0))
+            recorder.completed(groups[-1])
+        await runner.close()
+    return groups
+
+
+async def test_requests_say_where_their_tokens_are_and_calls_what_they_answered(store: Store, tmp_path: Path) -> None:
+    (group,) = await play(store, tmp_path, SOLVED)
+    found = rows(store, sa.select(requests).order_by(requests.c.sample, requests.c.number))
+    assert [(row["sample"], row["role"], row["turn"]) for row in found] == [
+        (sample, "policy", turn) for sample in range(2) for turn in range(2)
+    ]
+    for row in found:
+        segment = group.trajectories[row["sample"]].segments[row["segment"]]
+        place = slice(row["token_start"], row["token_end"])
+        assert segment.loss_mask[place].all()
+        assert not segment.loss_mask[row["token_end"] : row["token_end"] + 1].any()
+        assert set(segment.version[place]) == {row["version"]}
+        assert set(segment.turn[place]) == {row["turn"]}
+        assert row["messages"] is None, "the policy's prompt is in its segment"
+    calls = rows(store, sa.select(tool_calls).order_by(tool_calls.c.sample))
+    assert [(c["name"], json.loads(c["arguments"])) for c in calls] == [
+        ("cancel_order", {"order": TASK.data["known"]["order"]})
+    ] * 2
+    with store.read() as connection:
+        result = read_texts(connection, [calls[0]["result"]])[calls[0]["result"]]
+        assert result == group.trajectories[0].messages[3]["content"]
+        again = list(read_trajectories(connection, [calls[0]["trajectory_id"]]))
+    assert again[0].messages == group.trajectories[0].messages
+    (task,) = rows(store, sa.select(tasks))
+    assert (task["state"], task["size"]) == ("complete", 2)
+
+
+async def test_an_attempt_that_failed_leaves_what_was_said(store: Store, tmp_path: Path) -> None:
+    def fails_once(session: str, turn: int) -> str:
+        if session.endswith("/0") and turn == 1:
+            raise EngineError("gone")
+        return SOLVED(session, turn)
+
+    await play(store, tmp_path, fails_once, size=1)
+    found = rows(store, sa.select(requests).order_by(requests.c.attempt, requests.c.number))
+    assert [(r["attempt"], r["number"], r["error"], r["trajectory_id"] is None) for r in found] == [
+        (1, 0, None, True), (1, 1, "EngineError", True), (2, 0, None, False), (2, 1, None, False),
+    ]  # fmt: skip
+    failed = [row for row in found if row["attempt"] == 1]
+    lists = message_lists(failed)
+    with store.read() as connection:
+        bodies = read_texts(connection, [*lists[1], failed[0]["reply"]])
+    assert [bodies[name]["role"] for name in lists[1]] == ["system", "user", "assistant", "tool"]
+    assert bodies[failed[0]["reply"]] == bodies[lists[1][2]]
+    assert failed[1]["kept"] == 2, "of the second request only what is new is stored"
+
+
+async def test_a_group_that_begins_again_is_kept_beside_the_first(store: Store, tmp_path: Path) -> None:
+    await play(store, tmp_path, SOLVED, size=2, times=2)
+    found = rows(store, sa.select(trajectories.c.attempt, trajectories.c.attempts))
+    assert sorted((row["attempt"], row["attempts"]) for row in found) == [(1, 1), (1, 1), (2, 1), (2, 1)]
+
+
+async def test_a_group_that_is_cancelled_leaves_its_requests(store: Store, tmp_path: Path) -> None:
+    def hangs(session: str, turn: int) -> str:
+        if turn == 1:
+            raise asyncio.CancelledError
+        return SOLVED(session, turn)
+
+    with pytest.raises(asyncio.CancelledError):
+        await play(store, tmp_path, hangs, size=1)
+    (first, second) = rows(store, sa.select(requests).order_by(requests.c.number))
+    assert (first["error"], second["error"]) == (None, "CancelledError")
+    assert rows(store, sa.select(trajectories)) == []
+
+
+async def test_no_secret_comes_into_the_store(store: Store, tmp_path: Path) -> None:
+    planted = "sk-planted-4711-secret"
+    run, part, _ = begin_part(store, tmp_path, "test", {}, {}, from_step=0, seconds=5)
+    refusal = fails(400, body=json.dumps({"error": {"message": f"the key {planted} may not use this model"}}))
+    async with asked(refusal, api_key=planted, max_retries=0) as (server, client):
+        with Writer(store, every_seconds=0.01) as writer:
+            record = Recorder(writer, run, part).episode(1, 0, {}, evaluation=False)
+            with record.noting(), pytest.raises(UserFault):
+                await client.chat([{"role": "user", "content": "hello"}], seed=1)
+            record.failed()
+    (request,) = rows(store, sa.select(requests))
+    assert request["error"] is not None
+    assert "may not use this model" in request["error"]
+    assert server.headers[0]["Authorization"] == f"Bearer {planted}", "it was really sent"
+    with store.read() as connection:
+        for table in metadata.sorted_tables:
+            for row in connection.execute(sa.select(table)).mappings():
+                whole = dict(row)
+                if table is texts:
+                    whole["body"] = check_text(row["hash"], row["body"])
+                assert planted not in repr(whole), table.name
+
+
+def test_store_and_checkpoints_agree_after_kills_at_drawn_moments(tmp_path: Path) -> None:
+    found = campaign(tmp_path / "kills", 6, seed=3)
+    assert found["faults"] == []
+    assert found["killed"] == 6

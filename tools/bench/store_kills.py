@@ -1,0 +1,256 @@
+"""kill -9 of a run at drawn moments: does its store stay whole, and of one mind with its checkpoints?
+
+    python -m tools.bench.store_kills [--kills 200] [--seed 1] [--url POSTGRES] [--folder FOLDER]
+
+Each attempt is a process of its own that continues the run: the output folder, the record, the recorder of episodes and
+the writer are the run's own; policy and episodes are made up, so that 200 kills take minutes. Half of the moments are
+drawn over time, half over the statements and commits that the store sends. After every kill the store must verify, and
+hold every step of the newest checkpoint; at the end every step and every group is there once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import signal
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import sqlalchemy as sa
+
+from mua.algorithms.batch import make_batches
+from mua.config.schema import ExperimentConfig
+from mua.store.database import Store, store_url
+from mua.store.queries import lost_step
+from mua.store.retention import checkpoint_steps
+from mua.store.starts import missing_steps, run_of
+from mua.store.tables import parts, steps, tasks, trajectories, uses
+from mua.store.verification import verify
+from mua.trainer import run_folder, run_record
+from mua.trainer.run_folder import Run
+from mua.trainer.run_record import Learned, RunRecord
+from mua.types import Group, Outcome, Segment, Trajectory
+
+GROUPS, SIZE = 2, 2
+
+
+class CountingPolicy:
+    """Counts its updates; its checkpoints are whole or not there."""
+
+    def __init__(self) -> None:
+        self.updates = 0
+
+    def save(self, folder: Path, extra_state: dict[str, Any], *_: Any, **__: Any) -> None:
+        partial = folder.with_name(f".{folder.name}.partial")
+        partial.mkdir(parents=True, exist_ok=True)
+        (partial / "manifest.json").write_text(json.dumps(extra_state))
+        if folder.exists():
+            for path in folder.iterdir():
+                path.unlink()
+            folder.rmdir()
+        partial.rename(folder)
+
+    def load(self, folder: Path) -> dict[str, Any]:
+        state: dict[str, Any] = json.loads((folder / "manifest.json").read_text())
+        self.updates = state["step"]
+        return state
+
+    def finish_save(self) -> None:
+        pass
+
+
+def experiment(output: Path, run_steps: int, url: str | None) -> ExperimentConfig:
+    """Every step has its checkpoint; the store is written as often as can be."""
+    return ExperimentConfig.model_validate(
+        {
+            "name": "kills", "output": str(output), "model": {"path": "none"}, "environment": {"name": "help_desk"},
+            "algorithm": {"group_size": SIZE, "groups_per_step": GROUPS, "epochs": 2},
+            "trainer": {"steps": run_steps, "save_every": 2, "keep": 2},
+            "store": {"write_seconds": 0.002} | ({} if url is None else {"url": url}),
+            "observe": {"tensorboard": False, "progress": False, "traces": False},
+        }
+    )  # fmt: skip
+
+
+def trajectory(ordinal: int, sample: int, version: int) -> Trajectory:
+    """An episode of 40 tokens, the same whenever it is played."""
+    draw = np.random.default_rng([ordinal, sample])
+    provenance = np.array([0, 1, 3, 4, 4, 4, 4, 2] * 5, np.uint8)
+    sampled = provenance == 4
+    segment = Segment(
+        draw.integers(0, 500, 40).astype(np.int32), provenance,
+        np.where(sampled, -draw.random(40), 0).astype(np.float32),
+        np.where(sampled, version, -1).astype(np.int32), (np.arange(40) // 8).astype(np.int32),
+    )  # fmt: skip
+    reward = float(sample)
+    return Trajectory(
+        f"task {ordinal}", ordinal, sample, [segment], [0.0] * 4 + [reward], reward, sample == 1, Outcome.USER_STOP,
+        messages=[{"role": "user", "content": f"hello {ordinal}"}], domain="help_desk",
+    )  # fmt: skip
+
+
+def play(config: ExperimentConfig, dies_at_statement: int | None) -> None:
+    """The run from where it is to its end, or to the moment of its death."""
+    if dies_at_statement is not None:
+        left = [dies_at_statement]
+
+        def count(*_: Any, **__: Any) -> None:
+            left[0] -= 1
+            if left[0] <= 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        for name in ("before_cursor_execute", "after_cursor_execute"):
+            sa.event.listen(sa.engine.Engine, name, count)
+        sa.event.listen(sa.engine.Engine, "commit", count)
+    # To ask git takes longer than all the rest of an attempt.
+    for module in (run_folder, run_record):
+        module.__dict__["provenance"] = lambda _: {"config": {}}
+    policy: Any = CountingPolicy()
+    with Run(config, policy) as run, RunRecord(config, run.step) as record:
+        run.store = record
+        for step in range(run.step, config.trainer.steps):
+            _step(config, run, record, step)
+
+
+def _step(config: ExperimentConfig, run: Run, record: RunRecord, step: int) -> None:
+    recorder, groups = record.recorder, []
+    record.synced(step, {})
+    for ordinal in range(step * GROUPS, (step + 1) * GROUPS):
+        recorder.opened(ordinal, "help_desk", f"task {ordinal}", SIZE, step, "train")
+        members = []
+        for sample in range(SIZE):
+            note = recorder.episode(ordinal, sample, {"temperature": 1.0}, evaluation=False)
+            members.append(made := trajectory(ordinal, sample, step))
+            note.request("user", time.time(), messages=made.messages, reply={"role": "assistant", "content": "yes"})
+            note.request(
+                "policy",
+                time.time(),
+                messages=made.messages,
+                in_segment=True,
+                segment=0,
+                token_start=3,
+                token_end=7,
+                completion_tokens=4,
+            )
+            note.tool_call(time.time(), "done", turn=0, name="look", arguments="{}")
+            if sample == 0 and ordinal % 3 == 0:
+                note.failed()
+                note = recorder.episode(ordinal, sample, {"temperature": 1.0}, evaluation=False)
+            asyncio.run(note.ended(made, made.reward))
+        groups.append(Group(ordinal, f"task {ordinal}", members))
+        recorder.completed(groups[-1])
+    learned = Learned()
+    learned.batches, learned.epochs = make_batches([groups], config.algorithm, 1.0), config.algorithm.epochs
+    record.stepped(step, groups, groups, learned, time.time(), {"loss": 0.0})
+    run.log(step, {"loss": 0.0})
+    if run.due(config.trainer.save_every, step):
+        run.save(step)
+
+
+def faults(config: ExperimentConfig) -> list[str]:
+    """What store and checkpoints disagree about, and what of the store is not whole."""
+    output = config.output
+    if config.store.url is None and not (output / "store.sqlite").exists():
+        return ["checkpoints without a store"] if checkpoint_steps(output) else []
+    with Store.open(store_url(output, config.store), write=config.store.url is None) as store, store.read() as found:
+        wrong = [str(finding) for finding in verify(found)]
+        run = run_of(output)
+        if lacking := missing_steps(found, run, max(checkpoint_steps(output), default=0)):
+            wrong.append(f"a checkpoint is there, and steps {lacking} are not in the store")
+        standing = sa.select(steps.c.step, steps.c.part, steps.c.details).where(steps.c.run_id == run, ~lost_step())
+        for row in found.execute(standing):
+            there = (uses.c.run_id == run) & (uses.c.step == row.step) & (uses.c.part == row.part)
+            count = found.execute(sa.select(sa.func.count()).select_from(uses).where(there)).scalar_one()
+            if count != 2 * GROUPS * SIZE:
+                wrong.append(f"step {row.step} has {count} uses")
+            names = [name for group in row.details["groups"] for name in group[2]]
+            known = sa.select(sa.func.count()).select_from(trajectories).where(trajectories.c.id.in_(names))
+            if found.execute(known).scalar_one() != GROUPS * SIZE:
+                wrong.append(f"step {row.step} trained on trajectories that are not there")
+            taken = sa.select(sa.func.count()).select_from(tasks).where(
+                tasks.c.run_id == run, tasks.c.state == "taken", tasks.c.taken_step == row.step
+            )  # fmt: skip
+            if found.execute(taken).scalar_one() != GROUPS:
+                wrong.append(f"step {row.step} did not take {GROUPS} groups")
+        return wrong
+
+
+def campaign(folder: Path, kills: int, seed: int, url: str | None = None) -> dict[str, Any]:
+    """Kill a run so often, check after each, let it end; figures, with every fault in ``faults``."""
+    draw, done, wrong = random.Random(seed), Counter[str](), list[str]()
+    config = experiment(folder / "out", 100 * kills + 8, url)  # more than any attempt comes to
+    config.output.mkdir(parents=True)
+    for number in range(kills):
+        over_statements, statement, seconds = number % 2 == 0, draw.randrange(1, 400), 0.02 + 0.8 * draw.random()
+        child = os.fork()
+        if child == 0:
+            _child(config, statement if over_statements else None)
+        if not over_statements:
+            time.sleep(seconds)
+            os.kill(child, signal.SIGKILL)
+        _, status = os.waitpid(child, 0)
+        done["killed" if os.WIFSIGNALED(status) else "ended by itself"] += 1
+        if not os.WIFSIGNALED(status):
+            wrong.append(f"kill {number}: the attempt ended before with status {os.waitstatus_to_exitcode(status)}")
+        wrong += [f"kill {number}: {fault}" for fault in faults(config)]
+    last = experiment(config.output, max(checkpoint_steps(config.output), default=0) + 6, url)
+    child = os.fork()
+    if child == 0:
+        _child(last, None)
+    _, status = os.waitpid(child, 0)
+    if status:
+        wrong.append(f"the last attempt ended with status {status}")
+    wrong += [f"end: {fault}" for fault in faults(last)]
+    return dict(done) | _figures(last) | {"faults": wrong}
+
+
+def _figures(config: ExperimentConfig) -> dict[str, Any]:
+    run = run_of(config.output)
+    with Store.open(store_url(config.output, config.store), create=False) as store, store.read() as found:
+
+        def count(table: sa.Table, *where: sa.ColumnElement[bool]) -> int:
+            chosen = sa.select(sa.func.count()).select_from(table).where(table.c.run_id == run, *where)
+            return int(found.execute(chosen).scalar_one())
+
+        standing = count(steps, ~lost_step())
+        figures = {
+            "parts": count(parts), "steps": count(steps), "steps that stand": standing,
+            "trajectories": count(trajectories), "groups taken": count(tasks, tasks.c.state == "taken"),
+        }  # fmt: skip
+    if standing != config.trainer.steps or figures["groups taken"] != standing * GROUPS:
+        raise AssertionError(f"{config.trainer.steps} steps of {GROUPS} groups were made, and the store says {figures}")
+    return figures
+
+
+def _child(config: ExperimentConfig, dies_at_statement: int | None) -> None:
+    try:
+        play(config, dies_at_statement)
+    except BaseException as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        os._exit(1)
+    os._exit(0)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", type=int, default=200)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--url", help="of an empty PostgreSQL database; by default SQLite in the folder")
+    parser.add_argument("--folder", type=Path, help="by default a temporary one")
+    chosen = parser.parse_args()
+    with tempfile.TemporaryDirectory() as spare:
+        found = campaign(chosen.folder or Path(spare) / "kills", chosen.kills, chosen.seed, chosen.url)
+    print(json.dumps(found, indent=2))
+    sys.exit(1 if found["faults"] else 0)
+
+
+if __name__ == "__main__":
+    main()
