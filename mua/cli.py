@@ -199,7 +199,9 @@ def sft(config: ConfigFile, overrides: Overrides = None) -> None:
 
     def has_data(loaded: ExperimentConfig) -> None:
         if loaded.sft is None:
-            raise ConfigError(f"{config}: sft: required by mua sft, but not set; give sft.data a file of conversations")
+            raise ConfigError(
+                f"{config}: sft: required by mua sft, but not set; give sft.data a file, or sft.stored a store"
+            )
 
     with Preemption() as preemption, _run(config, overrides, CONFIG_FILE, has_data) as loaded:
         import mua.trainer.sft

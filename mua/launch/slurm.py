@@ -360,5 +360,5 @@ def prepare(path: Path, overrides: Sequence[str], options: Mapping[str, str | in
             "slurm/serve_user.sbatch in slurm.user_address"
         )
     if verb == "sft" and config.sft is None:
-        raise ConfigError(f"{path}: sft: required by mua sft, but not set; give sft.data a file of conversations")
+        raise ConfigError(f"{path}: sft: required by mua sft, but not set; give sft.data a file, or sft.stored a store")
     return SlurmJob(config.model_copy(update={"slurm": slurm}), path, overrides, verb)

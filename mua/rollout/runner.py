@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from mua.config.schema import ExperimentConfig
 from mua.endpoint.services import Services
+from mua.engine.pauses import Pauses
 from mua.engine.sampler import Sampler
 from mua.environment.manager import EnvironmentManager
 from mua.environment.protocol import Task
@@ -83,8 +84,10 @@ class EpisodeRunner:
         sampler: Sampler | None,
         services: Services,
         policy: Policy | None = None,
+        pauses: Pauses | None = None,
     ) -> None:
-        """``policy`` comes in the place of ``family`` and ``sampler``, which are a checkpoint's."""
+        """``policy`` comes in the place of ``family`` and ``sampler``, which are a checkpoint's. ``pauses`` are those
+        of the sampler, in which no episode's time passes."""
         if policy is None:
             assert family is not None, "a checkpoint's chat family and engine, or a policy"
             assert sampler is not None, "a checkpoint's chat family and engine, or a policy"
@@ -98,6 +101,7 @@ class EpisodeRunner:
         self._slots = asyncio.Semaphore(config.rollout.concurrency)
         self._starts = asyncio.Lock()
         self._policy = policy
+        self._pauses = pauses or Pauses()
         self._setting = EpisodeSetting(
             budgets=config.rollout,
             temperature=config.rollout.temperature,
@@ -202,7 +206,7 @@ class EpisodeRunner:
         limit, began = setting.budgets.episode_seconds, perf_counter()
         try:
             async with (
-                asyncio.timeout(limit) as deadline,
+                self._pauses.deadline(limit).timeout() as deadline,
                 self._environments[task.domain].instance(task, seed) as environment,
                 self._user(task, seed) as user,
             ):

@@ -87,7 +87,7 @@ def trajectory_inserts(
         "messages": pack_messages(trajectory.messages),
         "metrics": trajectory.metrics,
         "details": trajectory.details,
-        "sampling": sampling or trajectory.sampling or None,
+        "sampling": trajectory.sampling or sampling,
         "sampler": sampler,
         "started_at": started_at,
         "ended_at": ended_at,

@@ -66,7 +66,7 @@ def prune(
             there is no checkpoint.
         dry: only say what would be dropped.
     """
-    newest = connection.execute(sa.select(sa.func.max(steps.c.step)).where(steps.c.run_id == run)).scalar()
+    newest = _newest_step(connection, run)
     if newest is None:
         return Dropped([], [], 0)
 
@@ -99,6 +99,16 @@ def prune(
         _drop(connection, found.arrays, "arrays", {"experts": None, "arrays": None})
         connection.execute(sa.update(uses).where(used).values(arrays=None))
     return found
+
+
+def _newest_step(connection: Connection, run: str) -> int | None:
+    """Of a run without steps of its own (imported, or only rolled out): the last that took a group, or the newest
+    policy."""
+    for column in (steps.c.step, tasks.c.taken_step, trajectories.c.version_high):
+        found = connection.execute(sa.select(sa.func.max(column)).where(column.table.c.run_id == run)).scalar()
+        if found is not None:
+            return int(found)
+    return None
 
 
 def _drop(connection: Connection, ids: list[str], state: str, blobs: dict[str, None]) -> None:

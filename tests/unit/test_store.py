@@ -9,6 +9,7 @@ import math
 import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import fields
 from pathlib import Path
 
 import numpy as np
@@ -79,6 +80,7 @@ def trajectory(ordinal: int = 3, sample: int = 1, **changes: object) -> Trajecto
         "error": "bad \x00 byte",
         "domain": "retail",
         "passing": True,
+        "sampling": {"temperature": 0.1 + 0.2, "top_p": 0.9, "logprobs_of": "softmax(logits / temperature)"},
     }
     return Trajectory(ordinal=ordinal, sample=sample, **(fields | changes))  # type: ignore[arg-type]
 
@@ -110,6 +112,19 @@ def test_trajectory_comes_back_bit_for_bit(with_run: Store) -> None:
         found = list(read_trajectories(connection, [key(4, 0).trajectory_id, key().trajectory_id]))
     same(plain, found[0])
     same(trajectory(), found[1])
+
+
+def test_no_field_is_left_out_of_the_round_trip() -> None:
+    """A field that somebody adds to a trajectory or a segment must be in the one that comes back above."""
+    made = trajectory()
+    for part in (made, made.segments[0], made.segments[2]):
+        given = {field.name for field in fields(part) if repr(getattr(part, field.name)) != repr(field.default)}
+        optional = {"experts", "teacher_logprobs"} if part is not made else set()
+        assert given | optional == {field.name for field in fields(part)}
+    assert made.sampling
+    assert made.messages
+    assert made.metrics
+    assert made.details
 
 
 def test_schema_made_by_migrations_is_that_of_the_tables(store: Store) -> None:

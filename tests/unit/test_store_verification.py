@@ -6,6 +6,7 @@ Not here: stores that runs of the trainer wrote.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -68,6 +69,11 @@ def test_whole_store_has_no_faults(store: Store) -> None:
     write_run(store)
     write_run(store, "s", 1)
     assert found(store) == []
+    page = (Path(__file__).parents[2] / "docs" / "store.md").read_text().replace("'r7'", "'r'")
+    queries = re.findall(r"^SELECT[^;]*;", page, re.MULTILINE)
+    assert len(queries) == 4
+    with store.read() as connection:
+        assert all(connection.exec_driver_sql(query).all() for query in queries), "the page's questions have answers"
     assert len(whole(store)) == 10
     same(whole(store)["s/1/0/0/1/1"], played(0, 1, 0, success=True))
 
@@ -213,6 +219,8 @@ def test_what_was_exported_can_be_imported(filled: Store, tmp_path: Path) -> Non
         assert found(imported) == []
         for ours, theirs in zip(whole(filled).values(), whole(imported).values(), strict=True):
             same(ours, theirs)
+    dry = json.loads(run("prune", other, "--keep-arrays-steps", 0, "--no-keep-successes", "--dry-run", "--json")[1])
+    assert dry["dropped"]["arrays"] == 8, "what was imported has no steps, but the one that took it"
     status, output = run("import", other, tmp_path / "step_000007.jsonl", "--run", "again")
     assert status == 2
     assert "give --run an id that the store does not have" in output
