@@ -138,8 +138,8 @@ class Episode:
         budgets = self._budgets
         if self._agent.turns >= self._budgets.max_turns or self._counts["tool_calls"] >= budgets.max_tool_calls:
             return self._end(Outcome.MAX_TURNS)
-        often = self._setting.context.stop_on_repetition
-        if often is not None and repetitions(self._agent.messages) >= often:
+        context, often = self._setting.context, self._setting.context.stop_on_repetition
+        if often is not None and repetitions(self._agent.messages, similarity=context.similarity) >= often:
             return self._end(Outcome.REPETITION)
         with self._clock("generate"):
             turn = await self._agent.turn()
