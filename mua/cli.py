@@ -278,6 +278,22 @@ def rollout(config: ConfigFile, overrides: Overrides = None) -> None:
         workbench.rollout.show_rollout(loaded)
 
 
+@command(app)
+def gateway(config: ConfigFile, overrides: Overrides = None) -> None:
+    """Serve the policy to agents by OpenAI's interface, with a task's tools and user, until Ctrl-C or SIGTERM."""
+    from mua.rollout.by_hand import by_hand
+
+    with Preemption() as preemption, _run(config, overrides, "config-gateway.yaml") as loaded:
+        from mua.rollout.service import RolloutService
+
+        def leave() -> None:
+            if preemption.requested:
+                raise KeyboardInterrupt
+
+        with RolloutService(by_hand(loaded), leave) as service:
+            service.serve_sessions(lambda path: print(f"sessions are opened as {path} tells", flush=True))
+
+
 @command(convert_app, "megatron-to-hf")
 def convert_megatron_to_hf(
     checkpoint: Annotated[Path, argument("CHECKPOINT", "checkpoint folder")],

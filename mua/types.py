@@ -47,6 +47,8 @@ class Outcome(StrEnum):
     MAX_TURNS = "max_turns"
     LENGTH = "length"
     MALFORMED = "malformed"
+    AGENT_END = "agent_end"
+    """An agent of its own process or function ended by itself; see docs/gateway.md."""
     REPETITION = "repetition"
     USER_ERROR = "user_error"
     ENVIRONMENT_ERROR = "environment_error"
@@ -67,6 +69,7 @@ _SCORED = frozenset(
         Outcome.MAX_TURNS,
         Outcome.LENGTH,
         Outcome.MALFORMED,
+        Outcome.AGENT_END,
         Outcome.REPETITION,
     }
 )

@@ -79,6 +79,7 @@ class ScriptedPool(ScriptedSampler):
     """A scripted sampler in the place of a whole :class:`mua.engine.pool.EnginePool`."""
 
     failure = None
+    pauses = None
 
     async def start(self, model: Path) -> None:
         pass

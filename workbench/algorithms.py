@@ -66,6 +66,7 @@ LISTING: dict[str, dict[str, str]] = {
     "refill": {
         "most_extra_groups": "unusable groups that others replace in one step (DAPO's dynamic sampling)",
         "oversample": "more groups start than a step trains on; it takes the first usable ones that finish",
+        "carry_versions": "versions that an oversampled group may be overtaken by before it starts again",
         "most_cancellations": "how often oversampling may put a group off before a step waits for it",
     },
     "curriculum.kind": {

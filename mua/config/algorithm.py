@@ -87,6 +87,11 @@ class RefillConfig(Section):
     is cancelled and starts again. rollout.concurrency has to leave room for their episodes."""
     most_cancellations: Positive = 1
     """Cancellations of one group after which a step waits for it: no task is put off for ever because it is long."""
+    carry_versions: NonNegative = 0
+    """With oversample: so many versions more than trainer.max_staleness may a group be overtaken by when a step is
+    full. It goes on where it is, its tokens keeping the version that sampled them, and only one that would be older
+    starts again. Its environments and users stay; while the trainer has the engines' memory its deadlines stand
+    still. 0: no token is older than trainer.max_staleness, which algorithms without a correction need."""
 
     @property
     def on(self) -> bool:

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
+from mua.config.agent_section import AgentConfig
 from mua.config.algorithm import (
     AlgorithmConfig,
     BalanceFilter,
@@ -170,8 +171,8 @@ class EngineConfig(Section):
     stop_seconds: PositiveFloat = 30.0
     """Time a server gets to stop before it is killed."""
     leave_seconds: PositiveFloat = 20.0
-    """Time that requests get to end on an engine node which was asked to leave; what still runs then is sampled anew on
-    another engine. Shorter than what the cluster leaves between the signal and the kill (Slurm's KillWait: 30 s)."""
+    """Time that requests get to end on an engine node which was asked to leave; what still runs then goes on elsewhere
+    from what it has. Shorter than what the cluster leaves between the signal and the kill (Slurm's KillWait: 30 s)."""
     health_seconds: PositiveFloat = 10.0
     """Interval of the health watch."""
     control_seconds: PositiveFloat = 60.0
@@ -468,6 +469,7 @@ class ExperimentConfig(Section):
     user: UserConfig = UserConfig()
     judge: JudgeConfig | None = None
     rollout: RolloutConfig = RolloutConfig()
+    agent: AgentConfig | None = None
     context: ContextConfig = ContextConfig()
     engine: EngineConfig = EngineConfig()
     algorithm: AlgorithmConfig = AlgorithmConfig()
@@ -649,13 +651,22 @@ class ExperimentConfig(Section):
     @model_validator(mode="after")
     def _can_learn(self) -> Self:
         algorithm = self.algorithm
-        if self.trainer.max_staleness and not algorithm.sees_sampler and not algorithm.uncorrected:
+        carry = algorithm.refill.carry_versions
+        if carry and not algorithm.refill.oversample:
             raise ValueError(
-                f"trainer.max_staleness {self.trainer.max_staleness} trains on what older policies sampled, and with "
+                "algorithm.refill.carry_versions needs algorithm.refill.oversample above 0: otherwise every group that "
+                "starts is waited for"
+            )
+        if (self.trainer.max_staleness or carry) and not algorithm.sees_sampler and not algorithm.uncorrected:
+            older = f"algorithm.refill.carry_versions {carry}" if carry else (
+                f"trainer.max_staleness {self.trainer.max_staleness}"
+            )  # fmt: skip
+            raise ValueError(
+                f"{older} trains on what older policies sampled, and with "
                 f"algorithm.correction {algorithm.correction}, algorithm.old_logprobs {algorithm.old_logprobs} and "
                 f"algorithm.loss {algorithm.loss} no gradient depends on how they sampled it: set algorithm.correction "
                 "to truncate, mask or band (with algorithm.old_logprobs recompute), or algorithm.old_logprobs to "
-                "engine (with a loss other than reinforce), or trainer.max_staleness to 0; algorithm.uncorrected: true "
+                f"engine (with a loss other than reinforce), or {older.split()[0]} to 0; algorithm.uncorrected: true "
                 "trains without a correction"
             )
         if self.offline is not None:

@@ -9,8 +9,8 @@
     EngineHost /end                                    ◄── the run ended, or has no more use for the machine
 
 A machine is lost when it is silent, or when an engine of it cannot be restarted; its requests are sampled anew on
-other engines, and the run goes on as long as there are some. While there are none at all, it waits for a machine as
-long as an engine may take to start.
+other engines (those of a machine that leaves go on there), and the run goes on as long as there are some. While there
+are none at all, it waits for a machine as long as an engine may take to start.
 """
 
 from __future__ import annotations
@@ -134,10 +134,11 @@ class Pool(Protocol):
         """Have one more engine for each of ``servers``, on ``machine``."""
 
     async def drain(self, engines: list[Engine]) -> None:
-        """No more requests for ``engines``; wait for ``engine.leave_seconds`` at most until they run none."""
+        """No more requests for ``engines``; after ``engine.leave_seconds`` what they run is stopped, and
+        goes on elsewhere where it was."""
 
     async def remove(self, engines: list[Engine]) -> None:
-        """Have these engines no more; what still runs on them is sampled anew on others."""
+        """Have these engines no more; what still runs on them is asked of others."""
 
     def give_up(self, message: str) -> None:
         """The run ends with this error."""

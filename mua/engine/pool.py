@@ -10,8 +10,8 @@ Who waits for whom (everything lives on one asyncio loop):
          └── an engine failed it: killed ─────────────────┘   none is left? wait for a restart, update again
 
 Engines of engine nodes come and go (mua/engine/membership.py): :meth:`EnginePool.admit` starts one as if it were
-restarted, :meth:`EnginePool.drain` and :meth:`EnginePool.remove` take it out. A request whose engine went or died is
-asked of another.
+restarted, :meth:`EnginePool.drain` and :meth:`EnginePool.remove` take it out. A request whose engine leaves goes on on
+another from what it had (mua/engine/partial.py); one whose engine died is asked of another, or of the restarted one.
 
 A restarted engine holds the weights of the model folder. Unless no update was ever made, it stays out of
 rotation until :meth:`EnginePool.update_weights` has reached it; ``awaiting_weights`` is set meanwhile.
@@ -42,6 +42,8 @@ from mua.engine.broadcast import Members, all_or_first_error
 from mua.engine.host import Hosts, RemoteServer
 from mua.engine.member import Engine, EngineState, Machine, Server, Targets, least_loaded
 from mua.engine.membership import Membership
+from mua.engine.partial import PartialTurn
+from mua.engine.pauses import Deadline, Pauses
 from mua.engine.sampler import SamplingParams, TurnCut
 from mua.engine.server import engine_server
 from mua.engine.sglang_client import EngineGone
@@ -61,9 +63,12 @@ _SUSPICIOUS_SECONDS = 1.0
 """Between a probe that failed and the next."""
 _ENGINES_PER_REQUEST = 4
 """Engines that one request may see die where they come and go; what kills more is the request."""
+_OWN_ENGINES_PER_REQUEST = 2
+"""The same where engines are restarted: of the second the episode learns, which counts its attempts."""
 _DRAIN_SECONDS = 0.1
 _CUT_SECONDS = 5.0
-"""How long an engine has to say what it had sampled of a request that was aborted at its deadline."""
+"""How long an engine has to say what it had sampled of a request that was aborted at its deadline, or when the engine
+leaves."""
 _START_MARGIN_SECONDS = 60.0
 """What a start may take beyond its own deadlines: the watch, and the host of another machine."""
 
@@ -120,6 +125,8 @@ class EnginePool:
         self.failure: EngineError | None = None
         """Why the pool has given up for good: an engine used up its restarts."""
         self._failure: EngineError | None = EngineError("the engine pool was not started")
+        self.pauses = Pauses()
+        """Time that counts to no deadline of an episode or a request: the trainer has the engines' memory."""
         self._awaited = False
         """Whether the trainer waits for episodes."""
         self._wanted = 0
@@ -225,7 +232,10 @@ class EnginePool:
         self._changed()
 
     async def drain(self, engines: Sequence[Engine]) -> None:
-        """No more requests for ``engines``; wait until they run none, or ``engine.leave_seconds`` are over."""
+        """No more requests for ``engines``; wait until they run none.
+
+        What still runs after ``engine.leave_seconds`` is stopped, and goes on elsewhere where it is.
+        """
         for engine in engines:
             engine.leaving = True
             if engine.up:
@@ -233,10 +243,23 @@ class EnginePool:
         self._changed()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self.config.leave_seconds):
-                while any(engine.in_flight for engine in engines):
-                    await asyncio.sleep(_DRAIN_SECONDS)
+                await self._until_idle(engines)
                 async with self._update_lock:  # an update that is under way may need them
                     pass
+        if any(engine.in_flight for engine in engines):
+            await asyncio.gather(*(self._give_up_requests(engine) for engine in engines if engine.in_flight))
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_CUT_SECONDS):
+                    await self._until_idle(engines)
+
+    async def _until_idle(self, engines: Sequence[Engine]) -> None:
+        while any(engine.in_flight for engine in engines):
+            await asyncio.sleep(_DRAIN_SECONDS)
+
+    async def _give_up_requests(self, engine: Engine) -> None:
+        """Have the engine answer what it runs with what it has sampled; others go on with it."""
+        with contextlib.suppress(EngineError):
+            await engine.client.call("/abort_request", {"rid": "", "abort_all": True}, timeout=_CUT_SECONDS)
 
     async def remove(self, engines: Sequence[Engine]) -> None:
         """Do without ``engines`` from now on. Requests that run on them are asked of others."""
@@ -273,12 +296,13 @@ class EnginePool:
     def metrics(self) -> dict[str, float]:
         """Requests, tokens and prefix-cache hit rate since the last call, and what is in flight now."""
         counted, self._counters = self._counters, Counter()
-        names = ["requests", "failures", "prompt_tokens", "cached_tokens", "sampled_tokens"]
+        names = ["requests", "failures", "prompt_tokens", "cached_tokens", "sampled_tokens", "asked_again"]
         nodes = {}
         if self._membership is not None:
-            names.append("asked_again")
             nodes = {f"engine/nodes_{name}": float(count) for name, count in self._membership.counts.items()}
         return {f"engine/{name}": counted[name] for name in names} | nodes | {
+            "partial/continued": counted["continued"],
+            "partial/kept_tokens": counted["kept_tokens"],
             "engine/prefix_cache_hit_rate": counted["cached_tokens"] / max(1, counted["prompt_tokens"]),
             "engine/running": sum(engine.in_flight for engine in self._engines),
             "engine/queued": sum(engine.queued for engine in self._engines),
@@ -323,9 +347,9 @@ class EnginePool:
         """
         if self.config.deterministic and params.seed is None:
             raise EngineError("a deterministic engine needs SamplingParams.seed for every request")
-        until = asyncio.get_running_loop().time() + deadline_s
+        deadline = self.pauses.deadline(deadline_s)
         try:
-            generation = await self._of_any_engine(prompt_ids, params, session, until)
+            generation = await self._of_any_engine(prompt_ids, params, session, deadline)
         except (TimeoutError, EngineError, TurnCut) as error:
             self._counters["failures"] += 1
             said = f"engine request of session {session!r} exceeded its {deadline_s:g} s"
@@ -343,36 +367,51 @@ class EnginePool:
         return generation
 
     async def _of_any_engine(
-        self, prompt_ids: Sequence[int], params: SamplingParams, session: str, until: float
+        self, prompt_ids: Sequence[int], params: SamplingParams, session: str, deadline: Deadline
     ) -> Generation:
-        """An answer by an engine that lives to give it: where engines come and go one that does not is replaced."""
+        """An answer by engines that live to give it. One that leaves tells what it had sampled, and another goes on
+        from there; what one had sampled that died is sampled again."""
         died: dict[Engine, int] = {}
-        for left in reversed(range(1 if self._membership is None else _ENGINES_PER_REQUEST)):
+        turn = PartialTurn(prompt_ids, params)
+        for left in reversed(range(_OWN_ENGINES_PER_REQUEST if self._membership is None else _ENGINES_PER_REQUEST)):
             try:
-                return await self._generate(prompt_ids, params, session, until, died)
+                piece = await self._generate(turn.prompt_ids, turn.params, session, deadline, died)
+            except TurnCut as cut:
+                raise TurnCut("", turn.add(cut.partial)) from None
             except EngineGone as error:
                 if not left:
                     raise
                 _log.info("a request of session %s is asked of another engine: %s", session, error)
                 self._counters["asked_again"] += 1
-        raise AssertionError("unreachable")
+                continue
+            found = turn.add(piece)
+            if piece.finish != "abort":
+                return found
+            if turn.full:
+                return replace(found, finish="length")
+            self._counters.update(continued=len(piece.ids) > 0, kept_tokens=len(piece.ids))
+        raise EngineGone(f"the request of session {session!r} was given up by every engine that it was asked of")
 
     async def _generate(
-        self, prompt_ids: Sequence[int], params: SamplingParams, session: str, until: float, died: dict[Engine, int]
-    ) -> Generation:
-        """Raises ``TimeoutError`` or :class:`TurnCut` when the loop's time is past ``until``.
+        self, prompt_ids: Sequence[int], params: SamplingParams, session: str, deadline: Deadline,
+        died: dict[Engine, int],
+    ) -> Generation:  # fmt: skip
+        """Raises ``TimeoutError`` or :class:`TurnCut` when ``deadline`` is over.
 
-        Engines in ``died`` that were not restarted since are not asked if there are others; one that dies is added.
+        ``finish`` is "abort" where the engine was told to give up what it runs. Engines in ``died`` that were not
+        restarted since are not asked if there are others; one that dies is added.
         """
         began = monotonic()
-        async with asyncio.timeout_at(until):
+        async with deadline.timeout():
             engine = await self._admit(session, params.order, died)
         stops = engine.stops
         waited = monotonic() - began
         rid = uuid.uuid4().hex
         request = asyncio.create_task(engine.client.generate(rid, prompt_ids, params))
         try:
-            await asyncio.wait({request}, timeout=max(0.0, until - asyncio.get_running_loop().time()))
+            with contextlib.suppress(TimeoutError):
+                async with deadline.timeout():
+                    await asyncio.wait({request})
             if request.done():
                 return replace(request.result(), waited=waited)
             self._abort(engine, rid)
@@ -380,6 +419,8 @@ class EnginePool:
             if not request.done() or request.exception() is not None:
                 raise TimeoutError  # the engine hangs, or the request still waited in its queue
             if (found := replace(request.result(), waited=waited)).finish == "abort":
+                if not len(found.ids):
+                    raise TimeoutError
                 raise TurnCut("", found)
             return found  # it ended meanwhile
         except EngineGone:
@@ -761,6 +802,7 @@ class EnginePool:
         if not self.config.memory_saver:
             raise EngineError("set engine.memory_saver: true to release engine memory between rollouts", passing=False)
         self._released = self._released | set(tags)
+        self.pauses.begin()
         await self._until_started()
         await self._memory(_RELEASE, lambda engine: set(tags) - engine.released)
 
@@ -771,6 +813,8 @@ class EnginePool:
         """
         await self._memory(_RESUME, lambda engine: set(tags) & engine.released)
         self._released = self._released - set(tags)
+        if not self._released:
+            self.pauses.end()
         self._changed()
 
     async def _memory(self, path: str, tags: Callable[[Engine], set[str]]) -> None:

@@ -33,7 +33,7 @@ from mua.errors import EngineError
 from mua.ports import LOOPBACK, free_port
 
 _log = logging.getLogger(__name__)
-_GUARDIAN = Path(__file__).with_name("guardian.py")
+GUARDIAN = Path(__file__).with_name("guardian.py")
 IDLE_CONNECTION_SECONDS = 600
 """After which a server closes a connection. Its own 5 s are within reach of a client that is kept from the processor: a
 request written into a connection that is just being closed looks like a dead engine."""
@@ -202,7 +202,7 @@ class SglangServer:
         """
         self.port = self.fixed_port or free_port(self.host)
         sglang_keys.write_key_file(self._key_file, self.api_key, self.admin_api_key)
-        guarded, command = [sys.executable, "-I", "-S", str(_GUARDIAN), str(os.getpid())], self.command(model_path)
+        guarded, command = [sys.executable, "-I", "-S", str(GUARDIAN), str(os.getpid())], self.command(model_path)
         if self.log_file is not None:
             self.log_file.parent.mkdir(parents=True, exist_ok=True)
             self.log_file.touch()

@@ -126,10 +126,13 @@ def parse_generation(answer: Any, label: str, *, routed_prompt: int | None = Non
     """Read the answer of ``/generate``. Raises :class:`EngineError` when ids and log-probabilities disagree.
 
     With ``routed_prompt`` the answer must hold the experts of the last so many prompt tokens and of all sampled ones
-    but the last.
+    but the last. A request that was aborted before anything was sampled has none.
     """
     try:
         meta = answer["meta_info"]
+        if meta["finish_reason"]["type"] == "abort" and not answer["output_ids"]:  # it waited in the engine's queue
+            version, nothing = int(meta["weight_version"]), np.zeros(0, np.int32)
+            return Generation(nothing, np.zeros(0, np.float32), "abort", version, nothing, 0)
         ids = np.asarray(answer["output_ids"], dtype=np.int32)
         pairs = meta["output_token_logprobs"]
         logprobs = np.asarray([pair[0] for pair in pairs], dtype=np.float32)

@@ -262,7 +262,7 @@ class Episode:
     async def _finish(self) -> EpisodeResult:
         assert self._outcome is not None
         with self._clock("evaluate"):
-            evaluation = await self._environment.evaluate(Transcript(self._agent.messages))
+            evaluation = await self._evaluate()
         rewards = self._turn_rewards or [0.0]
         rewards[-1] += evaluation.reward
         if not math.isfinite(sum(rewards)):
@@ -274,6 +274,9 @@ class Episode:
         return EpisodeResult(
             self._outcome, self._agent.segments(), list(self._agent.messages), rewards, evaluation, metrics
         )
+
+    async def _evaluate(self) -> Evaluation:
+        return await self._environment.evaluate(Transcript(self._agent.messages))
 
     @contextmanager
     def _clock(self, stage: str) -> Iterator[None]:

@@ -15,12 +15,14 @@ from typing import NamedTuple
 
 from mua.config.schema import ExperimentConfig
 from mua.endpoint.services import Services
+from mua.engine.pauses import Pauses
 from mua.engine.sampler import Sampler
-from mua.environment.manager import EnvironmentManager
+from mua.environment.manager import EnvironmentInstance, EnvironmentManager
 from mua.environment.protocol import Task
 from mua.environment.selection import Selection
 from mua.environment.user import User
 from mua.errors import (
+    ConfigError,
     DeadlineExceeded,
     EngineError,
     EnvironmentFault,
@@ -30,8 +32,11 @@ from mua.errors import (
     UserFaultKind,
     one_line,
 )
+from mua.gateway.launch import check_agent
+from mua.gateway.serving import GatewayServer
 from mua.rollout.agent import EpisodeSetting, Policy, TokenPolicy
 from mua.rollout.episode import Episode, EpisodeResult
+from mua.rollout.external import ExternalEpisode
 from mua.seeds import derived_seed
 from mua.store.recorder import EpisodeRecord, Recorder
 from mua.tokens.chat_family import ChatFamily
@@ -85,9 +90,11 @@ class EpisodeRunner:
         services: Services,
         policy: Policy | None = None,
         *,
+        pauses: Pauses | None = None,
         recorder: Recorder | None = None,
     ) -> None:
-        """``policy`` comes in the place of ``family`` and ``sampler``, which are a checkpoint's."""
+        """``policy`` comes in the place of ``family`` and ``sampler``, which are a checkpoint's. ``pauses`` are those
+        of the sampler, in which no episode's time passes."""
         if policy is None:
             assert family is not None, "a checkpoint's chat family and engine, or a policy"
             assert sampler is not None, "a checkpoint's chat family and engine, or a policy"
@@ -102,6 +109,17 @@ class EpisodeRunner:
         self._slots = asyncio.Semaphore(config.rollout.concurrency)
         self._starts = asyncio.Lock()
         self._policy = policy
+        self._pauses = pauses or Pauses()
+        self.gateway = None if config.agent is None else GatewayServer(config.agent)
+        """Where agents of the configuration ask for turns; None without ``agent``."""
+        if config.agent is not None:
+            check_agent(config.agent)
+            if not isinstance(policy, TokenPolicy):
+                raise ConfigError(
+                    "agent: an agent of its own plays with a checkpoint through the engine, no other policy"
+                )
+            if config.context.strategy != "off" or config.context.stop_on_repetition is not None:
+                raise ConfigError("context: an agent of its own keeps its context itself; leave the section out")
         self._setting = EpisodeSetting(
             budgets=config.rollout,
             temperature=config.rollout.temperature,
@@ -117,6 +135,8 @@ class EpisodeRunner:
             await manager.start()
 
     async def close(self) -> None:
+        if self.gateway is not None:
+            await self.gateway.close()
         for manager in self._environments.values():
             await manager.close()
 
@@ -232,20 +252,34 @@ class EpisodeRunner:
         limit, began = setting.budgets.episode_seconds, perf_counter()
         try:
             async with (
-                asyncio.timeout(limit) as deadline,
+                self._pauses.deadline(limit).timeout() as deadline,
                 self._environments[task.domain].instance(task, seed) as environment,
                 self._user(task, seed) as user,
             ):
-                agent = self._policy.agent(setting, session=session, seed=seed)
-                guarded = not self._users.recites_data(task)
                 started = perf_counter()
-                result = await Episode(setting, environment, user, agent, guarded=guarded).run()
+                result = await self._played(setting, task, environment, user, session, seed)
                 result.metrics["seconds/start"] = started - began
                 return result
         except TimeoutError:
             if not deadline.expired():
                 raise
             raise DeadlineExceeded(f"rollout.episode_seconds: the episode took longer than {limit:g} s") from None
+
+    async def _played(
+        self, setting: EpisodeSetting, task: Task, environment: EnvironmentInstance, user: User, session: str, seed: int
+    ) -> EpisodeResult:
+        """By the built-in agent, or by that of the configuration."""
+        guarded = not self._users.recites_data(task)
+        if self.gateway is None:
+            agent = self._policy.agent(setting, session=session, seed=seed)
+            return await Episode(setting, environment, user, agent, guarded=guarded).run()
+        await self.gateway.start()
+        assert isinstance(self._policy, TokenPolicy), "checked at the start"
+        episode = ExternalEpisode(
+            setting, environment, user, self._policy,
+            config=self.gateway.config, session=session, seed=seed, guarded=guarded,
+        )  # fmt: skip
+        return await episode.play(self.gateway, self._config.output / "logs" / "agents")
 
     @asynccontextmanager
     async def _user(self, task: Task, seed: int) -> AsyncIterator[User]:

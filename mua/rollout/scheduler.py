@@ -18,6 +18,11 @@ bounds staleness: what could only be trained too late is cancelled as soon as th
 again before any new one. A group that was cancelled ``most_cancellations`` times is waited for in the last step that
 may train it, as long as that step has room, so that long tasks come late instead of never.
 
+With ``carry`` a group that is under way when the step is full goes on, for so many versions beyond ``max_staleness``,
+and none of what it sampled is thrown away. It stays where it is and holds its place among those of ``oversample``:
+whether it runs meanwhile is the engines' business, which pause while the trainer has their memory. A run that is
+killed starts it again, for its episodes are in memory.
+
 A checkpoint remembers a :class:`Position`: the next ordinal, and those that were started and not taken.
 """
 
@@ -47,6 +52,8 @@ class StepDemand:
     """Groups in flight beyond those that steps wait for."""
     most_cancellations: int = 1
     """Cancellations of one group after which a step waits for it."""
+    carry: int = 0
+    """Versions beyond ``staleness`` that a group which is under way may be overtaken by instead of being cancelled."""
 
     @property
     def most(self) -> int:
@@ -88,6 +95,10 @@ class RolloutBatch:
     """Groups that were cancelled, or finished too late, and start again."""
     position: Position
     """Where the stream continues after this step."""
+    carried: int = 0
+    """Groups that go on only because of ``StepDemand.carry``."""
+    saved_tokens: int = 0
+    """Sampled tokens of :attr:`groups` that would have been sampled again without it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +151,7 @@ class GroupScheduler:
 
     async def take(self) -> RolloutBatch:
         """The groups of the next step, once enough of them have finished."""
-        demand, taken, usable = self._demand, list[Group](), list[Group]()
+        demand, taken, usable, saved = self._demand, list[Group](), list[Group](), 0
         while self._flights and len(usable) < demand.groups and len(taken) < demand.most:
             patience, places = demand.most_cancellations, demand.groups - len(usable)
             owed = [o for o, flight in self._flights.items() if self._overdue(flight) and flight.cancelled >= patience]
@@ -149,15 +160,19 @@ class GroupScheduler:
                 candidates = [min(self._flights)]
             await asyncio.wait([self._flights[o].task for o in candidates], return_when=asyncio.FIRST_COMPLETED)
             ordinal = min(o for o in candidates if self._flights[o].task.done())
-            group = self._flights.pop(ordinal).task.result()
+            flight = self._flights.pop(ordinal)
+            group = flight.task.result()
             taken.append(group)
+            if (last := flight.step + demand.staleness) < self._step:
+                saved += sampled_tokens(group, last)
             if self._usable(group):
                 usable.append(group)
             self._held = len(usable) + max(0, len(taken) - len(usable) - demand.extra)
             self.start()
         overdue = [ordinal for ordinal, flight in self._flights.items() if self._overdue(flight)]
         await self._cancel(overdue)
-        return RolloutBatch(_sorted(taken), _sorted(usable), len(overdue), self.position)
+        carried = sum(flight.step + demand.staleness <= self._step for flight in self._flights.values())
+        return RolloutBatch(_sorted(taken), _sorted(usable), len(overdue), self.position, carried, saved)
 
     def release(self) -> None:
         """The weights trained on the groups taken last are in the engines: start new groups in their slots."""
@@ -183,7 +198,8 @@ class GroupScheduler:
 
     def _overdue(self, flight: _Flight) -> bool:
         """Whether the current step is the last that may train the group."""
-        return flight.step + self._demand.staleness <= self._step or self._step + 1 >= self._demand.steps
+        oldest = self._step - self._demand.staleness - self._demand.carry
+        return flight.step <= oldest or self._step + 1 >= self._demand.steps
 
     async def _cancel(self, ordinals: list[int]) -> None:
         """End these groups, finished ones included, and wait until they are gone; their ordinals wait to be started."""
@@ -194,6 +210,12 @@ class GroupScheduler:
         for ordinal, flight in flights.items():
             del self._flights[ordinal]
             self._waiting[ordinal] = flight.cancelled + 1
+
+
+def sampled_tokens(group: Group, version: int | None = None) -> int:
+    """Tokens that the policy sampled in ``group``, by policies up to ``version`` if one is given."""
+    versions = [segment.version for t in group.trajectories for segment in t.segments]
+    return sum(int(((v >= 0) & (v <= (v if version is None else version))).sum()) for v in versions)
 
 
 def _sorted(groups: list[Group]) -> list[Group]:

@@ -28,6 +28,7 @@ import logging
 import threading
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
@@ -40,8 +41,9 @@ from mua.engine.sync import SyncReport
 from mua.environment.protocol import Split, Task
 from mua.environment.selection import Selection
 from mua.errors import EngineError
+from mua.rollout.by_hand import SessionDesk
 from mua.rollout.runner import EpisodeRunner, Placed, evaluation_places
-from mua.rollout.scheduler import GroupScheduler, Position, RolloutBatch, StepDemand
+from mua.rollout.scheduler import GroupScheduler, Position, RolloutBatch, StepDemand, sampled_tokens
 from mua.rollout.stream import TaskStream
 from mua.rollout.teacher import Teacher
 from mua.store.recorder import Recorder
@@ -174,6 +176,7 @@ class RolloutService:
             refill.most_extra_groups,
             refill.oversample,
             refill.most_cancellations,
+            refill.carry_versions,
         )
         self._stream = stream
         self._scheduler = GroupScheduler(
@@ -263,6 +266,19 @@ class RolloutService:
         work = self._episodes.each(episodes, temperature=temperature, on_trajectory=on_trajectory)
         self._attend(work)
 
+    def serve_sessions(self, opened: Callable[[Path], None]) -> None:
+        """Serve the gateway's sessions to people, until ``interrupt`` raises; ``opened`` is told the address's file."""
+
+        async def serve() -> None:
+            desk = SessionDesk(self._config, self.selection, self._episodes)
+            opened(await desk.open())
+            try:
+                await asyncio.Event().wait()
+            finally:
+                await desk.close()
+
+        self._attend(serve())
+
     def meet_users(self, config: ExperimentConfig) -> None:
         """From now on episodes are with the users of ``config``, which is the same but for them; none may be under
         way."""
@@ -327,7 +343,13 @@ class RolloutService:
     async def _start_runner(self) -> None:
         every = self.selection if self.held_out is None else self.selection.beside(self.held_out)
         self._runner = EpisodeRunner(
-            self._config, every, self.family, self._pool, self._services, recorder=self._recorder
+            self._config,
+            every,
+            self.family,
+            self._pool,
+            self._services,
+            pauses=self._pool.pauses,
+            recorder=self._recorder,
         )
         await self._runner.start()
 
@@ -388,7 +410,9 @@ def refill_metrics(rollout_batch: RolloutBatch, algorithm: AlgorithmConfig) -> d
     """What a step took to find its groups: counts of groups, and of episodes that were rolled out and not trained.
 
     ``faulty`` groups are among the ``dropped``: infrastructure left them fewer than two scored members. ``missing``
-    groups were not found among the most that a step may look at. ``cancelled`` groups start again.
+    groups were not found among the most that a step may look at. ``cancelled`` groups start again, ``carried`` ones
+    go on though a step earlier would have been the last to train them: ``partial/saved_tokens`` are those of the step's
+    groups that would have been sampled again, ``partial/saved_share`` their share of all it rolled out.
     """
     trained = {group.ordinal for group in rollout_batch.usable}
     dropped = [group for group in rollout_batch.groups if group.ordinal not in trained]
@@ -399,5 +423,10 @@ def refill_metrics(rollout_batch: RolloutBatch, algorithm: AlgorithmConfig) -> d
         "extra_episodes": sum(len(group.trajectories) for group in dropped),
         "missing": algorithm.groups_per_step - len(rollout_batch.usable),
         "cancelled": rollout_batch.cancelled,
+        "carried": rollout_batch.carried,
     }
-    return {f"filters/{name}": float(count) for name, count in counts.items()}
+    sampled = sum(sampled_tokens(group) for group in rollout_batch.groups)
+    return {f"filters/{name}": float(count) for name, count in counts.items()} | {
+        "partial/saved_tokens": float(rollout_batch.saved_tokens),
+        "partial/saved_share": rollout_batch.saved_tokens / max(1, sampled),
+    }

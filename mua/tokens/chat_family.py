@@ -94,6 +94,10 @@ class ChatFamily(ABC):
         """One user message."""
 
     @abstractmethod
+    def instruction(self, text: str) -> list[TextSpan]:
+        """A system message behind the first message."""
+
+    @abstractmethod
     def tool_results(self, results: Sequence[str]) -> list[TextSpan]:
         """All tool results between two assistant turns, in the template's folded form."""
 

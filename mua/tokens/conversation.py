@@ -11,6 +11,7 @@ ends and a new segment starts from the rewritten history, so that the next reque
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any, Literal, Self
 
@@ -54,7 +55,7 @@ class _TokenStream:
         self,
         ids: Int32Array,
         provenance: UInt8Array | Provenance,
-        turn: int,
+        turn: Int32Array | int,
         logprobs: Float32Array | float = 0.0,
         version: Int32Array | int = NO_VERSION,
     ) -> None:
@@ -82,6 +83,18 @@ class _TokenStream:
             unrouted = np.zeros((self.length - self.routed, self.experts[0].shape[1]), np.uint8)
             experts = np.concatenate([*self.experts, unrouted])
         return Segment(**{name: self.column(name) for name in _COLUMNS}, experts=experts)
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A place behind an assistant turn, from which :meth:`Conversation.fork` goes on otherwise."""
+
+    messages: int
+    stream: int
+    tokens: int
+    owed: tuple[TextSpan, ...]
+    as_sampled_since: int
+    turns: int
 
 
 class Conversation:
@@ -115,6 +128,48 @@ class Conversation:
         conversation.messages.append({"role": "user", "content": user})
         conversation._append([*family.system(system, tools), *family.user(user)])
         return conversation
+
+    @classmethod
+    def from_history(cls, family: ChatFamily, messages: Sequence[Json], tools: Sequence[ToolSchema]) -> Self:
+        """Start from a conversation that somebody else tells, as the template writes it; assistant turns are TEMPLATE.
+
+        Raises :class:`mua.tokens.codec.ConversationError` for a message of a wrong shape (its index is named).
+        """
+        conversation = cls(family, tools)
+        conversation.messages = [
+            _checked(message, index, system_anywhere=True) for index, message in enumerate(messages)
+        ]
+        conversation._append(family.history(conversation.messages, tools))
+        conversation._as_sampled_since = len(messages)
+        return conversation
+
+    def mark(self) -> Mark:
+        """This place, to be called right after :meth:`add_sampled`."""
+        self._require(prompted=False)
+        return Mark(
+            len(self.messages),
+            len(self._streams) - 1,
+            self.length,
+            tuple(self._owed),
+            self._as_sampled_since,
+            self._turns,
+        )
+
+    def fork(self, mark: Mark) -> Self:
+        """A conversation that goes on from ``mark``; what it shares with this one carries no loss a second time.
+
+        Its tokens are those that were sampled, never a rendering of their text; their provenance is TEMPLATE.
+        """
+        other = type(self)(self.family, self._tools)
+        other.messages = [dict(message) for message in self.messages[: mark.messages]]
+        shared = self._streams[mark.stream]
+        provenance = shared.column("provenance")[: mark.tokens]
+        provenance[provenance == Provenance.SAMPLED] = Provenance.TEMPLATE
+        turn = shared.column("turn")[: mark.tokens]
+        other._streams[0].extend(shared.column("ids")[: mark.tokens], provenance, turn)
+        other._owed, other._turns = list(mark.owed), mark.turns
+        other._as_sampled_since = mark.as_sampled_since
+        return other
 
     @classmethod
     def from_messages(
@@ -194,10 +249,11 @@ class Conversation:
             self._prompted = True
         return self._streams[-1].column("ids")
 
-    def add_sampled(self, generation: Generation) -> AssistantTurn:
+    def add_sampled(self, generation: Generation, number: int | None = None) -> AssistantTurn:
         """Append what the engine sampled for :meth:`prompt_ids`, exactly as it came, and read it.
 
-        A turn cut by length gets no end-of-turn token here; the template's follows with the next message.
+        A turn cut by length gets no end-of-turn token here; the template's follows with the next message. ``number``
+        is the turn's in a trajectory of several conversations; without it turns are counted here.
 
         Raises:
             EngineError: the generation was aborted, its arrays differ in length, or it stopped without a stop
@@ -222,6 +278,7 @@ class Conversation:
                 f"the engine stopped without a stop token of the family {self.family.name} "
                 f"{self.family.stop_token_ids}; request them as stop_token_ids and keep them in the output"
             )
+        self._turns = self._turns if number is None else number
         turn = self.family.parse(generation.ids, turn=self._turns)
         stream = self._streams[-1]
         stream.extend(generation.ids, Provenance.SAMPLED, self._turns, generation.logprobs, generation.versions)
@@ -277,6 +334,12 @@ class Conversation:
         self._as_sampled_since = len(messages)
         self.messages = list(messages)
 
+    def add_system(self, text: str) -> None:
+        """Append instructions that come in the middle of a conversation."""
+        self._require(prompted=False)
+        self._append_after_turn(self.family.instruction(text))
+        self.messages.append({"role": "system", "content": text})
+
     def segments(self) -> list[Segment]:
         """The token streams in order; those without a sampled token are left out unless there is no other."""
         segments = [stream.segment() for stream in self._streams]
@@ -326,12 +389,12 @@ class Conversation:
             self.add_tool_results([result["content"] for result in results])
 
 
-def _checked(message: Json, index: int) -> Json:
+def _checked(message: Json, index: int, *, system_anywhere: bool = False) -> Json:
     """A message in the form this module writes itself: string content, arguments as canonical JSON strings."""
     role = message.get("role")
     text = message.get("content")
     where = f"messages[{index}]"
-    if role not in ("system", "user", "assistant", "tool") or (role == "system" and index > 0):
+    if role not in ("system", "user", "assistant", "tool") or (role == "system" and index > 0 and not system_anywhere):
         raise ConversationError(f"{where}: role {role!r}; roles are system (first only), user, assistant and tool")
     if not isinstance(text, str) and not (text is None and role == "assistant"):
         raise ConversationError(f"{where}: content must be a string, not {type(text).__name__}")

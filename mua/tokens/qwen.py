@@ -53,6 +53,9 @@ class _Qwen(ChatFamily):
     def user(self, text: str) -> list[TextSpan]:
         return [fixed("<|im_start|>user\n"), content(text, Provenance.USER), fixed("<|im_end|>\n")]
 
+    def instruction(self, text: str) -> list[TextSpan]:
+        return [fixed("<|im_start|>system\n"), content(text, Provenance.SYSTEM), fixed("<|im_end|>\n")]
+
     def tool_results(self, results: Sequence[str]) -> list[TextSpan]:
         spans = [fixed("<|im_start|>user")]
         for result in results:
@@ -79,6 +82,8 @@ class _Qwen(ChatFamily):
         for index, message in enumerate(messages):
             if message["role"] == "user":
                 spans += self.user(message["content"])
+            elif message["role"] == "system" and index > 0:
+                spans += self.instruction(message["content"])
             elif message["role"] == "assistant":
                 spans.append(fixed(_HEADER))
                 if index in thinking:

@@ -66,7 +66,8 @@ def train(config: ExperimentConfig, preemption: Preemption | None = None) -> Non
             "placement separate with trainer.max_staleness 0: trainer and engines take turns, so that the GPUs of one "
             "side always wait; set it to 1 or more, or placement to colocated"
         )
-    if leads() and config.trainer.max_staleness and not algorithm.sees_sampler:
+    older = config.trainer.max_staleness + algorithm.refill.carry_versions
+    if leads() and older and not algorithm.sees_sampler:
         log.warning("algorithm.uncorrected: what older policies sampled is trained on as if it were the policy's own")
     total, critic = optimizer_steps(config)
     learner = Learner(config, total_steps=total, with_reference=algorithm.kl_coefficient > 0, critic_steps=critic)

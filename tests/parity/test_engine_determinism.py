@@ -116,3 +116,34 @@ def test_nor_does_it_with_the_kernels_of_other_cpus(instructions: str, tmp_path:
     done = subprocess.run(pytest_again, env=environment, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "4 passed" in done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.usefixtures("forked_engines")
+async def test_a_turn_that_goes_on_elsewhere_is_the_unbroken_one(tmp_path: Path, tiny_qwen3_folder: Path) -> None:
+    """The engine is told to give up what it runs, at more and more tokens, beside other requests."""
+    prompts = [list(range(5, 30)), list(range(40, 45)), list(range(60, 160))]
+
+    async def ask(pool: EnginePool, index: int) -> Generation:
+        params = SamplingParams(1.0, 300, (), top_p=0.9 if index == 1 else 1.0, seed=77 + index)
+        return await pool.generate(prompts[index], params, session=str(index), deadline_s=300)
+
+    async with make_pool(tmp_path, deterministic=True, count=2) as pool:
+        await pool.start(tiny_qwen3_folder)
+        whole = [await ask(pool, index) for index in range(3)]
+        pool.metrics()
+        broken = 0
+        for attempt in range(40):
+            running = [asyncio.create_task(ask(pool, index)) for index in range(3)]
+            while sum(engine.in_flight for engine in pool._engines) < 3:
+                await asyncio.sleep(0)
+            await asyncio.sleep(0.02 * (attempt + 1))
+            for engine in pool._engines:
+                await pool._give_up_requests(engine)
+            assert_same_bits([whole], [await asyncio.gather(*running)])
+            found = pool.metrics()
+            broken += found["partial/continued"] > 0 and found["partial/kept_tokens"] > 0
+            if broken == 4:
+                return
+        raise AssertionError(f"only {broken} times had an engine sampled something and not everything")

@@ -58,6 +58,8 @@ def test_metrics_of_an_example_counted_by_hand():
         "outcome/max_turns": 1 / 7,
         "outcome/length": 0.0,
         "outcome/malformed": 0.0,
+        "outcome/agent_end": 0.0,
+        "outcome/repetition": 0.0,
         "outcome/user_error": 0.0,
         "outcome/environment_error": 0.0,
         "outcome/judge_error": 0.0,

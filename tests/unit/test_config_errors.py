@@ -361,6 +361,17 @@ def smallest(tmp_path: Path) -> Path:
     return path
 
 
+def test_carried_groups_need_oversampling_and_a_correction(smallest: Path) -> None:
+    carry = "algorithm.refill.carry_versions=1"
+    with pytest.raises(ConfigError, match=r"carry_versions needs algorithm\.refill\.oversample above 0"):
+        load_config(smallest, [carry])
+    chosen = [carry, "algorithm.refill.oversample=1"]
+    with pytest.raises(ConfigError, match=r"carry_versions 1 trains on what older.*or algorithm\.refill\.carry_versi"):
+        load_config(smallest, chosen)
+    assert load_config(smallest, [*chosen, "algorithm.correction=truncate"]).algorithm.refill.carry_versions == 1
+    assert load_config(smallest, [*chosen, "algorithm.uncorrected=true"]).algorithm.uncorrected
+
+
 @pytest.mark.parametrize(
     "changes",
     [

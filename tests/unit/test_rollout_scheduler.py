@@ -13,13 +13,14 @@ from collections import Counter
 from dataclasses import dataclass, field
 from itertools import pairwise
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mua.errors import EngineError
 from mua.rollout.scheduler import GroupScheduler, Position, RolloutBatch, StepDemand
-from mua.types import Group
+from mua.types import Group, Outcome, Segment, Trajectory
 
 
 async def turns(count: int) -> None:
@@ -149,12 +150,14 @@ def test_a_synchronous_run_takes_the_same_groups_however_long_they_take_and_wher
 
 @settings(max_examples=120)
 @given(
-    st.integers(1, 4), st.integers(0, 2), st.integers(0, 3), st.integers(1, 5), st.integers(2, 6), CHOOSY, st.data()
+    st.integers(1, 4), st.integers(0, 2), st.integers(0, 3), st.integers(1, 5), st.integers(2, 6),
+    st.integers(0, 2), CHOOSY, st.data()
 )  # fmt: skip
 def test_oversampling_wastes_no_task_and_trains_nothing_stale(
-    per_step: int, staleness: int, extra: int, oversample: int, steps: int, world: World, data: st.DataObject
-) -> None:
-    demand = StepDemand(per_step, steps, staleness, extra, oversample)
+    per_step: int, staleness: int, extra: int, oversample: int, steps: int, carry: int, world: World,
+    data: st.DataObject,
+) -> None:  # fmt: skip
+    demand = StepDemand(per_step, steps, staleness, extra, oversample, carry=carry)
     log = asyncio.run(train(demand, world))
     first = 0
     if data.draw(st.booleans(), "resume"):
@@ -166,7 +169,7 @@ def test_oversampling_wastes_no_task_and_trains_nothing_stale(
     assert len(step_of) == len(log.taken)  # no group is trained twice
     for ordinal, step in step_of.items():
         if step >= first:
-            assert step - staleness <= start_of[ordinal] <= step
+            assert step - staleness - carry <= start_of[ordinal] <= step
     taken = set[int]()
     for rollout_batch in log.batches:
         taken |= {group.ordinal for group in rollout_batch.groups}
@@ -189,12 +192,21 @@ def test_a_group_is_cancelled_no_more_often_than_allowed(
         assert all(cancelled <= patience for cancelled in rollout_batch.position.waiting.values())
 
 
+def sampled_by(ordinal: int, versions: list[int]) -> Trajectory:
+    """One of a single segment; -1 is what nobody sampled."""
+    version = np.asarray(versions, np.int32)
+    nothing = np.zeros(len(version), np.int32)
+    segment = Segment(nothing, nothing.astype(np.uint8), nothing.astype(np.float32), version, nothing)
+    return Trajectory("t", ordinal, 0, [segment], [], 0.0, False, Outcome.USER_STOP)
+
+
 class Desk:
     """Groups that end when they are told to; remembers which were started and which cancelled."""
 
     def __init__(self) -> None:
         self.ends: dict[int, asyncio.Future[None]] = {}
         self.cancelled: list[int] = []
+        self.versions: list[int] = []
 
     async def __call__(self, ordinal: int) -> Group:
         self.ends[ordinal] = asyncio.get_running_loop().create_future()
@@ -204,7 +216,7 @@ class Desk:
             await turns(3)  # giving back environments takes a while
             self.cancelled.append(ordinal)
             raise
-        return Group(ordinal, "t", [])
+        return Group(ordinal, "t", [sampled_by(ordinal, self.versions)])
 
     async def end(self, *ordinals: int) -> None:
         for ordinal in ordinals:
@@ -304,6 +316,27 @@ async def test_an_oversampled_step_takes_the_first_and_waits_for_the_same_group_
     assert not taking.done()
     await desk.end(1)
     assert [group.ordinal for group in (await taking).groups] == [1, 3]
+    await scheduler.stop()
+
+
+async def test_a_carried_group_goes_on_within_its_bound_and_what_it_saves_is_counted() -> None:
+    desk = Desk()
+    scheduler = await begun(desk, StepDemand(1, 9, oversample=2, carry=1))
+    assert desk.running == [0, 1, 2]
+    await desk.end(0)
+    rollout_batch = await scheduler.take()
+    assert (rollout_batch.cancelled, rollout_batch.carried, rollout_batch.saved_tokens) == (0, 2, 0)
+    assert rollout_batch.position == Position(3, {1: 0, 2: 0})  # a killed run starts them again
+    scheduler.release()
+    await turns(2)
+    assert desk.running == [1, 2, 3]
+    desk.versions = [-1, 0, 0, 1, -1]  # of what ordinal 2 samples: two tokens by the policy before
+    await desk.end(2)
+    rollout_batch = await scheduler.take()
+    assert [group.ordinal for group in rollout_batch.groups] == [2]
+    assert (rollout_batch.cancelled, rollout_batch.carried, rollout_batch.saved_tokens) == (1, 1, 2)
+    assert desk.cancelled == [1]
+    assert rollout_batch.position == Position(4, {1: 1, 3: 0})
     await scheduler.stop()
 
 

@@ -46,6 +46,8 @@ _LEAVE_SECONDS = 0.5
 """For a server to end by itself once its standard input is closed."""
 _REPORT_SECONDS = 5.0
 _SHOWN = 1500
+_MESSAGE = (b"{", b"[")
+"""How a line begins that is meant as a message."""
 _PASSED_ON = ("notifications/tools/list_changed",)
 """Notifications that mean something here; progress and log messages are dropped unread."""
 
@@ -205,7 +207,9 @@ async def _read(
                 health.budget.spend(1, len(line))
                 if (message := _parsed(line, health)) is not None:
                     await to_session.send(message)
-                if (number := number + 1) % TURN == 0:
+                number += line.startswith(_MESSAGE)  # other lines cost nothing, and waiting lets more of them come in
+                if number == TURN:
+                    number = 0
                     await asyncio.sleep(0)
         except asyncio.IncompleteReadError:
             health.lose(ServerFaultKind.CRASHED, "its process ended or closed its standard output")
@@ -227,7 +231,7 @@ def _shown(line: bytes) -> str:
 
 def _parsed(line: bytes, health: Health) -> SessionMessage | None:
     """The message of a line; None where it is none that matters. Raises ValueError."""
-    if not line.lstrip().startswith((b"{", b"[")):  # something the program prints: a banner, a debugging line
+    if not line.lstrip().startswith(_MESSAGE):  # something the program prints: a banner, a debugging line
         health.stray = _shown(line) or health.stray
         return None
     message = jsonrpc_message_adapter.validate_json(line, by_name=False)

@@ -1,0 +1,314 @@
+"""An episode that an agent of its own plays: a process or a function asks for turns, calls tools, speaks to the user.
+
+The built-in episode asks its agent; here the agent asks the episode, over the gateway. What is the same is shared: the
+user's words are checked, tools are called and counted, budgets end it, the environment judges. The transcript that is
+judged holds what was done and said through the gateway, not what the agent believes to have done.
+
+How it ends, and whose doing that is:
+
+============================================================ ===================================================
+the user stops; a terminal tool; a budget is used up          as in a built-in episode
+the agent leaves with status 0                                ``agent_end``; ``length`` if its last turn was cut
+the agent fails, and the last it got was a turn of the policy  ``malformed``: it could not bear what the policy said
+the agent fails otherwise, by a signal, or before any turn     ``environment_error``: tried again, never scored
+its deadline passes (``rollout.episode_seconds``)             ``timeout``
+the policy, the user, the environment fail                    their own faults, whatever the agent makes of it
+============================================================ ===================================================
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from mua.config.agent_section import AgentConfig
+from mua.environment.manager import EnvironmentInstance
+from mua.environment.protocol import Evaluation
+from mua.environment.requests import LARGEST_REWARD
+from mua.environment.user import User
+from mua.errors import EnvironmentFault, MuaError
+from mua.gateway.chat_calls import Refused
+from mua.gateway.launch import AgentEnd, AgentTask, run_agent
+from mua.gateway.serving import GatewayServer
+from mua.gateway.session import GatewaySession, SessionLimits, TurnRequest
+from mua.rollout.agent import EpisodeSetting, TokenAgent, TokenPolicy
+from mua.rollout.episode import Episode, EpisodeResult, EpisodeState
+from mua.seeds import derived_seed
+from mua.tokens.conversation import Conversation
+from mua.tokens.parsing import AssistantTurn, ToolCall
+from mua.types import Generation, Json, Outcome, Segment, ToolSchema
+from mua.untrusted import JsonError, read_json
+
+
+class _StreamAgent(TokenAgent):
+    """The built-in agent's way of asking for a turn, on one of a session's streams."""
+
+    def __init__(
+        self, policy: TokenPolicy, setting: EpisodeSetting, session: str, seed: int, conversation: Conversation,
+        request: TurnRequest, counts: dict[str, float],
+    ) -> None:  # fmt: skip
+        super().__init__(policy, setting, session, seed)
+        self._conversation = conversation
+        self._counts = counts
+        self._request = request
+        self.generation: Generation | None = None
+
+    def _turn_seed(self) -> int:
+        return derived_seed(self._seed, *self._request.seed)
+
+    def _take(self, generation: Generation) -> AssistantTurn:
+        self.generation = generation
+        return self._talk.add_sampled(generation, self._request.number())
+
+
+class _TranscriptKeeper:
+    """The agent as the shared half of an episode sees it: a transcript, and the session's streams."""
+
+    def __init__(self, session: GatewaySession, counts: dict[str, float]) -> None:
+        self.messages: list[Json] = []
+        self._session = session
+        self._counts = counts
+
+    @property
+    def turns(self) -> int:
+        return self._session.turns
+
+    def begin(self, system: str, tools: Sequence[ToolSchema], user: str) -> None:
+        self.messages += [{"role": "system", "content": system}, {"role": "user", "content": user}]
+
+    async def turn(self) -> AssistantTurn | None:
+        raise RuntimeError("the agent asks for turns itself")
+
+    def add_tool_results(self, results: Sequence[str]) -> None:
+        calls = self.messages[-1]["tool_calls"]
+        for call, result in zip(calls, results, strict=True):
+            self.messages.append({"role": "tool", "content": result, "tool_call_id": call["id"]})
+
+    def add_user(self, text: str) -> None:
+        self.messages.append({"role": "user", "content": text})
+
+    def add_tools(self, tools: Sequence[ToolSchema]) -> None:
+        """The agent asks for its tools."""
+
+    def segments(self) -> list[Segment]:
+        return self._session.segments()
+
+    def counts(self) -> dict[str, float]:
+        return {**self._counts, **{name: float(count) for name, count in self._session.counts.items()}}
+
+
+class ExternalEpisode(Episode):
+    """Runs once. Is what the gateway calls the host of a session, and hears of its events."""
+
+    def __init__(
+        self, setting: EpisodeSetting, environment: EnvironmentInstance, user: User, policy: TokenPolicy, *,
+        config: AgentConfig, session: str, seed: int, guarded: bool = True,
+    ) -> None:  # fmt: skip
+        self._config = config
+        self._policy = policy
+        self._name, self._seed = session, seed
+        self._asked: dict[str, float] = {}
+        limits = SessionLimits(config.max_requests, config.max_session_tokens, config.concurrency)
+        self.session = GatewaySession(policy.family, self._ask, self, limits, show_tools=setting.show_tools)
+        super().__init__(setting, environment, user, _TranscriptKeeper(self.session, self._asked), guarded=guarded)
+        self._turn_rewards = [0.0]
+        self._fault: Exception | None = None
+        self._over = asyncio.Event()
+        self._acting = asyncio.Lock()
+        self._heard_last = ""
+        """What the agent got last: "turn", "tool" or "user"."""
+        self._reported: Evaluation | None = None
+        self._started_turns = 0
+
+    async def play(self, server: GatewayServer, log_folder: Path) -> EpisodeResult:
+        """Let the agent play, and have the episode judged; raises like :meth:`Episode.run`."""
+        await self.prepare()
+        key = server.open_session(self.session, self)
+        task = AgentTask(f"{server.url}/v1", key, self.task())
+        log_file = log_folder / f"{self._name.replace('/', '-')}.log"
+        try:
+            end = await self._attended(run_agent(self._config, task, log_file))
+        finally:
+            await server.close_session(key)
+        if self._fault is not None:
+            raise self._fault
+        return await self.conclude(end)
+
+    async def prepare(self) -> None:
+        """Hear the user's first words."""
+        await self._start()
+
+    async def conclude(self, end: AgentEnd | None) -> EpisodeResult:
+        """Judge the episode whose agent ended so; None: it was still there when the episode was over."""
+        if end is not None:
+            self._read_last_line(end)
+            if self._outcome is None:
+                self._end(self._outcome_of(end))
+        if not self.session.turns and self._outcome is Outcome.AGENT_END:
+            raise EnvironmentFault(self._crash(end, "asked the policy for nothing"))
+        return await self._finish()
+
+    async def _attended(self, agent: Any) -> AgentEnd | None:
+        """Wait for the agent or for the episode's end, whichever is first; after the end it gets a moment to leave."""
+        running = asyncio.ensure_future(agent)
+        over = asyncio.create_task(self._over.wait())
+        try:
+            await asyncio.wait({running, over}, return_when=asyncio.FIRST_COMPLETED)
+            if not running.done() and self._fault is None:
+                await asyncio.wait({running}, timeout=self._config.stop_seconds)
+            return running.result() if running.done() else None
+        finally:
+            over.cancel()
+            running.cancel()
+            await asyncio.wait({running})
+
+    def _outcome_of(self, end: AgentEnd) -> Outcome:
+        if end.status == 0:
+            if self._heard_last == "turn" and self._turn.truncated:
+                return Outcome.LENGTH
+            if self._heard_last == "turn" and not self._turn.tool_calls and not self._turn.errors:
+                self._agent.messages.append(self._turn.message())  # its last words are said, though nobody answers
+            return Outcome.AGENT_END
+        if self._heard_last == "turn" and not end.killed:
+            return Outcome.LENGTH if self._turn.truncated else Outcome.MALFORMED
+        raise EnvironmentFault(self._crash(end, f"failed with status {end.status}"))
+
+    def _crash(self, end: AgentEnd | None, what: str) -> str:
+        error = " ".join((end.error if end else "").split())[-300:]
+        return f"agent of task {self._environment.task.id!r} {what}" + (f": … {error}" if error else "")
+
+    # ---- what the session tells
+
+    def may_ask(self) -> Outcome | None:
+        if self._fault is None and self._outcome is None:
+            budgets = self._budgets
+            used = self._started_turns >= budgets.max_turns or self._counts["tool_calls"] >= budgets.max_tool_calls
+            if used:
+                self._end(Outcome.MAX_TURNS)
+            elif self._malformed > budgets.max_malformed:
+                self._end(Outcome.MALFORMED)
+            else:
+                self._started_turns += 1
+        return self._outcome
+
+    def turned(self, turn: AssistantTurn) -> None:
+        if self.session.turns > 1:
+            self._turn_rewards.append(0.0)
+        self._turn, self._heard_last = turn, "turn"
+        self._malformed += len(turn.errors)
+
+    def ended(self, outcome: Outcome) -> None:
+        self._end(outcome)
+
+    def failed(self, fault: Exception) -> None:
+        self._fault = self._fault or fault
+        self._over.set()
+
+    def _end(self, outcome: Outcome) -> EpisodeState:
+        self._over.set()
+        return super()._end(outcome)
+
+    async def _ask(self, talk: Conversation, request: TurnRequest) -> tuple[AssistantTurn, Generation] | None:
+        setting = self._setting
+        if request.most_tokens is not None:
+            most = min(request.most_tokens, self._budgets.max_turn_tokens)
+            setting = replace(setting, budgets=self._budgets.model_copy(update={"max_turn_tokens": most}))
+        agent = _StreamAgent(self._policy, setting, self._name, self._seed, talk, request, self._asked)
+        with self._clock("generate"):
+            turn = await agent.turn()
+        if turn is None:
+            return None
+        assert agent.generation is not None
+        return turn, agent.generation
+
+    # ---- what the agent asks for
+
+    def task(self) -> Json:
+        task, messages = self._environment.task, self._agent.messages
+        return {
+            "id": task.id,
+            "domain": task.domain,
+            "instructions": messages[0]["content"],
+            "user": messages[1]["content"],
+            "tools": [tool.openai() for tool in self.tools()],
+        }
+
+    def tools(self) -> list[ToolSchema]:
+        return list(self._tools.values())
+
+    async def call_tool(self, name: str, arguments: Json) -> Json:
+        async with self._acting:
+            if self._outcome is not None:
+                return {"text": "error: not called, the conversation has ended", "error": True, "ended": True}
+            call = ToolCall(f"done_{len(self._agent.messages)}", name, arguments)
+            said: Json = {"role": "assistant", "content": "", "tool_calls": [call.openai()]}
+            self._agent.messages.append(said)
+            errors = self._counts[f"tool_errors/{name}"]
+            try:
+                text = await self._call(call)
+            except MuaError as fault:
+                self.failed(fault)
+                raise
+            self._agent.add_tool_results([text])
+            self._heard_last = "tool"
+            failed = "tool_call_errors" in said or self._counts[f"tool_errors/{name}"] > errors
+            if self._malformed > self._budgets.max_malformed:
+                self._end(Outcome.MALFORMED)
+            return {"text": text, "error": failed, "ended": self._outcome is not None}
+
+    async def tell_user(self, text: str) -> Json:
+        if not text.strip():
+            raise Refused(400, "text: say something to the user", param="text")
+        async with self._acting:
+            if self._outcome is not None:
+                return {"text": "", "stop": True}
+            self._agent.messages.append({"role": "assistant", "content": text})
+            self._turn = replace(self._turn, content=text)
+            try:
+                state = await self._ask_user()
+            except MuaError as fault:
+                self.failed(fault)
+                raise
+            self._heard_last = "user"
+            self._counts["gateway/told"] += 1
+            if self._counts["gateway/told"] > self._budgets.max_turns:
+                self._end(Outcome.MAX_TURNS)
+            reply = self._agent.messages[-1]["content"]
+            return {"text": reply, "stop": state is EpisodeState.END}
+
+    def report(self, report: Json) -> None:
+        if self._config.reward != "report":
+            raise Refused(400, "agent.reward is environment; the agent's own report is not asked for")
+        reward, success = report.get("reward"), report.get("success")
+        number = math.nan if isinstance(reward, bool) or not isinstance(reward, int | float) else reward
+        if not abs(number) <= LARGEST_REWARD:
+            raise Refused(400, f"reward: {str(reward)[:40]!r} is no finite number", param="reward")
+        if success is not None and not isinstance(success, bool):
+            raise Refused(400, "success: true or false", param="success")
+        self._reported = Evaluation(float(number), number > 0 if success is None else success, {"reported": True})
+
+    def _read_last_line(self, end: AgentEnd) -> None:
+        if self._config.reward != "report" or self._reported is not None or end.status != 0:
+            return
+        try:
+            found = read_json(end.last_line)
+        except JsonError:
+            return
+        if isinstance(found, dict) and "reward" in found:
+            try:
+                self.report(found)
+            except Refused as refused:
+                raise EnvironmentFault(self._crash(None, f"reported what is no reward: {refused}")) from None
+
+    async def _evaluate(self) -> Evaluation:
+        if self._config.reward == "environment":
+            return await super()._evaluate()
+        if self._reported is None:
+            if self._outcome is Outcome.AGENT_END:
+                raise EnvironmentFault(self._crash(None, "left without a report, and agent.reward is report"))
+            return Evaluation(0.0, False, {"reported": False})
+        return self._reported

@@ -1,0 +1,1 @@
+"""Programs of a policy in a namespace of their own, gone with their rollout."""

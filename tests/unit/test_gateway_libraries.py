@@ -1,0 +1,35 @@
+"""Four agent libraries from PyPI, unmodified, each playing episodes of the help desk as its users would write it.
+
+The policy is the domain's expert behind the scripted engine; libraries, processes, gateway, users and environment are
+real. Not covered: retail and more tasks (tools/bench/agent_libraries.py), the real engine (e2e/test_gateway.py).
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from mua.environment.registry import get_domain
+from mua.types import Outcome
+from tests.agents_support import LIBRARIES, command_of
+from tools.bench.agent_libraries import play, same_tokens, shares
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+TASKS = dict(enumerate(list(get_domain("help_desk").tasks("train"))[1:3]))
+
+
+@pytest.mark.parametrize("library", [*LIBRARIES, "openai_agents over responses"])
+def test_a_library_plays_the_desk_in_one_segment(library: str) -> None:
+    name, _, responses = library.partition(" ")
+    agent = {"command": command_of(name), "variables": {"DESK_API": "responses" if responses else "chat"}}
+    tasks = TASKS if name == "smolagents" else dict([*TASKS.items()][:1])
+    mine = play("help_desk", tasks, agent, final="final_answer" if name == "smolagents" else None)
+    for trajectory in mine:
+        assert trajectory.outcome is Outcome.USER_STOP, trajectory.error
+        assert trajectory.success
+    appended, calls = shares(mine)
+    assert calls >= 3
+    assert appended / calls >= 0.95
+    if name != "smolagents":  # it has instructions of its own
+        for ours, theirs in zip(mine, play("help_desk", tasks, None), strict=True):
+            assert same_tokens(ours, theirs)
+            assert ours.turn_rewards == theirs.turn_rewards
