@@ -167,9 +167,11 @@ async def test_small_buckets_give_the_same_weights(engine_pool: EnginePool, othe
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("released", [False, True], ids=["beside the trainer", "memory given back meanwhile"])
 async def test_running_requests_survive_an_update(
-    engine_pool: EnginePool, tiny_qwen3_folder: Path, other_qwen3_folder: Path
+    engine_pool: EnginePool, tiny_qwen3_folder: Path, other_qwen3_folder: Path, released: bool
 ) -> None:
+    """With memory given back, as where groups are carried over (algorithm.refill.carry_versions)."""
     old = await load(engine_pool, tiny_qwen3_folder)
     params = SamplingParams(temperature=1.0, max_new_tokens=1200, stop_token_ids=())
     prompt = prompts(1)[0]
@@ -180,7 +182,17 @@ async def test_running_requests_survive_an_update(
         await asyncio.sleep(0.01)
     # Answered behind them and beside them: they have begun, however slow the engine is.
     await engine_pool.generate(prompt, replace(params, max_new_tokens=8), session="7", deadline_s=120)
+    config = engine_pool.config
+    if released:
+        engine_pool.config = config.model_copy(update={"memory_saver": True})
+        await engine_pool.release_memory(["kv_cache", "weights"])
+        assert engine_pool.pauses.seconds > 0
+        await engine_pool.resume_memory(["weights"])
     new = await load(engine_pool, other_qwen3_folder)
+    if released:
+        assert not all(request.done() for request in running)
+        await engine_pool.resume_memory(["kv_cache"])
+        engine_pool.config = config
     for found in await asyncio.gather(*running):
         switch = int(np.argmax(found.versions == new)) if found.version == new else len(found.ids)
         assert (found.versions[:switch] == old).all()

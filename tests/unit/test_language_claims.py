@@ -124,6 +124,7 @@ for name in bench.sets():
 """
 
 
+@pytest.mark.slow
 def test_what_is_read_does_not_depend_on_the_hash_seed():
     """Kinds that share a word stand in the order of the domain's file, and weights are summed in one order."""
 

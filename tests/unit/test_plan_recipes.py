@@ -77,7 +77,9 @@ def test_architectures_are_those_published(name: str, parameters: float, active:
     assert architecture.active_weights + embedding == pytest.approx(active, rel=0.015)
 
 
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if "235b" in name else name for name in RECIPES]
+)
 def test_page_shows_the_plan(name: str) -> None:
     assert as_text(planned(name)) in Path("docs/planning.md").read_text(), "out of date; run `make docs`"
 
