@@ -25,7 +25,8 @@ class ContextConfig(Section):
     """And when the policy says the same (text and calls, white space aside) for so many times since the last; null:
     never for that."""
     keep_results: NonNegative = 1
-    """Of discard_tool_results: the last so many turns whose results stay."""
+    """Of discard_tool_results: the last so many turns whose results stay. Those that no turn has followed yet stay in
+    any case."""
     summary_tokens: Positive = 512
     """Longest notes."""
     instruction: str = (
@@ -42,6 +43,11 @@ class ContextConfig(Section):
     stop_on_repetition: Annotated[int, Field(ge=2)] | None = None
     """The episode ends as ``repetition``, which is scored, when the policy has said the same for so many times; null:
     never for that."""
+
+    similarity: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """From which likeness on two turns count as the same, of 0 to 1 (normalised Indel similarity of text and calls); 1:
+    only what is equal. Below 1 a policy that pages through results, or looks up one number after another, may count as
+    repeating itself."""
 
     @model_validator(mode="after")
     def _has_an_effect(self) -> Self:

@@ -88,6 +88,11 @@ class RolloutConfig(Section):
     """Assistant turns (generations) in one episode."""
     max_tool_calls: Positive = 60
     """Tool calls in one episode."""
+    final_turn: bool = False
+    """Give the policy one more turn, without tools, when ``max_turns`` or ``max_tool_calls`` is used up: it is told so
+    by ``final_request``, and its text goes to the user."""
+    final_request: str = "You have no more turns and can call no more tools. Give your final answer now."
+    """The user's message in the policy's context that asks for it; no user is asked, and ``forced`` marks it."""
     max_turn_tokens: Positive = 1024
     """New tokens in one assistant turn."""
     max_tokens: Positive = 32768

@@ -13,11 +13,14 @@ What an episode's evaluation, its traces and its judge see is everything that ha
 
 from __future__ import annotations
 
+import json
 import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
+
+from rapidfuzz import fuzz
 
 from mua.config.context_section import ContextConfig
 from mua.tokens.codec import Codec, content
@@ -58,7 +61,8 @@ class ContextKeeper:
             return "tokens"
         if config.every_turns is not None and done >= config.every_turns:
             return "turns"
-        if config.on_repetition is not None and repetitions(messages, done) >= config.on_repetition:
+        often = config.on_repetition
+        if often is not None and repetitions(messages, done, similarity=config.similarity) >= often:
             return "repetition"
         return None
 
@@ -101,23 +105,31 @@ def shortened(text: str, limit: int, codec: Codec | None) -> str:
     return first + _LEFT_OUT.format(count=len(ids) - limit) + last
 
 
-def repetitions(messages: Sequence[Json], last: int | None = None) -> int:
+def repetitions(messages: Sequence[Json], last: int | None = None, *, similarity: float = 1.0) -> int:
     """How many of the ``last`` assistant messages (all, if None) say what the newest says, itself included.
 
-    The same are text and calls, but for white space, ids and the order of arguments.
+    The same are text and calls, but for white space, ids and the order of arguments; below 1, ``similarity`` is the
+    least normalised Indel similarity (of insertions and deletions) of what counts as the same.
     """
     said = [_said(message) for message in messages if message["role"] == "assistant"]
     said = said if last is None else said[max(0, len(said) - last) :]
-    return said.count(said[-1]) if said else 0
+    if not said or similarity == 1:
+        return said.count(said[-1]) if said else 0
+    written = [json.dumps(one) for one in said]
+    return sum(fuzz.ratio(one, written[-1]) >= 100 * similarity for one in written)
 
 
 def without_results(messages: Sequence[Json], keep: int) -> list[Json]:
-    """``messages`` in which only the last ``keep`` turns' results are whole, the others a mark."""
-    kept, last_of_turn, out = 0, False, list[Json]()
+    """``messages`` in which only the last ``keep`` turns' results are whole, the others a mark.
+
+    Results that no turn has followed yet stay in any case: the policy has not read them.
+    """
+    kept, last_of_turn, out, read = 0, False, list[Json](), False
     for message in reversed(messages):
+        read = read or message["role"] == "assistant"
         if message["role"] == "tool":
             kept += not last_of_turn
-            removed = kept > keep and len(message["content"]) > len(REMOVED)
+            removed = read and kept > keep and len(message["content"]) > len(REMOVED)
             out.append({**message, "content": REMOVED} if removed else message)
         else:
             out.append(message)

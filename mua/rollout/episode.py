@@ -96,6 +96,8 @@ class Episode:
         self._outcome: Outcome | None = None
         self._turn_rewards: list[float] = []
         self._malformed = 0
+        self._final = False
+        """Whether the policy was told that its turns are over."""
         self._counts: Counter[str] = Counter()
         self._seconds: defaultdict[str, float] = defaultdict(float)
 
@@ -137,9 +139,11 @@ class Episode:
     async def _generate(self) -> EpisodeState:
         budgets = self._budgets
         if self._agent.turns >= self._budgets.max_turns or self._counts["tool_calls"] >= budgets.max_tool_calls:
-            return self._end(Outcome.MAX_TURNS)
-        often = self._setting.context.stop_on_repetition
-        if often is not None and repetitions(self._agent.messages) >= often:
+            if self._final or not budgets.final_turn:
+                return self._end(Outcome.MAX_TURNS)
+            self._force_an_answer()
+        context, often = self._setting.context, self._setting.context.stop_on_repetition
+        if often is not None and repetitions(self._agent.messages, similarity=context.similarity) >= often:
             return self._end(Outcome.REPETITION)
         with self._clock("generate"):
             turn = await self._agent.turn()
@@ -150,8 +154,15 @@ class Episode:
         if turn.truncated:
             return self._end(Outcome.LENGTH)
         if turn.tool_calls or turn.errors:
-            return EpisodeState.TOOLS
+            return self._end(Outcome.MAX_TURNS) if self._final else EpisodeState.TOOLS
         return EpisodeState.USER if turn.content.strip() else self._end(Outcome.MALFORMED)
+
+    def _force_an_answer(self) -> None:
+        """Tell the policy that its next turn is its last."""
+        self._final = True
+        self._agent.add_user(self._budgets.final_request)
+        self._agent.messages[-1]["forced"] = True
+        self._counts["final_turns"] += 1
 
     async def _call_tools(self) -> EpisodeState:
         results = [await self._call(call) for call in self._turn.tool_calls]

@@ -117,7 +117,7 @@ class Conversation:
         self._owed: list[TextSpan] = []
         """What the template puts behind the last assistant turn; appended with the next message."""
         self._as_sampled_since = 0
-        """Index of the first message the current segment holds as it was sampled, not rewritten."""
+        """Index of the first message whose reasoning the current segment may hold."""
 
     @classmethod
     def begin(cls, family: ChatFamily, *, system: str | None, tools: Sequence[ToolSchema], user: str) -> Self:
@@ -331,7 +331,8 @@ class Conversation:
         self._streams.append(_TokenStream())
         self._streams[-1].extend(ids, provenance, self._turns)
         self._owed = []
-        self._as_sampled_since = len(messages)
+        # Turns behind the last user message keep their reasoning in it, which the user's next message takes away.
+        self._as_sampled_since = 1 + max((i for i, one in enumerate(messages) if one["role"] == "user"), default=-1)
         self.messages = list(messages)
 
     def add_system(self, text: str) -> None:

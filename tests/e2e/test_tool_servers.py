@@ -23,7 +23,7 @@ from mua.environment.protocol import ToolResult
 from mua.observe.traces import read_traces
 from tools.tiny import write_conversations
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.timeout(600)
 ANSWER = "get_order: noted"
 NPM = ("server-filesystem", "server-memory", "server-everything")
 
@@ -38,6 +38,7 @@ def use(tool: str, arguments: dict[str, Any], **settings: Any) -> tuple[list[str
     return play(environment(own | settings), episode)
 
 
+@pytest.mark.slow
 def test_the_time_and_git_servers_of_pypi(tmp_path: Path) -> None:
     time = {"command": sys.executable, "args": ["-m", "mcp_server_time"]}
     names, result = use(
@@ -66,6 +67,7 @@ def npm(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "node_modules" / ".bin"
 
 
+@pytest.mark.slow
 def test_servers_of_npm(npm: Path, tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("y" * 100)
     files = {"command": str(npm / "mcp-server-filesystem"), "args": [str(tmp_path)], "result_chars": 50}
@@ -93,6 +95,7 @@ def caller(recipe: Path, folder: Path) -> Path:
     return folder / "tuned" / "hf"
 
 
+@pytest.mark.grid
 def test_a_policy_is_trained_on_a_servers_tools(recipe: Path, tmp_path: Path) -> None:
     line = f"command: {sys.executable}, args: [{DOMAINS / 'served_desk_tools.py'}], env: {{PYTHONPATH: {ROOT}}}"
     server = f"environment.mcp=[{{name: desk, {line}, reuse: true, start_seconds: 120}}]"

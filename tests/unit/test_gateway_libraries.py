@@ -1,7 +1,8 @@
 """Four agent libraries from PyPI, unmodified, each playing episodes of the help desk as its users would write it.
 
 The policy is the domain's expert behind the scripted engine; libraries, processes, gateway, users and environment are
-real. Not covered: retail and more tasks (tools/bench/agent_libraries.py), the real engine (e2e/test_gateway.py).
+real. Not covered: retail and more tasks (tools/bench/agent_libraries.py), the real engine (e2e/test_gateway.py,
+which has openai-agents in CI).
 """
 
 from __future__ import annotations
@@ -17,7 +18,13 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 TASKS = dict(enumerate(list(get_domain("help_desk").tasks("train"))[1:3]))
 
 
-@pytest.mark.parametrize("library", [*LIBRARIES, "openai_agents over responses"])
+@pytest.mark.parametrize(
+    "library",
+    [
+        *LIBRARIES[1:],
+        *(pytest.param(name, marks=pytest.mark.grid) for name in ("openai_agents", "openai_agents over responses")),
+    ],
+)
 def test_a_library_plays_the_desk_in_one_segment(library: str) -> None:
     name, _, responses = library.partition(" ")
     agent = {"command": command_of(name), "variables": {"DESK_API": "responses" if responses else "chat"}}

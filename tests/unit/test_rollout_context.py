@@ -128,6 +128,22 @@ async def test_no_token_is_made_up_lost_or_trained_twice(family: ChatFamily, str
     assert segments > 12
 
 
+async def test_reasoning_goes_with_the_users_next_message_after_a_rewrite_in_mid_turn() -> None:
+    # Without reasoning of its own, the turn behind the rewrite gives no cause to write history anew.
+    thoughts = ["<think>\nsecret\n</think>\n\n", "<think>\nsecret\n</think>\n\n", "", ""]
+    said = [LOOK, OWNER, "Which order?", "Done."]
+    result, sampler = await rewritten(
+        *[thought + text for thought, text in zip(thoughts, said, strict=True)],
+        family=FAMILIES[1], user=FixedUser("That one.", "bye"), strategy="discard_tool_results", every_turns=2,
+        keep_results=1, max_rewrites=1,
+    )  # fmt: skip
+    check_streams(result, sampler)
+    prompts = [FAMILIES[1].decode(request.prompt) for request in sampler.requests]
+    assert [prompt.count("secret") for prompt in prompts] == [0, 1, 2, 0]  # as the template has it
+    assert [prompt.count(REMOVED) for prompt in prompts] == [0, 0, 1, 1]
+    assert len(result.segments) == 3
+
+
 async def test_every_turn_of_all_segments_gets_the_trajectorys_credit() -> None:
     played = []
     for sample, texts in enumerate(([LOOK, "notes", CANCELLED, "Done."], [LOOK, "other notes", LOOK, "Done."])):
@@ -227,6 +243,10 @@ def test_what_counts_as_the_same() -> None:
     assert repetitions([]) == 0
     assert repetitions([said("a"), said("b"), said(" a\n"), said("a")]) == 3
     assert repetitions([said("a"), said("a"), said("a.")]) == 1  # one character is another text
+    near = [said("I look at this order once more"), said("I look at this order once more!"), said("Done.")]
+    assert [repetitions(near[:2], similarity=share) for share in (1.0, 0.95)] == [1, 2]
+    assert repetitions(near, similarity=0.95) == 1
+    assert repetitions([], similarity=0.95) == 0
     assert repetitions([said("", "K1", 1), said("", "K2", 2), said("", "K1", 3)]) == 2
     assert repetitions([said("a"), said("a"), said("a")], last=2) == 2
 
@@ -240,7 +260,9 @@ def test_what_stays() -> None:
               message("tool", "tiny"), message("assistant", ""), message("tool", long)]  # fmt: skip
     found = without_results(before, 1)
     assert [m["content"] for m in found] == ["s", "u1", "", REMOVED, "tiny", "", long]
-    assert [m["content"] for m in without_results(before, 0)][-1] == REMOVED
+    assert without_results(before, 0) == found  # what no turn has followed yet was not read
+    read = [*before, message("assistant", ""), message("tool", "new")]
+    assert [m["content"] for m in without_results(read, 0)] == ["s", "u1", "", REMOVED, "tiny", "", REMOVED, "", "new"]
     assert without_results(before, 2) == before
     assert without_results(found, 1) == found
     once = with_notes([*before, message("user", "u2")], "one", users=True)

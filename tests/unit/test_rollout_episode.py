@@ -368,3 +368,28 @@ async def test_a_user_that_does_not_answer_is_a_named_deadline() -> None:
 
     with pytest.raises(DeadlineExceeded, match=r"^rollout\.user_seconds: the user took longer than 0\.05 s$"):
         await play("What is your name?", user=Silent(), user_seconds=0.05)
+
+
+@pytest.mark.parametrize("budget", [{"max_turns": 2}, {"max_tool_calls": 2}])
+async def test_a_policy_whose_turns_are_over_may_answer_once_more(budget: Json) -> None:
+    look = call("get_order", order=ORDER)
+    user = FixedUser("bye")
+    result, sampler = await play(look, CANCELLED, "It is cancelled.", user=user, final_turn=True, **budget)
+    assert (result.outcome, result.evaluation.success, user.told) == (Outcome.USER_STOP, True, ["It is cancelled."])
+    assert [m["content"] for m in result.messages if m.get("forced")] == [RolloutConfig().final_request]
+    assert RolloutConfig().final_request in QWEN.decode(sampler.requests[2].prompt)
+    assert result.metrics["final_turns"] == 1.0
+    without, _ = await play(look, CANCELLED, user=FixedUser("bye"), **budget)
+    assert without.outcome is Outcome.MAX_TURNS
+
+
+async def test_the_last_turn_calls_no_tools_and_there_is_no_other() -> None:
+    result, _ = await play(call("get_order", order=ORDER), CANCELLED, final_turn=True, max_turns=1)
+    assert (result.outcome, result.evaluation.success) == (Outcome.MAX_TURNS, False)
+    assert len(observations(result)) == 1  # the call of the last turn was not executed
+    user = FixedUser("and then?", "bye")
+    result, sampler = await play("One moment.", "Done.", user=user, final_turn=True, max_turns=1)
+    assert (result.outcome, user.told, len(sampler.requests)) == (Outcome.USER_STOP, ["One moment.", "Done."], 2)
+    user = FixedUser("and then?", "and now?", "bye")
+    result, sampler = await play("One moment.", "Done.", user=user, final_turn=True, max_turns=1)
+    assert (result.outcome, len(sampler.requests)) == (Outcome.MAX_TURNS, 2)

@@ -164,6 +164,7 @@ async def test_no_secret_comes_into_the_store(store: Store, tmp_path: Path) -> N
                 assert planted not in repr(whole), table.name
 
 
+@pytest.mark.slow
 def test_store_and_checkpoints_agree_after_kills_at_drawn_moments(tmp_path: Path) -> None:
     found = campaign(tmp_path / "kills", 6, seed=3)
     assert found["faults"] == []
