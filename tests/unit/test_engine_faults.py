@@ -190,7 +190,8 @@ async def test_a_run_outlives_faults_of_both_its_engines_at_every_moment(
         said = await spoken(pool)
         assert said[0] == said[1]
 
-        # In a rollout: one is killed, one is stopped. Requests fail or wait; nothing is served before the weights are back.
+        # In a rollout: one is killed, one is stopped. Requests fail or wait; nothing is served before
+        # the weights are back.
         running = [
             asyncio.create_task(pool.generate([9, 8, 7], ENDLESS, session=str(i), deadline_s=120)) for i in range(4)
         ]
