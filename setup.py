@@ -24,6 +24,7 @@ CORE = [
     "pybase64>=1.4",
     "pydantic>=2.11",
     "pyyaml>=6.0",
+    "rapidfuzz>=3.9",
     "rich>=14.0",
     "safetensors>=0.5",
     "scipy>=1.14",
@@ -43,7 +44,6 @@ TOOLS = [
     "lxml-html-clean>=0.4",
     "math-verify[antlr4_13_2]>=0.7",
     "mcp>=2.0",
-    "rapidfuzz>=3.9",
     "trafilatura>=2.0",
 ]
 

@@ -25,6 +25,7 @@ def recording(config: ExperimentConfig) -> Iterator[Recorder | None]:
     if not chosen.enabled:
         yield None
         return
+    config.output.mkdir(parents=True, exist_ok=True)
     made = {"tokenizer": tokenizer_digest(config.model.path)}
     with Store.open(store_url(config.output, chosen), busy_seconds=chosen.busy_seconds) as store:
         run, part, rounds = begin_part(

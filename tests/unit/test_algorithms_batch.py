@@ -97,7 +97,7 @@ def test_every_token_against_the_brute_force(raw, aggregation: str, divide: bool
 
 
 def brute_force(raw, aggregation: str, divide: bool) -> list[tuple[list[float], list[float], list[float]]]:
-    valid = {"user_stop", "terminal_tool", "max_turns", "length", "malformed"}
+    valid = {"user_stop", "terminal_tool", "max_turns", "length", "malformed", "repetition", "agent_end"}
     kept = [[m for m in members if m[2].value in valid] for members in raw]
     trainable = [m for members in kept for m in members if any(any(mask) for mask in m[0])]
     total = sum(sum(mask) for masks, _, _ in trainable for mask in masks)

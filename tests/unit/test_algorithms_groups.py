@@ -297,6 +297,9 @@ def test_a_step_tells_what_it_took_to_find_its_groups() -> None:
         "filters/extra_episodes": 6.0,
         "filters/missing": 2.0,
         "filters/cancelled": 2.0,
+        "filters/carried": 0.0,
+        "partial/saved_share": 0.0,
+        "partial/saved_tokens": 0.0,
     }
 
 
