@@ -29,7 +29,7 @@ from mua.errors import MuaError
 from mua.rollout.runner import EpisodeRunner
 from mua.store.database import Store
 from mua.store.leased_records import LeasedRecorder
-from mua.store.leases import Lease, claim, give_back, renew, tell_sampler
+from mua.store.leases import EpisodeLease, claim, give_back, renew, tell_sampler
 from mua.store.writer import Writer
 from mua.types import Json
 
@@ -58,7 +58,7 @@ class LeasingSampler:
         self._run_id, self._part = run, part
         self.name = f"{kind}-{socket.gethostname()}-{os.getpid()}-{uuid4().hex[:8]}"
         self._began = time.time()
-        self._playing: dict[asyncio.Task[None], Lease] = {}
+        self._playing: dict[asyncio.Task[None], EpisodeLease] = {}
         self._failure: BaseException | None = None
         writer = Writer(
             store,
@@ -75,7 +75,7 @@ class LeasingSampler:
         return len(self._playing)
 
     async def work(self, ended: Callable[[], str | None], leaving: Callable[[], bool] = lambda: False) -> str:
-        """Lease and play until ``ended`` says why there is nothing more to do; it is given back.
+        """EpisodeLease and play until ``ended`` says why there is nothing more to do; it is given back.
 
         When ``leaving`` is true nothing more is leased, and the reason is an empty text once what is under way has
         ended, or ``samplers.leave_seconds`` are over; the rest is given back to others. Raises
@@ -121,17 +121,17 @@ class LeasingSampler:
         else:
             await asyncio.sleep(seconds)
 
-    async def _claim(self, count: int) -> list[Lease]:
+    async def _claim(self, count: int) -> list[EpisodeLease]:
         tries, seconds = self._config.rollout.max_retries + 1, self._config.samplers.lease_seconds
 
-        def take(connection: Connection) -> list[Lease]:
+        def take(connection: Connection) -> list[EpisodeLease]:
             return claim(connection, self._run_id, self._part, self.name, count, seconds, tries)
 
         found = await self._patiently(take)
         self.recorder.took(found)
         return found
 
-    async def _play(self, lease: Lease) -> None:
+    async def _play(self, lease: EpisodeLease) -> None:
         task = self._tasks.get((lease.domain, lease.task_id))
         if task is None:
             raise MuaError(
@@ -166,7 +166,7 @@ class LeasingSampler:
                     self.recorder.lost(lease)
             await asyncio.sleep(self._config.samplers.heartbeat_seconds)
 
-    def _renewed(self, held: list[Lease], connection: Connection) -> set[str]:
+    def _renewed(self, held: list[EpisodeLease], connection: Connection) -> set[str]:
         tell_sampler(connection, self._row("running"))
         return renew(connection, held, self._config.samplers.lease_seconds)
 

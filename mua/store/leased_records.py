@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from sqlalchemy.engine import Connection
 
-from mua.store.leases import Lease, deliver, key_of
+from mua.store.leases import EpisodeLease, deliver, key_of
 from mua.store.recorder import EpisodeRecord, Recorder
 from mua.store.records import EpisodeKey
 from mua.store.writer import Call, Write, Writer, execute
@@ -19,26 +19,26 @@ class LeasedRecorder(Recorder):
 
     def __init__(self, writer: Writer, run_id: str, part: int, sampler: str) -> None:
         super().__init__(writer, run_id, part, sampler=sampler)
-        self._leases: dict[tuple[int, int], Lease] = {}
+        self._leases: dict[tuple[int, int], EpisodeLease] = {}
         self._tries: dict[str, int] = {}
         self._guard = threading.Lock()
         self.delivered = 0
         self.refused = 0
         """Results that were not written: their lease was lost."""
 
-    def took(self, leases: Iterable[Lease]) -> None:
+    def took(self, leases: Iterable[EpisodeLease]) -> None:
         """These are held from now on."""
         with self._guard:
             for lease in leases:
                 self._leases[lease.place] = lease
                 self._tries[lease.token] = 0
 
-    def held(self) -> list[Lease]:
+    def held(self) -> list[EpisodeLease]:
         """The leases whose results are not written yet."""
         with self._guard:
             return list(self._leases.values())
 
-    def lost(self, lease: Lease) -> None:
+    def lost(self, lease: EpisodeLease) -> None:
         """The lease is no longer held: its result is written, or another has it, or its group is cancelled."""
         with self._guard:
             if self._leases.get(lease.place) is lease:
@@ -53,7 +53,7 @@ class LeasedRecorder(Recorder):
             attempt = self._tries[lease.token] = self._tries[lease.token] + 1
         return LeasedEpisodeRecord(self, key_of(lease, attempt), sampling, lease)
 
-    def settled(self, lease: Lease, written: bool) -> None:
+    def settled(self, lease: EpisodeLease, written: bool) -> None:
         """The result of ``lease`` was written, or refused."""
         self.delivered += written
         self.refused += not written
@@ -63,7 +63,7 @@ class LeasedRecorder(Recorder):
 class LeasedEpisodeRecord(EpisodeRecord):
     """One try at one leased episode."""
 
-    def __init__(self, recorder: LeasedRecorder, key: EpisodeKey, sampling: Json, lease: Lease) -> None:
+    def __init__(self, recorder: LeasedRecorder, key: EpisodeKey, sampling: Json, lease: EpisodeLease) -> None:
         super().__init__(recorder, key, sampling)
         self._of, self._lease = recorder, lease
 

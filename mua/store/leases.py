@@ -32,7 +32,7 @@ TRAINING = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Lease:
+class EpisodeLease:
     """One episode, and the right to write its result."""
 
     run_id: str
@@ -102,7 +102,7 @@ def complete_groups(connection: Connection, run: str, ordinals: Collection[int])
 
 def claim(
     connection: Connection, run: str, part: int, sampler: str, count: int, seconds: float, tries: int
-) -> list[Lease]:
+) -> list[EpisodeLease]:
     """Up to ``count`` episodes of open groups, those that are trained first: open ones, and leased ones whose lease is
     over. They are the sampler's for ``seconds``; each may write ``tries`` attempts."""
     now = database_clock(connection)
@@ -122,7 +122,7 @@ def claim(
         .with_for_update(skip_locked=True, of=episodes)
     )  # fmt: skip
     found = [
-        Lease(run, part, row.ordinal, row.sample, row.domain, row.task_id, row.attempts, uuid4().hex)
+        EpisodeLease(run, part, row.ordinal, row.sample, row.domain, row.task_id, row.attempts, uuid4().hex)
         for row in connection.execute(chosen)
     ]
     for lease in found:
@@ -134,7 +134,7 @@ def claim(
     return found
 
 
-def renew(connection: Connection, leases: Iterable[Lease], seconds: float) -> set[str]:
+def renew(connection: Connection, leases: Iterable[EpisodeLease], seconds: float) -> set[str]:
     """Keep ``leases`` for ``seconds`` from now on; the tokens of those that still are their holder's, also where they
     were over and nobody took them."""
     now, held = database_clock(connection), set[str]()
@@ -145,14 +145,14 @@ def renew(connection: Connection, leases: Iterable[Lease], seconds: float) -> se
     return held
 
 
-def give_back(connection: Connection, leases: Iterable[Lease]) -> None:
+def give_back(connection: Connection, leases: Iterable[EpisodeLease]) -> None:
     """Others may have these episodes at once."""
     free = {"state": "open", "sampler": None, "lease": None, "lease_until": None}
     for lease in sorted(leases, key=lambda lease: lease.place):
         connection.execute(sa.update(episodes).where(*_held(lease)).values(free))
 
 
-def deliver(connection: Connection, lease: Lease, trajectory_id: str) -> bool:
+def deliver(connection: Connection, lease: EpisodeLease, trajectory_id: str) -> bool:
     """The episode has ended as this trajectory, which is written in the same transaction; False: the lease is lost, and
     nothing may be written."""
     values = {"state": "done", "trajectory_id": trajectory_id, "lease": None, "lease_until": None}
@@ -171,7 +171,7 @@ def live_samplers(connection: Connection, run: str, seconds: float) -> int:
     return int(connection.execute(sa.select(sa.func.count()).select_from(samplers).where(alive)).scalar_one())
 
 
-def key_of(lease: Lease, attempt: int) -> EpisodeKey:
+def key_of(lease: EpisodeLease, attempt: int) -> EpisodeKey:
     """Of the lease's try ``attempt``, counted from 1."""
     return EpisodeKey(lease.run_id, lease.part, TRAINING, lease.ordinal, lease.sample, lease.attempts + attempt)
 
@@ -184,7 +184,7 @@ def _same_group() -> sa.ColumnElement[bool]:
     )
 
 
-def _row(lease: Lease) -> tuple[sa.ColumnElement[bool], ...]:
+def _row(lease: EpisodeLease) -> tuple[sa.ColumnElement[bool], ...]:
     return (
         episodes.c.run_id == lease.run_id,
         episodes.c.round == TRAINING,
@@ -193,7 +193,7 @@ def _row(lease: Lease) -> tuple[sa.ColumnElement[bool], ...]:
     )
 
 
-def _held(lease: Lease) -> tuple[sa.ColumnElement[bool], ...]:
+def _held(lease: EpisodeLease) -> tuple[sa.ColumnElement[bool], ...]:
     """The row while the lease is its holder's and the group wants it."""
     wanted = sa.exists().where(_same_group(), tasks.c.state == "open", tasks.c.part == lease.part)
     return (*_row(lease), episodes.c.state == "leased", episodes.c.lease == lease.token, wanted)
