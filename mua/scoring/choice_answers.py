@@ -10,9 +10,9 @@ from typing import Any, ClassVar, Literal
 from mua.config.scorer_section import AnswerForm
 from mua.config.section import Section
 from mua.endpoint.services import Services
-from mua.scoring.numeric_answers import tidy
 from mua.scoring.scorer import AnswerScore, Question, options_of
 from mua.scoring.text_answers import normal
+from mua.scoring.written_numbers import tidy
 
 _LABEL = re.compile(
     r"(?:(?:option|choice|answer)\s?:?\s?)?(?P<open>[(\[])?(?P<label>[A-Za-z]|\d{1,2})(?P<close>[)\]])?(?P<mark>\s?[.):-])?"

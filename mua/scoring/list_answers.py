@@ -6,7 +6,7 @@ Whoever lists more than was asked for is wrong (``graded``: loses precision), so
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
@@ -18,6 +18,7 @@ from mua.config.scorer_section import AnswerForm
 from mua.config.section import Section
 from mua.endpoint.services import Services
 from mua.scoring.scorer import AnswerScore, Question, Scorer, options_of
+from mua.scoring.scorer_registry import make_scorer
 from mua.untrusted import JsonError, read_json
 
 MOST_ITEMS = 64
@@ -27,7 +28,6 @@ _BULLET = re.compile(r"^\s{0,8}(?:[-*•]|\d{1,3}[.)])\s+")
 _AND = re.compile(r"(?:^|\s)(?:and|&|\\text\s?\{\s?and\s?\})\s")
 _TOKEN = re.compile(r"\\.|[()\[\]{},;\n]", re.DOTALL)
 _THOUSANDS = re.compile(r"(?<!\d)\d{1,3}(?:,\d{3})+(?!\d)")
-Compare = Callable[[str, Any], Awaitable[bool]]
 
 
 def readings(text: str) -> list[list[str]]:
@@ -147,3 +147,9 @@ class ListScorer:
         table = [[await alike(item, place) for place in range(len(wanted))] for item in items]
         matched = maximum_bipartite_matching(csr_array(np.array(table, dtype=np.int8)), perm_type="column")
         return int((matched >= 0).sum())
+
+
+def several(options: Mapping[str, Any], services: Services) -> ListScorer:
+    """Scorer ``list``."""
+    read = options_of(ListOptions, options, "list")
+    return ListScorer(read, make_scorer(read.items, read.item_options, services))
