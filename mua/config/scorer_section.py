@@ -1,4 +1,4 @@
-"""The section ``environment.scorer``: how an answer is found in what the policy says, and compared with the reference."""
+"""The section ``environment.scorer``: how an answer is found in a text, and compared with the reference."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class ScorerConfig(Section):
     key: str = "answer"
     """Key of a JSON object that form ``json`` looks for."""
     several: Literal["every", "last", "joined"] = "every"
-    """What counts when the text holds several different answers of the form: ``every`` one has to be right, the ``last``
-    one alone counts, or all are ``joined`` as the lines of one answer, for scorer ``list``."""
+    """What counts when the text holds several different answers of the form: ``every`` one has to be right, the
+    ``last`` one alone counts, or all are ``joined`` as the lines of one answer, for scorer ``list``."""
     longest: Annotated[int, Field(gt=0, le=200_000)] = 2_000
     """Longest answer in characters; a longer one is none. Code may have 50 times as many."""
 

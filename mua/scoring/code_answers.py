@@ -1,8 +1,8 @@
 """Answers that are programs: run on one test after the other in a sandbox, and compared outside of it.
 
 A program has the rights of the process that runs it, and can forge whatever that reports. So nothing inside knows what
-is right: a test's input goes in, what comes out is compared here. Forging an output is then no easier than computing it.
-What remains: a program may know its tests by heart (keep them out of the prompt), and an answer from a few possible ones
+is right: a test's input goes in, what comes out is compared here, and forging an output is no easier than computing
+it. What remains: a program may know its tests by heart (keep them out of the prompt), and one of a few possible outputs
 is hit by guessing, so that all tests have to pass.
 """
 
@@ -191,8 +191,8 @@ class CodeScorer:
 def tests_of(question: Question) -> list[CodeTest]:
     """The tests of a reference: a list of them, or an object with ``tests`` (and perhaps a ``solution``).
 
-    One is ``{"input": text, "output": text}`` or ``{"function": name, "arguments": list, "expected": value}``. An object
-    with ``inputs``, ``outputs`` and perhaps ``fn_name``, as APPS has it, is read too.
+    One is ``{"input": text, "output": text}`` or ``{"function": name, "arguments": list, "expected": value}``. An
+    object with ``inputs``, ``outputs`` and perhaps ``fn_name``, as APPS has it, is read too.
     """
     given = question.reference
     if isinstance(given, dict) and "tests" in given:

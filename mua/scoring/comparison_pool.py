@@ -42,7 +42,7 @@ class MathProcess:
         """Raises :class:`EnvironmentFault` when it does not start."""
         kept = {name: os.environ[name] for name in ("PATH", "LANG", "TMPDIR") if name in os.environ}
         path = os.pathsep.join(dict.fromkeys([str(_ROOT), *(one for one in sys.path if one)]))
-        self._stderr = tempfile.TemporaryFile()
+        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - closed by close()
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-m", "mua.scoring.symbolic_worker"],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._stderr, start_new_session=True,

@@ -3,7 +3,7 @@ r"""Answers in a text: every form is looked for in linear time, whatever the tex
 ``boxed``   what stands in ``\boxed{}`` or ``\fbox{}``, braces inside one another; ``\boxed 7`` too
 ``tag``     what stands between ``<answer>`` and ``</answer>``, in any case
 ``json``    the value of the key ``"answer"``, in an object of any kind
-``line``    the rest of a line after ``Answer:``, ``Final answer:``, ``the answer is``; the next line where that is empty
+``line``    the rest of a line after ``Answer:``, ``Final answer:``, ``the answer is``; the next line if it is empty
 ``code``    the last fenced block, of those marked as Python if any is
 ``number``  the last number
 ``whole``   the whole text
@@ -38,16 +38,7 @@ _FENCE = re.compile(r"^[ \t]{0,3}(?:```|~~~)(?P<info>[^\n`]*)$", re.MULTILINE)
 _NUMBER = re.compile(
     r"(?<![\w.])[-+\u2212]?\$?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)?(?:\.\d+)?(?:[eE][-+]?\d{1,9})?(?:/\d+)?%?(?<=[\d%])"
 )
-_EMPHASIS = (
-    ("**", "**"),
-    ("__", "__"),
-    ("`", "`"),
-    ("*", "*"),
-    ("$$", "$$"),
-    ("$", "$"),
-    (r"\(", r"\)"),
-    (r"\[", r"\]"),
-)
+_EMPHASIS = (*((sign, sign) for sign in ("**", "__", "`", "*", "$$", "$")), (r"\(", r"\)"), (r"\[", r"\]"))
 
 
 @dataclass(frozen=True, slots=True)

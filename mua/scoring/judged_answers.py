@@ -1,6 +1,7 @@
 """Answers that a language model judges beside the reference, where no rule can.
 
-A judge that gives no verdict raises :class:`mua.errors.JudgeFault`, so that the episode is tried again and never scored.
+A judge that gives no verdict raises :class:`mua.errors.JudgeFault`, so that the episode is tried
+again and never scored.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from mua.scoring.text_answers import normal
 from mua.users.judge import Judge, VerdictForm
 
 _QUESTION = (
-    "Is the given answer right? It is right if it says the same as a reference answer in other words or another form. It "
-    "is wrong if it says something else, is missing, leaves the choice between several answers, or contradicts itself."
+    "Is the given answer right? It is right if it says the same as a reference answer in other words or another form. "
+    "It is wrong if it says something else, is missing, leaves a choice between several answers, or contradicts itself."
 )
 
 

@@ -8,9 +8,11 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any, ClassVar, Literal
 
 import numpy as np
+from pydantic import Field
 from scipy.sparse import csr_array
 from scipy.sparse.csgraph import maximum_bipartite_matching
 
@@ -85,7 +87,7 @@ def _split(text: str, thousands: bool) -> list[str]:
             marks.append((token.start(), sign))
     strong = [place for place, sign in marks if sign != ","]
     places = [-1, *(strong or [place for place, _ in marks]), len(text)]
-    return [text[begin + 1 : end] for begin, end in zip(places, places[1:], strict=False)]
+    return [text[begin + 1 : end] for begin, end in pairwise(places)]
 
 
 class ListOptions(Section):
@@ -93,7 +95,7 @@ class ListOptions(Section):
 
     items: Literal["exact", "numeric", "symbolic", "fuzzy"] = "exact"
     """What compares two items."""
-    item_options: dict[str, Any] = {}
+    item_options: dict[str, Any] = Field(default_factory=dict)
     """Options of that scorer."""
     ordered: bool = False
     """The items must come in the reference's order."""

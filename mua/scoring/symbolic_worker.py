@@ -24,6 +24,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 from typing import Any
 
 from mua.scoring.written_numbers import EXACT, WrittenNumber, near, read_number, tidy, unit_of
@@ -34,55 +35,23 @@ DEEPEST = 40
 _MOST_ITEMS = 64
 _OPENS, _CLOSES = {"(": ")", "[": "]", "\\{": "\\}", "{": "}"}, (")", "]", "\\}", "}")
 _TOKEN = re.compile(r"\\(?:left|right)(?![A-Za-z])|\\.|[()\[\]{},;=<>]", re.DOTALL)
+_SIZES = re.compile(r"\\(?:left|right|big|Big|bigg|Bigg)[lr]?(?![A-Za-z])\s?\.?|\\displaystyle|\\(?:quad|qquad)")
 _NAME = re.compile(r"(?:\\?[A-Za-z]+|[A-Za-z])(?:_\{?\w{1,8}\}?)?'{0,3}(?:\s?\(\s?\\?[A-Za-z]{1,8}\s?\))?")
 _MEMBER = re.compile(r"[A-Za-z]\s?(?:\\in(?![A-Za-z])|∈)\s?")
 _TRAILING_TEXT = re.compile(
     r"(?P<rest>.*?\S)\s?\\(?:text|mathrm|mbox|textrm)\s?\{(?P<unit>[^{}]{1,80})\}\^?\d?", re.DOTALL
 )
-_FUNCTIONS = [
-    "sqrt",
-    "sin",
-    "cos",
-    "tan",
-    "cot",
-    "sec",
-    "csc",
-    "arcsin",
-    "arccos",
-    "arctan",
-    "sinh",
-    "cosh",
-    "tanh",
-    "ln",
-    "log",
-    "exp",
-    "min",
-    "max",
-    "gcd",
-    "lcm",
-    "det",
-    "frac",
-    "binom",
-    "pi",
-    "theta",
-    "alpha",
-    "beta",
-    "gamma",
-    "delta",
-    "lambda",
-    "mu",
-    "phi",
-    "omega",
-    "infty",
-    "cdot",
-    "times",
-    "pm",
-    "mod",
-]
-_WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}")
-_PLAIN_COMMAND = re.compile(
-    rf"(?<![\\A-Za-z])(?:{'|'.join(name for name in _FUNCTIONS if name not in ('min', 'max', 'mod', 'sqrt', 'frac', 'binom'))})(?![A-Za-z])"
+_NAMED = frozenset(
+    re.findall(
+        r"\w+",
+        "sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh ln log exp gcd lcm det pi theta alpha beta gamma "
+        "delta lambda mu phi omega infty cdot times pm",
+    )
 )
+"""What LaTeX writes with a backslash and others without."""
+_FUNCTIONS = _NAMED | {"min", "max", "mod", "sqrt", "frac", "binom"}
+_WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}")
+_PLAIN_COMMAND = re.compile(rf"(?<![\\A-Za-z])(?:{'|'.join(sorted(_NAMED))})(?![A-Za-z])")
 _COMMAND = re.compile(r"\\[A-Za-z]+")
 _EMPTY_SET = re.compile(r"\\(?:emptyset|varnothing)(?![A-Za-z])|\\\{\s*\\\}|∅|\\text\{empty set\}")
 
@@ -148,7 +117,7 @@ def _squeezed(text: str) -> str:
 
 
 def _tokens(text: str) -> list[tuple[int, str, int]]:
-    """Place, sign and depth (before an opening, after a closing bracket) of each sign outside of or between brackets."""
+    """Place, sign and depth of each sign; that of a bracket is the depth around it."""
     found, depth = [], 0
     for token in _TOKEN.finditer(text):
         sign = token.group()
@@ -190,7 +159,7 @@ def _structure(text: str) -> tuple[str, list[str]] | None:
 
 def _between(text: str, places: Sequence[int]) -> list[str]:
     edges = [-1, *places, len(text)]
-    return [text[begin + 1 : end] for begin, end in zip(edges, edges[1:], strict=False)]
+    return [text[begin + 1 : end] for begin, end in pairwise(edges)]
 
 
 def _by_items(answer: str, reference: str, rules: Rules) -> bool | None:

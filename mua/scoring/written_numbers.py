@@ -1,8 +1,8 @@
 r"""Numbers as people and models write them, and whether two are near. Imports the standard library alone.
 
-``1,234`` and ``1 234`` are 1234 (thousands in threes), ``1.234`` is not; with a comma as decimal
-point both are read the other way round. ``1/2``, ``\frac12``, ``1 1/2`` and ``½`` are fractions, ``3e8``, ``3\times10^8`` and ``3 million`` powers,
-``0x2A`` is 42. A text is a number as a whole or not at all: nothing is picked out of ``42 or 43``.
+``1,234`` and ``1 234`` are 1234 (thousands in threes), ``1.234`` is not; with a comma as decimal point both are read
+the other way round. ``1/2``, ``\frac12``, ``1 1/2`` and ``½`` are fractions, ``3e8``, ``3\times10^8`` and ``3 million``
+powers, ``0x2A`` is 42. A text is a number as a whole or not at all: nothing is picked out of ``42 or 43``.
 """
 
 from __future__ import annotations
@@ -65,8 +65,9 @@ _UNITS: Mapping[str, str] = {
     for symbol, names in {
         "m": "metre meter", "km": "kilometre kilometer", "cm": "centimetre centimeter", "mm": "millimetre millimeter",
         "g": "gram gramme", "kg": "kilogram kilogramme kilo", "mg": "milligram", "l": "litre liter L",
-        "s": "second sec", "min": "minute", "h": "hour hr", "d": "day", "a": "year yr", "ft": "foot feet", "in": "inch inches",
-        "mi": "mile", "lb": "pound lbs", "$": "dollar USD US$ usd buck", "€": "euro EUR eur", "£": "GBP gbp quid",
+        "s": "second sec", "min": "minute", "h": "hour hr", "d": "day", "a": "year yr", "ft": "foot feet",
+        "in": "inch inches", "mi": "mile", "lb": "pound lbs",
+        "$": "dollar USD US$ usd buck", "€": "euro EUR eur", "£": "GBP gbp quid",
         "¥": "yen JPY jpy", "°": "degree deg", "¢": "cent",
     }.items()
     for name in names.split()
