@@ -2,7 +2,7 @@ r"""Answers in a text: every form is looked for in linear time, whatever the tex
 
 ``boxed``   what stands in ``\boxed{}`` or ``\fbox{}``, braces inside one another; ``\boxed 7`` too
 ``tag``     what stands between ``<answer>`` and ``</answer>``, in any case
-``json``    the value of the key ``"answer"``, in an object of any kind
+``json``    the value of the key ``"answer"``, in any case, in an object of any kind
 ``line``    the rest of a line after ``Answer:``, ``Final answer:``, ``the answer is``; the next line if it is empty
 ``code``    the last fenced block, of those marked as Python if any is
 ``number``  the last number
@@ -31,9 +31,7 @@ _LONGEST_TEXT = 1_000_000
 _BEGINS, _ENDS = "<think>", "</think>"
 _TEX = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])(?P<open>[ \t]{0,8}\{)?|\\.|[{}]", re.DOTALL)
 _UNBRACED = re.compile(r"[ \t]{0,8}([^\s{}$\\.,;]{1,64})")
-_LINE = re.compile(
-    r"\banswer\b[*_`\"' \t]{0,8}(?:(?:is|are)\b[*_`\"' \t]{0,8}:?|[:=])[*_ \t]{0,8}(?P<rest>[^\n]*)", re.I
-)
+_LINE = re.compile(r"\banswer\b[*_` \t]{0,8}(?:(?:is|are)\b[*_` \t]{0,8}:?|[:=])[*_ \t]{0,8}(?P<rest>[^\n]*)", re.I)
 _FENCE = re.compile(r"^[ \t]{0,3}(?:```|~~~)(?P<info>[^\n`]*)$", re.MULTILINE)
 _NUMBER = re.compile(
     r"(?<![\w.])[-+\u2212]?\$?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)?(?:\.\d+)?(?:[eE][-+]?\d{1,9})?(?:/\d+)?%?(?<=[\d%])"
@@ -90,7 +88,7 @@ def plain(answer: str) -> str:
                 if opens in inner or closes in inner:
                     break
                 answer = inner.strip()
-        if answer.endswith(".") and not answer.endswith(".."):
+        if answer.endswith(".") and not answer.endswith(("..", r"\right.")):
             answer = answer[:-1].rstrip()
         if answer == before:
             return answer
@@ -143,7 +141,7 @@ def _tagged(text: str, config: ScorerConfig) -> Iterator[str]:
 
 def _keyed(text: str, config: ScorerConfig) -> Iterator[str]:
     """The last values only: each is read for itself, so that what stands around it need not be JSON."""
-    places = [found.end() for found in re.finditer(rf'"{re.escape(config.key)}"[ \t\r\n]{{0,8}}:', text)]
+    places = [found.end() for found in re.finditer(rf'"{re.escape(config.key)}"[ \t\r\n]{{0,8}}:', text, re.I)]
     for place in places[-MOST_ANSWERS - 1 :]:
         try:
             value, _ = read_json_at(text[place : place + 4 * config.longest], skip_space(text[place : place + 99], 0))
@@ -156,7 +154,7 @@ def _keyed(text: str, config: ScorerConfig) -> Iterator[str]:
 def _lines(text: str, config: ScorerConfig) -> Iterator[str]:
     for found in _LINE.finditer(text):
         if rest := found["rest"].strip():
-            yield rest
+            yield rest if rest[0] in "*_`" else rest.rstrip("*_`")  # what opens before the colon closes behind
         else:
             following = text[found.end() : found.end() + 2 * config.longest].strip()
             yield following.partition("\n")[0]

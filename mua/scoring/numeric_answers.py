@@ -67,10 +67,9 @@ class NumericScorer:
     def equal(self, given: WrittenNumber, reference: WrittenNumber) -> bool:
         """Whether both are the same number under the options."""
         options = self.options
-        if options.units != "ignore" and given.unit != reference.unit:
-            missing = not given.unit if options.units == "required" else not (given.unit and reference.unit)
-            if (options.units == "required" and reference.unit) or not missing:
-                return False
+        counts = options.units != "ignore" and reference.unit and (given.unit or options.units == "required")
+        if counts and given.unit != reference.unit:
+            return False
         relative = 0.0 if options.exact_integers and given.whole and reference.whole else options.relative
         pairs = [(a, b) for a in self._readings(given, reference) for b in self._readings(reference, given)]
         return any(near(a, given.bottom, b, reference.bottom, relative, options.absolute) for a, b in pairs)

@@ -36,6 +36,7 @@ _MOST_ITEMS = 64
 _OPENS, _CLOSES = {"(": ")", "[": "]", "\\{": "\\}", "{": "}"}, (")", "]", "\\}", "}")
 _TOKEN = re.compile(r"\\(?:left|right)(?![A-Za-z])|\\.|[()\[\]{},;=<>]", re.DOTALL)
 _SIZES = re.compile(r"\\(?:left|right|big|Big|bigg|Bigg)[lr]?(?![A-Za-z])\s?\.?|\\displaystyle|\\(?:quad|qquad)")
+_AND = re.compile(r",?\s?(?:\\text\s?\{\s?(?:and|or)\s?\}|(?<![A-Za-z\\{])(?:and|or)(?![A-Za-z}]))\s?", re.I)
 _NAME = re.compile(r"(?:\\?[A-Za-z]+|[A-Za-z])(?:_\{?\w{1,8}\}?)?'{0,3}(?:\s?\(\s?\\?[A-Za-z]{1,8}\s?\))?")
 _MEMBER = re.compile(r"[A-Za-z]\s?(?:\\in(?![A-Za-z])|∈)\s?")
 _TRAILING_TEXT = re.compile(
@@ -103,6 +104,7 @@ def _clean(text: str) -> str:
     text = re.sub(
         r"\\(?:left|right|big|Big|bigg|Bigg)[lr]?(?![A-Za-z])\s?\.?|\\displaystyle|\\(?:quad|qquad)", " ", text
     )
+    text = _AND.sub(", ", text)
     text = text.replace(r"\lbrace", r"\{").replace(r"\rbrace", r"\}").replace("bmatrix", "pmatrix")
     text = re.sub(r"(?<![\\A-Za-z])(?:infinity|oo)(?![A-Za-z])|∞", r"\\infty ", text)
     return " ".join(text.split())
@@ -249,6 +251,8 @@ def _same_expression(answer: str, reference: str, rules: Rules) -> bool:
     if ours is None:
         return False
     if all(isinstance(one, sympy.Expr) and one.is_number and one.is_finite for one in (ours, theirs)):
+        if all(one.is_integer and not one.has(sympy.Float) for one in (ours, theirs)):
+            return bool((ours - theirs).doit() == 0)
         right = sympy.N(theirs, 30)
         apart = abs(sympy.N(ours, 30) - right)
         if (abs(right) > 1e-20 or abs(apart) > 1e-20) and apart.is_number:

@@ -24,7 +24,9 @@ _SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺", "0123456789-+
 _RAISED = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺]+")
 _VULGAR = re.compile("[¼½¾⅐-⅞]")
 _DASHES = str.maketrans("\u2212\u2010\u2011\u2012\u2013\u2014\ufe63\uff0d\u2044\u2215", "-" * 8 + "//")
-_TEXT = re.compile(r"\\(?:text|mathrm|mbox|textrm|operatorname|mathit|rm)\s{0,4}\{([^{}]{0,80})\}")
+_TEXT = re.compile(
+    r"\\(?:text(?:rm|bf|it)?|math(?:rm|bf|it)|boldsymbol|emph|mbox|operatorname|rm)\s{0,4}\{([^{}]{0,80})\}"
+)
 _REPLACED = (
     (re.compile(r"\\(?:left|right|displaystyle|limits)(?![A-Za-z])"), ""),
     (re.compile(r"\\[dtc]frac(?![A-Za-z])"), r"\\frac"),
