@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
-from e2e_support import DETERMINISTIC, GROUPS, SIZE, STEPS, assert_nothing_left, assert_same_run, ended, finish, running
+from e2e_support import DETERMINISTIC, GROUPS, SIZE, STEPS, assert_nothing_left, assert_same_run, ended, running
 
 from mua.store.database import Store
 from mua.store.tables import episodes, samplers, tasks, trajectories

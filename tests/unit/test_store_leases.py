@@ -1,7 +1,7 @@
 """Leases on episodes: whatever samplers do, and however they die, each episode is ended once, by whoever holds it.
 
-On SQLite and on PostgreSQL, by drawn histories and by processes that claim at the same time. Not here: episodes, engines
-and whole runs (tests/e2e/test_samplers.py).
+On SQLite and on PostgreSQL, by drawn histories and by processes that claim at the same time. Not here: episodes,
+engines and whole runs (tests/e2e/test_samplers.py).
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import random
 import signal
 import time
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -124,7 +125,7 @@ def test_drawn_histories_end_every_episode_once(url: str, seed: int) -> None:
         begin(store, 6)
         held: dict[str, list[EpisodeLease]] = {name: [] for name in "abc"}
         delivered: Counter[tuple[int, int]] = Counter()
-        opened = Counter({ordinal: 1 for ordinal in range(6)})
+        opened = Counter(dict.fromkeys(range(6), 1))
         attempts: set[tuple[tuple[int, int], int]] = set()
         for move in range(150):
             name = draw.choice("abc")
@@ -191,7 +192,7 @@ def _work(url: str, name: str, seed: int, dies: bool) -> None:
                     claim(connection, RUN, 1, name, 3, 0.5, 1)
                     os.kill(os.getpid(), signal.SIGKILL)
             for lease in mine:
-                store.patiently(lambda connection, lease=lease: deliver(connection, lease, lease.token), 30)  # type: ignore[misc]
+                store.patiently(partial(deliver, lease=lease, trajectory_id=lease.token), 30)
 
 
 def test_processes_that_claim_at_once_and_are_killed(url: str) -> None:
