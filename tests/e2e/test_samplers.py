@@ -15,12 +15,25 @@ from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
-from e2e_support import DETERMINISTIC, GROUPS, SIZE, STEPS, assert_nothing_left, assert_same_run, ended, running
+from e2e_support import (
+    DETERMINISTIC,
+    GROUPS,
+    SIZE,
+    STEPS,
+    Command,
+    assert_nothing_left,
+    assert_same_run,
+    ended,
+    kill_group,
+    metrics_of,
+    refused,
+    running,
+    until,
+)
 
 from mua.store.database import Store
 from mua.store.tables import episodes, samplers, tasks, trajectories
 from mua.store.verification import verify
-from tests.forked_commands import ForkedCommand
 from tests.postgres_support import PostgresServer, postgres_server
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -39,7 +52,7 @@ def server() -> Iterator[PostgresServer]:
         yield started
 
 
-def sampler(stack: ExitStack, folder: Path, url: str) -> ForkedCommand:
+def sampler(stack: ExitStack, folder: Path, url: str) -> Command:
     folder.mkdir(exist_ok=True)
     return stack.enter_context(running("sample", url, "--wait", "120", cwd=folder))
 
@@ -80,6 +93,46 @@ def test_samplers_killed_at_random_change_nothing(
     assert kills >= 3
     assert_same_run(output, trained)
     assert_nothing_left(tmp_path)
+
+
+def test_a_database_that_goes_away_and_a_trainer_that_is_killed(
+    recipe: Path, trained: Path, tmp_path: Path, server: PostgresServer
+) -> None:
+    """The trainer rolls out too. Its start goes over to the next one, and so does the sampler, without being told."""
+    url, output = server.database(), tmp_path / "out"
+    command = ("train", recipe, f"trainer.steps={STEPS}", f"store.url={url}", *QUICK, *DETERMINISTIC)
+    with ExitStack() as stack:
+        player = sampler(stack, tmp_path / "sampler-0", url)  # before there is a run
+        with running(*command, cwd=tmp_path) as run:
+            until(lambda: metrics_of(output), run, "a step")
+            server.stop(signal.SIGQUIT)
+            time.sleep(3)
+            assert run.poll() is None
+            assert player.poll() is None
+            server.start()
+            until(lambda: len(metrics_of(output)) > 1, run, "another step")
+            kill_group(run)
+        run = stack.enter_context(running(*command, cwd=tmp_path))
+        with Store.open(url) as store:
+            ended(run, tmp_path, 0)
+            assert player.wait(60) == 0
+            with store.read() as connection:
+                kinds = {name.partition("-")[0] for name in connection.execute(sa.select(episodes.c.sampler)).scalars()}
+                assert kinds == {"trainer", "sampler"}
+                assert list(verify(connection)) == []
+    assert_same_run(output, trained)
+    assert_nothing_left(tmp_path)
+
+
+def test_what_cannot_be_sampled_is_refused(tmp_path: Path, server: PostgresServer) -> None:
+    assert "no such file" in refused("sample", tmp_path / "store.sqlite", cwd=tmp_path)
+    empty = server.database()
+    assert "holds no store" in refused("sample", empty, cwd=tmp_path)
+    Store.open(empty).close()
+    assert "has no run 'x'" in refused("sample", empty, "--run", "x", cwd=tmp_path)
+    found = refused("sample", empty, "--wait", "0.5", cwd=tmp_path, status=75)
+    assert "no run that takes samplers goes on" in found
+    assert "samplers.enabled: true" in found
 
 
 def check_store(store: Store) -> None:
