@@ -20,7 +20,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import weakref
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from time import monotonic
@@ -117,7 +116,7 @@ class ComparisonPool:
         self._guard = threading.Lock()
         self._threads: ThreadPoolExecutor | None = None
         self._idle: list[MathProcess] = []
-        self._all: weakref.WeakSet[MathProcess] = weakref.WeakSet()
+        self._all: set[MathProcess] = set()
 
     async def compare(self, answer: str, reference: str, rules: Json) -> Json:
         """``{"equal": bool}``, ``{"unreadable": True}`` for a reference that is no mathematics, or ``{"why": text}``
@@ -134,7 +133,7 @@ class ComparisonPool:
         with self._guard:
             threads, self._threads = self._threads, None
             self._idle.clear()
-            processes = list(self._all)
+            processes, self._all = self._all, set()
         if threads is not None:
             threads.shutdown(wait=False, cancel_futures=True)
         for process in processes:
@@ -147,19 +146,19 @@ class ComparisonPool:
             try:
                 answer = process.ask(request, self._wall)
             except TimeoutError:
-                process.close()
+                self._gone(process)
                 raise EnvironmentFault(
                     f"scorer 'symbolic': no verdict within {self._wall:g} s by the clock; the machine is too busy: "
                     "raise environment.scorer.options.wall_seconds, or lower workers"
                 ) from None
             except BaseException:
-                process.close()
+                self._gone(process)
                 raise
             if answer is not None:
                 self._back(process)
                 return answer
             ended = process.ended_by()
-            process.close()
+            self._gone(process)
             if ended == -signal.SIGPROF:
                 return {"why": f"the comparison takes more than {self._cpu:g} s of processor time"}
         if ended == -signal.SIGKILL:
@@ -172,12 +171,20 @@ class ComparisonPool:
                 return self._idle.pop()
         process = MathProcess()
         with self._guard:
-            self._all.add(process)
-        return process
+            if self._threads is not None:
+                self._all.add(process)
+                return process
+        process.close()
+        raise EnvironmentFault("scorer 'symbolic' is closed")
 
     def _back(self, process: MathProcess) -> None:
         with self._guard:
             if self._threads is not None and process.compared < _MOST_COMPARISONS:
                 self._idle.append(process)
                 return
+        self._gone(process)
+
+    def _gone(self, process: MathProcess) -> None:
+        with self._guard:
+            self._all.discard(process)
         process.close()
