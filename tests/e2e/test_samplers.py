@@ -36,7 +36,7 @@ from mua.store.tables import episodes, samplers, tasks, trajectories
 from mua.store.verification import verify
 from tests.postgres_support import PostgresServer, postgres_server
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.timeout(900)
 
 QUICK = (
     "samplers.enabled=true", "samplers.lease_seconds=3", "samplers.heartbeat_seconds=0.5", "samplers.poll_seconds=0.05",
@@ -57,8 +57,9 @@ def sampler(stack: ExitStack, folder: Path, url: str) -> Command:
     return stack.enter_context(running("sample", url, "--wait", "90", cwd=folder))
 
 
+@pytest.mark.parametrize("most", [pytest.param(4, marks=pytest.mark.slow), pytest.param(40, marks=pytest.mark.grid)])
 def test_samplers_killed_at_random_change_nothing(
-    recipe: Path, trained: Path, tmp_path: Path, server: PostgresServer
+    recipe: Path, trained: Path, tmp_path: Path, server: PostgresServer, most: int
 ) -> None:
     url, draw = server.database(), random.Random(3)
     output = tmp_path / "out"
@@ -77,7 +78,7 @@ def test_samplers_killed_at_random_change_nothing(
                     leased = connection.execute(
                         sa.select(episodes.c.sampler).where(episodes.c.state == "leased").limit(1)
                     ).scalar()
-                if leased is None:
+                if leased is None or kills == most:
                     time.sleep(0.05)
                     continue
                 time.sleep(draw.uniform(0.0, 0.4))
@@ -96,6 +97,7 @@ def test_samplers_killed_at_random_change_nothing(
     assert_nothing_left(tmp_path)
 
 
+@pytest.mark.slow
 def test_a_database_that_goes_away_and_a_trainer_that_is_killed(
     recipe: Path, trained: Path, tmp_path: Path, server: PostgresServer
 ) -> None:
@@ -125,6 +127,7 @@ def test_a_database_that_goes_away_and_a_trainer_that_is_killed(
     assert_nothing_left(tmp_path)
 
 
+@pytest.mark.slow
 def test_what_cannot_be_sampled_is_refused(tmp_path: Path, server: PostgresServer) -> None:
     assert "no such file" in refused("sample", tmp_path / "store.sqlite", "--wait", "0", cwd=tmp_path)
     empty = server.database()
