@@ -1,4 +1,4 @@
-"""Entries of ``environment.tools`` that read and search pages: ``read_page``, ``browse`` and ``search``."""
+"""Keys of ``environment.tools`` for reading: ``pages``, and the tools ``read_page``, ``browse`` and ``search``."""
 
 from __future__ import annotations
 
@@ -9,11 +9,9 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, SecretStr, model_validator
 
-from mua.config.section import NonNegative, Positive, PositiveFloat, Section
+from mua.config.section import NonNegative, NonNegativeFloat, Positive, PositiveFloat, Section
 
-_HOST = re.compile(
-    r"(?P<host>\[[0-9a-fA-F:.]+\]|[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?)(?::(?P<port>[0-9]{1,5}))?"
-)
+_HOST = re.compile(r"(?P<host>\[[0-9a-fA-F:.]+\]|[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?)(?::(?P<port>[0-9]{1,5}))?")
 
 
 def host_and_port(entry: str) -> tuple[str, int | None]:
@@ -27,32 +25,17 @@ def host_and_port(entry: str) -> tuple[str, int | None]:
     return found["host"].strip("[]").lower(), int(found["port"]) if found["port"] else None
 
 
-class HostsConfig(Section):
-    """Whom a tool may turn to."""
-
-    allow: list[str] = []
-    """Only these hosts, each with everything below it (``example.org`` is ``docs.example.org`` too), or with a port
-    only there (``example.org:8080``); empty: all. Applies to every redirect and to results of a search."""
-    block: list[str] = []
-    """Not these, in the same form; comes before ``allow``."""
-
-    @model_validator(mode="after")
-    def _hosts(self) -> Self:
-        for key in ("allow", "block"):
-            for entry in getattr(self, key):
-                try:
-                    host_and_port(entry)
-                except ValueError as error:
-                    raise ValueError(f"{key}: {error}") from None
-        return self
-
-
-class PagesConfig(HostsConfig):
-    """Where pages come from, and how much of one is read: what ``read_page`` and ``browse`` have in common."""
+class PagesConfig(Section):
+    """Where pages come from, whom tools may turn to, and how much of a page is read."""
 
     corpus: Annotated[Path, Field(strict=False)] | None = None
     """A file of JSON lines (``url``, ``title``, ``text``), or a folder of such files and of ``.html``, ``.md`` and
     ``.txt``, whose URLs are their paths in it. Only its pages are read then; null: the web."""
+    allow: list[str] = []
+    """Only these hosts, each with everything below it (``example.org`` is ``docs.example.org`` too), or with a port
+    only there (``example.org:8080``); empty: all. Counts for every redirect, and for what ``search.url`` finds."""
+    block: list[str] = []
+    """Not these, in the same form; comes before ``allow``."""
     allow_private: list[str] = []
     """``host:port`` that may be at a private address, such as ``wiki.corp:443``; every other host must be at public
     ones alone."""
@@ -63,7 +46,7 @@ class PagesConfig(HostsConfig):
     redirects: NonNegative = 5
     """Redirects that are followed."""
     per_host: Positive = 16
-    """Pages fetched at once from one host; others wait, at most ``fetch_seconds``."""
+    """Pages fetched at once from one host; others wait, within ``fetch_seconds``."""
     links: bool = True
     """Whether links of a page are part of its text, as ``[text](url)``."""
     text_characters: Annotated[int, Field(ge=1000, le=4_000_000)] = 1_000_000
@@ -72,62 +55,65 @@ class PagesConfig(HostsConfig):
     """Processes that make text of pages."""
     parse_seconds: PositiveFloat = 10.0
     """CPU time of making text of one page, after which it is given up."""
-    fresh_seconds: PositiveFloat = 3600.0
-    """How long a page is kept in memory, so that all rollouts of a group read the same."""
+    fresh_seconds: NonNegativeFloat = 3600.0
+    """How long a page of the web is kept in memory, so that the rollouts of a group read the same."""
     cache: Annotated[Path, Field(strict=False)] | None = None
-    """An SQLite file that keeps pages of the web for good, for runs to be repeated; made if it is not there."""
+    """An SQLite file that keeps pages of the web and answers of ``search.url`` for good, for runs to be repeated; made
+    if it is not there. Several processes of one machine may share it."""
     user_agent: Annotated[str, Field(pattern=r"^[\x20-\x7e]{1,200}$")] = "mua"
     """How fetches introduce themselves."""
 
     @model_validator(mode="after")
-    def _private(self) -> Self:
-        for entry in self.allow_private:
-            try:
-                _, port = host_and_port(entry)
-            except ValueError as error:
-                raise ValueError(f"allow_private: {error}") from None
-            if port is None:
-                raise ValueError(f"allow_private: {entry!r} needs its port, as in {entry}:443")
-        return self
-
-    @model_validator(mode="after")
-    def _of_the_web(self) -> Self:
-        web = {"allow", "block", "allow_private", "fetch_seconds", "page_bytes", "redirects", "per_host", "cache",
-               "user_agent"}  # fmt: skip
-        if self.corpus is not None and (idle := sorted(web & self.model_fields_set)):
-            raise ValueError(f"{idle[0]} belongs to pages of the web; leave it out beside corpus")
+    def _hosts(self) -> Self:
+        for key in ("allow", "block", "allow_private"):
+            for entry in getattr(self, key):
+                try:
+                    _, port = host_and_port(entry)
+                except ValueError as error:
+                    raise ValueError(f"{key}: {error}") from None
+                if key == "allow_private" and port is None:
+                    raise ValueError(f"allow_private: {entry!r} needs its port, as in {entry}:443")
         return self
 
 
-class ReadPageConfig(PagesConfig):
-    """The tool ``read_page``."""
+class ReadingTool(Section):
+    """How the policy knows a tool."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{0,64}$")] = ""
+    """Empty: the name of its key."""
+    description: str = ""
+    """What the policy is told of it; empty: what it does."""
+
+
+class ReadPageTool(ReadingTool):
+    """Gives a page in parts; ``{}`` for the defaults."""
 
     page_characters: Annotated[int, Field(ge=200, le=100_000)] = 8000
     """Characters that one call gives."""
 
 
-class BrowseConfig(PagesConfig):
-    """The tool ``browse``, which asks the endpoint of ``judge.llm``."""
+class BrowseTool(ReadingTool):
+    """Answers a question from a page, by the endpoint of ``judge.llm``; ``{}`` for the defaults."""
 
     part_characters: Annotated[int, Field(ge=1000, le=400_000)] = 40_000
-    """Characters of a page that one request holds; a longer page is summarised in parts."""
+    """Characters of a page that one request holds; a longer page is read in parts."""
     parts: Positive = 4
-    """Parts of a page that are summarised; what is left out is said."""
+    """Parts of a page that are read; what is left out is said."""
     short_characters: NonNegative = 1500
     """A page up to this long is given as it is, without a request."""
-    summary_characters: Annotated[int, Field(ge=100, le=50_000)] = 4000
-    """Longest summary of one part; a longer one is asked for again."""
+    answer_characters: Annotated[int, Field(ge=100, le=50_000)] = 4000
+    """Longest answer from one part; a longer one is asked for again."""
 
 
-class SearchConfig(HostsConfig):
-    """The tool ``search``: over a corpus, or by a service."""
+class SearchTool(ReadingTool):
+    """Searches ``pages.corpus``, or asks the service at ``url``; ``{}`` for the defaults."""
 
-    corpus: Annotated[Path, Field(strict=False)] | None = None
-    """As ``read_page`` takes it. Either this or ``url``."""
-    parsers: Positive = 2
-    """Processes that make text of the corpus's ``.html``."""
-    parse_seconds: PositiveFloat = 10.0
-    """CPU time of making text of one of them."""
+    count: Annotated[int, Field(ge=1, le=20)] = 5
+    """Results of a call that does not say how many."""
+    most: Annotated[int, Field(ge=1, le=100)] = 10
+    """Results of one call at most."""
+    snippet_characters: Annotated[int, Field(ge=20, le=4000)] = 300
+    """Longest extract of one result."""
     url: str = ""
     """Address of a service that answers with JSON, with ``{query}`` and, if it takes one, ``{count}`` in it."""
     headers: dict[str, SecretStr] = {}
@@ -138,38 +124,31 @@ class SearchConfig(HostsConfig):
     """Where the list of results is in the answer: keys joined by dots, such as ``web.results``."""
     fields: dict[Literal["url", "title", "snippet"], str] = {"url": "url", "title": "title", "snippet": "snippet"}
     """Where each result has its address, title and extract, likewise."""
-    count: Annotated[int, Field(ge=1, le=20)] = 5
-    """Results of a call that does not say how many."""
-    most: Annotated[int, Field(ge=1, le=100)] = 10
-    """Results of one call at most."""
-    snippet_characters: Annotated[int, Field(ge=20, le=4000)] = 300
-    """Longest extract of one result."""
     answer_seconds: PositiveFloat = 20.0
     """Deadline of one request to the service."""
     retries: NonNegative = 3
-    """Further requests after 429, 5xx, a lost connection, no answer in time or one that is no JSON."""
+    """Further requests after 429, 5xx, a lost connection, no answer in time or one that cannot be read."""
     answer_bytes: Annotated[int, Field(ge=1024, le=2**26)] = 2**21
     """Longest answer of the service."""
     concurrency: Positive = 32
     """Requests to the service at once."""
-    cache: Annotated[Path, Field(strict=False)] | None = None
-    """An SQLite file that keeps the service's answers for good; made if it is not there."""
-
-    @model_validator(mode="after")
-    def _one_source(self) -> Self:
-        if (self.corpus is None) == (not self.url):
-            raise ValueError("give either corpus, pages of your own, or url, a search service")
-        of_service = {"headers", "body", "results", "fields", "answer_seconds", "retries", "answer_bytes",
-                      "concurrency", "cache", "allow", "block"}  # fmt: skip
-        of_corpus = {"parsers", "parse_seconds"}
-        if idle := sorted((of_corpus if self.url else of_service) & self.model_fields_set):
-            raise ValueError(f"{idle[0]} belongs to {'corpus' if self.url else 'url'}; leave it out")
-        if self.count > self.most:
-            raise ValueError(f"count ({self.count}) is more than most ({self.most})")
-        return self
 
     @model_validator(mode="after")
     def _service(self) -> Self:
+        of_service = {
+            "headers",
+            "body",
+            "results",
+            "fields",
+            "answer_seconds",
+            "retries",
+            "answer_bytes",
+            "concurrency",
+        }
+        if not self.url and (idle := sorted(of_service & self.model_fields_set)):
+            raise ValueError(f"{idle[0]} belongs to url, a search service; leave it out")
+        if self.count > self.most:
+            raise ValueError(f"count ({self.count}) is more than most ({self.most})")
         if not self.url:
             return self
         parts = urlsplit(self.url)
@@ -182,3 +161,19 @@ class SearchConfig(HostsConfig):
         if "url" not in self.fields:
             raise ValueError("fields.url is missing: it says where a result has its address")
         return self
+
+
+def check_reading(pages: PagesConfig, readers: bool, search: SearchTool | None) -> None:
+    """Raises ValueError where keys of ``environment.tools`` do not go together; ``readers``: some tool reads pages."""
+    if not readers and search is None:
+        if pages != PagesConfig():
+            raise ValueError("pages has no tool that reads them; add read_page: {}, browse: {} or search: {}")
+        return
+    if search is not None and not search.url and pages.corpus is None:
+        raise ValueError("search has nothing to search: give pages.corpus, pages of your own, or search.url, a service")
+    asked = {"allow", "block", "cache"} if search is not None and search.url else set()
+    of_web = {"allow", "block", "cache", "allow_private", "fetch_seconds", "page_bytes", "redirects", "per_host",
+              "fresh_seconds", "user_agent"}  # fmt: skip
+    web = readers and pages.corpus is None
+    if not web and (idle := sorted((of_web - asked) & pages.model_fields_set)):
+        raise ValueError(f"pages.{idle[0]} belongs to pages of the web, and no tool reads any; leave it out")

@@ -57,9 +57,9 @@ class Fetcher:
 
     def __init__(self, config: PagesConfig, resolve: Resolve | None = None) -> None:
         self._config = config
-        self._rules = HostRules(config)
+        self.rules = HostRules(config)
         self._resolver = SystemResolver()
-        self._transport = CheckedTransport(self._rules, resolve or self._resolver)
+        self._transport = CheckedTransport(self.rules, resolve or self._resolver)
         self._turns: dict[str, _Turns] = defaultdict(lambda: _Turns(config.per_host))
 
     async def fetch(self, url: str) -> Fetched:
@@ -87,7 +87,7 @@ class Fetcher:
     async def _follow(self, url: str) -> Fetched:
         asked: str | httpx.URL = url
         for _ in range(self._config.redirects + 1):
-            target = self._rules.target(asked)
+            target = self.rules.target(asked)
             async with self._turn(target.host), self._answer(target.url) as answer:
                 if answer.status_code not in _REDIRECTS or "location" not in answer.headers:
                     return await self._page(target.url, answer)

@@ -19,7 +19,7 @@ from ipaddress import IPv4Address, IPv6Address
 
 import httpx
 
-from mua.config.reading_section import HostsConfig, PagesConfig, host_and_port
+from mua.config.reading_section import PagesConfig, host_and_port
 from mua.reading.faults import PageError
 from mua.untrusted import broken_at, printable
 
@@ -63,13 +63,12 @@ class Target:
 
 
 class HostRules:
-    """``allow``, ``block`` and ``allow_private`` of one tool."""
+    """``allow``, ``block`` and ``allow_private``."""
 
-    def __init__(self, config: HostsConfig) -> None:
+    def __init__(self, config: PagesConfig) -> None:
         self._allow = [host_and_port(entry) for entry in config.allow]
         self._block = [host_and_port(entry) for entry in config.block]
-        private = config.allow_private if isinstance(config, PagesConfig) else []
-        self._private = {host_and_port(entry) for entry in private}
+        self._private = {host_and_port(entry) for entry in config.allow_private}
 
     def target(self, url: str | httpx.URL) -> Target:
         """What ``url`` asks for, its fragment left out. Raises :class:`PageError`."""

@@ -33,6 +33,8 @@ _PAGES = 2000
 """Of one process."""
 _WALL = 3.0
 """Deadline as a multiple of the CPU time: other work of the machine takes its turns between."""
+_QUEUE = 12.0
+"""How long a page waits for a free process, likewise, besides the time of starting one."""
 _LONGEST_LINE = 2**26
 _VARIABLES = ("PATH", "HOME", "LANG", "LC_ALL", "LC_CTYPE", "TMPDIR", "LD_LIBRARY_PATH")
 
@@ -41,7 +43,7 @@ class Parsers:
     """At most ``count`` processes, started when they are needed. Belongs to one event loop."""
 
     def __init__(self, count: int, seconds: float, key: str) -> None:
-        """``seconds`` of CPU time a page; ``key`` names the tool in messages."""
+        """``seconds`` of CPU time a page; ``key`` names the section in messages."""
         self._seconds = seconds
         self._key = key
         self._free: asyncio.LifoQueue[_Process | None] = asyncio.LifoQueue()
@@ -51,7 +53,7 @@ class Parsers:
 
     async def start(self) -> None:
         """Start one process. Raises :class:`ConfigError` where a package is missing, else :class:`EnvironmentFault`."""
-        process = await self._free.get()
+        process = await self._next()
         try:
             process = process or await self._started()
         finally:
@@ -66,7 +68,7 @@ class Parsers:
         """
         asked = {"html": html, "charset": charset, "url": url, "links": links, "longest": longest}
         head = json.dumps({**asked, "bytes": len(body), "seconds": self._seconds}).encode() + b"\n"
-        process = await self._free.get()
+        process = await self._next()
         try:
             process = process or await self._started()
             answer = await process.ask(head + body, self._seconds * _WALL)
@@ -86,6 +88,17 @@ class Parsers:
         while not self._free.empty():
             if (process := self._free.get_nowait()) is not None:
                 process.kill()
+
+    async def _next(self) -> _Process | None:
+        seconds = START_SECONDS + _QUEUE * self._seconds
+        try:
+            async with asyncio.timeout(seconds):
+                return await self._free.get()
+        except TimeoutError:
+            raise EnvironmentFault(
+                f"{self._key}: no process for parsing pages was free within {seconds:g} s; raise {self._key}.parsers",
+                passing=True,
+            ) from None
 
     async def _started(self) -> _Process:
         process = await _Process.start()
