@@ -11,6 +11,7 @@ from pydantic import Field, SecretStr, model_validator
 
 from mua.config.mcp import McpServerConfig, distinct_servers
 from mua.config.section import NonNegative, NonNegativeFloat, Positive, PositiveFloat, Section
+from mua.config.tools_section import ToolsConfig
 
 USER_KINDS = ("scripted", "llm", "replay")
 _FACTORY = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
@@ -55,6 +56,8 @@ class EnvironmentConfig(Section):
     """Environments alive at once."""
     mcp: list[McpServerConfig] = []
     """Servers of the Model Context Protocol whose tools join those of the domain (docs/tool_servers.md)."""
+    tools: ToolsConfig = ToolsConfig()
+    """Tools that run the policy's programs in a sandbox (docs/sandbox.md)."""
 
     @model_validator(mode="after")
     def _distinct_servers(self) -> Self:

@@ -528,13 +528,14 @@ class ExperimentConfig(Section):
         return data
 
     @model_validator(mode="after")
-    def _tool_servers_have_domains(self) -> Self:
+    def _extra_tools_have_domains(self) -> Self:
         known = [*self.environment.shares, *self.evaluation.domains]
-        for place, server in enumerate(self.environment.mcp):
-            if unknown := [name for name in server.domains if name not in known]:
+        named = {f"mcp.{place}": server.domains for place, server in enumerate(self.environment.mcp)}
+        named["tools"] = self.environment.tools.domains
+        for key, domains in named.items():
+            if unknown := [name for name in domains if name not in known]:
                 raise ValueError(
-                    f"environment.mcp.{place}.domains: {unknown[0]!r} is no domain of this run; there are "
-                    f"{', '.join(known)}"
+                    f"environment.{key}.domains: {unknown[0]!r} is no domain of this run; there are {', '.join(known)}"
                 )
         return self
 

@@ -204,6 +204,11 @@ def extras_of(domain: Domain, config: EnvironmentConfig) -> Extras | None:
         from mua.environment.mcp.servers import ToolServers  # brings the SDK, which takes long to import
 
         sources.append(ToolServers(servers))
+    tools = config.tools
+    if tools.sandboxed and (not tools.domains or domain.name in tools.domains):
+        from mua.environment.sandbox_tools import SandboxTools
+
+        sources.append(SandboxTools(tools))
     return Extras(sources) if sources else None
 
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import re
 import resource
 import shutil
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from mua.config.schema import DistillationConfig, EndpointConfig, ExperimentConfig
+from mua.errors import MuaError
 from mua.launch.provenance import ROOT, installed_version
 from mua.masking import below, mask_credentials
 
@@ -102,6 +105,33 @@ def tool_servers(config: ExperimentConfig) -> Check:
     if faults := [one.fault for one in found if one.fault]:
         return Check("tool servers", "failure", "; ".join(faults), "mua env servers CONFIG shows all")
     return Check("tool servers", "ok", text)
+
+
+def sandbox(config: ExperimentConfig) -> Check:
+    """A sandbox of ``environment.tools`` starts and runs a program, and the tools' names are free in each domain."""
+    from mua.environment.first_instances import domain_faults
+    from mua.sandbox.box import Sandbox
+
+    section = config.environment.tools.sandbox
+
+    async def tried() -> Check:
+        box, began = Sandbox(section), time.monotonic()
+        try:
+            await box.start()
+            text = f"{section.backend}, started in {time.monotonic() - began:.2f} s"
+            result = await box.python("print(6 * 7)")
+        except MuaError as error:
+            return Check("sandbox", "failure", str(error), "docs/sandbox.md says what each backend needs")
+        finally:
+            await box.close()
+        if result.output != "42\n":
+            told = result.fault or result.output.strip() or f"exit status {result.code}"
+            return Check("sandbox", "failure", f"{text}, and runs no Python: {told}", "raise memory_mib or processes")
+        if not config.environment.mcp and (faults := await domain_faults(config)):  # else "tool servers" tells
+            return Check("sandbox", "failure", "; ".join(faults.values()))
+        return Check("sandbox", "ok", text)
+
+    return asyncio.run(tried())
 
 
 def checkpoint_bytes(model: Path, dtype: str) -> int:
