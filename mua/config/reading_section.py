@@ -135,16 +135,8 @@ class SearchTool(ReadingTool):
 
     @model_validator(mode="after")
     def _service(self) -> Self:
-        of_service = {
-            "headers",
-            "body",
-            "results",
-            "fields",
-            "answer_seconds",
-            "retries",
-            "answer_bytes",
-            "concurrency",
-        }
+        of_service = {"headers", "body", "results", "fields", "answer_seconds", "retries", "answer_bytes",
+                      "concurrency"}  # fmt: skip
         if not self.url and (idle := sorted(of_service & self.model_fields_set)):
             raise ValueError(f"{idle[0]} belongs to url, a search service; leave it out")
         if self.count > self.most:

@@ -74,7 +74,8 @@ class PageAnswers:
 
         # The same for all rollouts that ask the same of the same text.
         seed = derived_seed("browse", page.url, question, parts[place])
-        return (await self._judge.chat(messages, seed=seed, accept=accept)).text
+        reply = await self._judge.chat(messages, seed=seed, accept=accept)
+        return f"{reply.text} [the answer is cut here]" if reply.truncated else reply.text
 
 
 def _plain(text: str) -> str:

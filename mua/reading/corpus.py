@@ -84,9 +84,9 @@ def _files(path: Path, key: str) -> Iterator[tuple[Path, str]]:
         return
     for file in sorted(path.rglob("*")):
         inner = file.relative_to(path)
-        if file.suffix.lower() in _ENDINGS and not any(part.startswith(".") for part in inner.parts):
-            if not file.is_dir():
-                yield file, inner.as_posix()
+        hidden = any(part.startswith(".") for part in inner.parts)
+        if file.suffix.lower() in _ENDINGS and not hidden and not file.is_dir():
+            yield file, inner.as_posix()
 
 
 async def _of_file(
@@ -106,10 +106,11 @@ async def _of_file(
         got = await parsers.parse(body, html=html, links=links, longest=longest)
     except PageError as error:
         raise ConfigError(f"{key}: {file}: {error}; repair it, or take it out of the folder") from error
+    if not got.text:
+        return []
     title = got.title or _heading(got.text) or url
-    return (
-        [(str(file), Page(url, title, got.text, got.how, CUT.format(longest) if got.cut else ""))] if got.text else []
-    )
+    cut = CUT.format(longest) if got.cut else ""
+    return [(str(file), Page(url, title, got.text, got.how, cut))]
 
 
 def _heading(text: str) -> str:

@@ -31,9 +31,11 @@ _ENDS = re.compile("\r\n?|[\x85\u2028\u2029]")
 _BLANK_LINES = re.compile(r"[ \t]*\n(?:[ \t]*\n)+")
 _SPACES = re.compile(r"[ \t\xa0]+")
 _UNSEEN = ("script", "style", "noscript", "template", "head", "svg", "iframe", "object")
-_BLOCKS = frozenset(
-    "address article aside blockquote br dd details div dl dt fieldset figcaption figure footer form h1 h2 h3 h4 h5 h6 "
-    "header hr li main nav ol option p pre section summary table tr ul".split()
+_BLOCKS = tuple(
+    (  # noqa: SIM905
+        "address article aside blockquote br dd details div dl dt fieldset figcaption figure footer form h1 h2 h3 h4 "
+        "h5 h6 header hr li main nav ol option p pre section summary table tr ul"
+    ).split()
 )
 
 
@@ -101,7 +103,7 @@ def _first_known(claims: list[str | None]) -> str | None:
 
 def _of_html(source: str, url: str, links: bool) -> tuple[str, str, str]:
     import trafilatura
-    from lxml import html
+    from lxml import html  # type: ignore[import-untyped]
 
     # As bytes: of a text with an XML declaration lxml reads nothing.
     parser = html.HTMLParser(encoding="utf-8", remove_comments=True, remove_pis=True)

@@ -15,7 +15,6 @@ import os
 import resource
 import signal
 import socket
-import sys
 
 from mua.reading.page_text import page_text
 
@@ -29,7 +28,7 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     stream = connection.makefile("rwb")
     try:
-        import lxml.html  # noqa: F401
+        import lxml.html  # type: ignore[import-untyped]  # noqa: F401
         import trafilatura  # noqa: F401
     except ImportError as error:
         hello = {"missing": str(error)}
@@ -53,4 +52,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -3,8 +3,8 @@
 ::
 
     parse() ── waits for a free process ──► its socket ──► PageText
-                                               ├─ it ends, or is killed at the deadline: PageError, another takes its place
-                                               └─ cancelled: likewise killed
+                                               └─ it ends, is killed at the deadline, or the caller is cancelled:
+                                                  another takes its place
 
 A process is a clean interpreter without the run's variables. Every so many pages another takes its place, since
 parsers keep what they have seen.
@@ -25,6 +25,7 @@ from mua.cores import all_cores
 from mua.errors import ConfigError, EnvironmentFault
 from mua.reading.faults import PageError
 from mua.reading.page_text import PageText
+from mua.types import Json
 
 log = logging.getLogger(__name__)
 
@@ -138,7 +139,7 @@ class _Process:
             )
         return cls(process, *await asyncio.open_connection(sock=ours, limit=_LONGEST_LINE))
 
-    async def ask(self, message: bytes, seconds: float) -> dict[str, object]:
+    async def ask(self, message: bytes, seconds: float) -> Json:
         """The answer to one message. Raises :class:`PageError` when none comes, and the process is gone then."""
         self.spent, self._asked = True, self._asked + 1
         line = b""
@@ -156,7 +157,7 @@ class _Process:
         if not line.endswith(b"\n"):
             raise PageError("no text can be made of this page: it takes too much time or memory")
         self.spent = self._asked > _PAGES
-        answer: dict[str, object] = json.loads(line)
+        answer: Json = json.loads(line)
         return answer
 
     def kill(self) -> None:

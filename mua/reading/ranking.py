@@ -1,4 +1,4 @@
-"""BM25 over a corpus (Lucene's variant, k1 1.5, b 0.75, by bm25s), and the extract of a page that shows a query's words.
+"""BM25 over a corpus (Lucene's variant, k1 1.5, b 0.75, by bm25s), and the extract of a page that shows the words.
 
 Words are runs of letters and digits without regard to case and width; scripts that are written without spaces (Han,
 kana, Thai) are taken in pairs of characters. There is no stemming and no list of stop words: words that are everywhere
@@ -63,7 +63,7 @@ class Ranking:
 
 
 def extract(text: str, query: str, longest: int) -> str:
-    """A stretch of ``text`` on one line, of about ``longest`` characters: the first that has most words of ``query``."""
+    """A stretch of ``text`` on one line, about ``longest`` characters: the first that has most words of ``query``."""
     text = " ".join(text[:_EXTRACT_FROM].split())
     wanted = set(words_of(query))
     hits = [(m.start(), w) for m in _WORDS.finditer(text) for w in words_of(m[0]) if w in wanted]

@@ -7,7 +7,6 @@ What the service says of a query (400, 413, 414 and 422) is the policy's to read
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import random
 from collections.abc import Sequence
@@ -64,8 +63,6 @@ class SearchService:
             headers={name: value.get_secret_value() for name, value in config.headers.items()},
             timeout=httpx.Timeout(config.answer_seconds),
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=config.concurrency),
-            cookies=None,
-            trust_env=False,
         )
 
     async def search(self, query: str, count: int) -> list[Found]:
@@ -162,11 +159,9 @@ def _filled(value: Any, query: str, count: int) -> Any:
         return [_filled(item, query, count) for item in value]
     if not isinstance(value, str):
         return value
-    return (
-        count
-        if value == "{count}"
-        else query.join(part.replace("{count}", str(count)) for part in value.split("{query}"))
-    )
+    if value == "{count}":
+        return count
+    return query.join(part.replace("{count}", str(count)) for part in value.split("{query}"))
 
 
 def _at(value: Any, path: str) -> Any:

@@ -2,7 +2,7 @@
 
 ::
 
-    httpx.Request ──► CheckedTransport ──► httpcore's pool ──► CheckedBackend: resolve, check all, connect to one by number
+    httpx.Request ──► CheckedTransport ──► pool ──► CheckedBackend: resolve, check all, connect to a number
 
 Nothing resolves the name a second time, so an answer of the DNS that changes between the check and the connection
 (rebinding) changes nothing. Certificates are verified against the host's name. A kept connection serves only the host
