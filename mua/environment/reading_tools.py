@@ -25,9 +25,9 @@ from mua.environment.tool_arguments import validate_arguments
 from mua.errors import ConfigError, EnvironmentFault
 from mua.reading.answers import LONGEST_QUESTION, PageAnswers
 from mua.reading.corpus import Corpus, check_corpus
-from mua.reading.faults import PageError
 from mua.reading.hosts import HostRules
 from mua.reading.page import parts_of
+from mua.reading.page_error import PageError
 from mua.reading.pages import Pages
 from mua.reading.parsers import Parsers
 from mua.reading.ranking import Ranking, extract
@@ -63,7 +63,7 @@ class ReadingTools:
             raise ConfigError(f"{_SECTION}.browse asks the endpoint of judge.llm, which there is none of here")
         if config.pages.corpus is not None:
             check_corpus(config.pages.corpus, f"{_SECTION}.pages.corpus")
-        self._shared = _Shared(config, judge, resolve)
+        self._shared = _SharedLibrary(config, judge, resolve)
         self._library: Library | None = None
 
     async def start(self) -> Sequence[ExtraTool]:
@@ -191,10 +191,10 @@ class Library:
             await self._cache.close()
 
 
-class _Shared:
+class _SharedLibrary:
     """One library for all domains of a run: same loop, same configuration, same judge."""
 
-    _libraries: ClassVar[dict[Any, tuple[asyncio.Lock, list[_Shared], Library]]] = {}
+    _libraries: ClassVar[dict[Any, tuple[asyncio.Lock, list[_SharedLibrary], Library]]] = {}
 
     def __init__(self, config: ToolsConfig, judge: ChatClient | None, resolve: Resolve | None) -> None:
         self._config, self._judge, self._resolve = config, judge, resolve

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from mua.errors import ConfigError
-from mua.reading.faults import PageError
 from mua.reading.page import CUT, Page
+from mua.reading.page_error import PageError
 from mua.reading.page_text import LONGEST_TITLE
 from mua.reading.parsers import Parsers
 from mua.untrusted import JsonError, open_file, printable, read_file, read_json

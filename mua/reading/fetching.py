@@ -26,8 +26,8 @@ import httpcore
 import httpx
 
 from mua.config.reading_section import PagesConfig
-from mua.reading.faults import PageError
 from mua.reading.hosts import HostRules
+from mua.reading.page_error import PageError
 from mua.reading.transport import CheckedTransport, Resolve, SystemResolver
 
 Kind: TypeAlias = Literal["html", "text"]

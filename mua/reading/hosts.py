@@ -20,7 +20,7 @@ from ipaddress import IPv4Address, IPv6Address
 import httpx
 
 from mua.config.reading_section import PagesConfig, host_and_port
-from mua.reading.faults import PageError
+from mua.reading.page_error import PageError
 from mua.untrusted import broken_at, printable
 
 LONGEST_URL = 4000
@@ -53,7 +53,7 @@ def never_read(address: IPv4Address | IPv6Address) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class AllowedUrl:
     """A URL that may be asked, as far as its text goes."""
 
     url: httpx.URL
@@ -70,7 +70,7 @@ class HostRules:
         self._block = [host_and_port(entry) for entry in config.block]
         self._private = {host_and_port(entry) for entry in config.allow_private}
 
-    def target(self, url: str | httpx.URL) -> Target:
+    def target(self, url: str | httpx.URL) -> AllowedUrl:
         """What ``url`` asks for, its fragment left out. Raises :class:`PageError`."""
         if len(str(url)) > LONGEST_URL:
             raise PageError(f"refused: the url is longer than {LONGEST_URL} characters")
@@ -89,7 +89,7 @@ class HostRules:
         if not 0 < port < 65_536:
             raise PageError("refused: the url has no port that there is")
         self._check_name(host, port)
-        return Target(parsed.copy_with(fragment=None), host, port)
+        return AllowedUrl(parsed.copy_with(fragment=None), host, port)
 
     def allows(self, url: str) -> bool:
         """Whether a page with this URL might be read; of corpora and services, whose URLs may be anything."""

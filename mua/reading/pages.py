@@ -19,9 +19,9 @@ from time import monotonic
 
 from mua.config.reading_section import PagesConfig
 from mua.reading.corpus import Corpus
-from mua.reading.faults import PageError
 from mua.reading.fetching import Fetcher
 from mua.reading.page import CUT, Page
+from mua.reading.page_error import PageError
 from mua.reading.parsers import Parsers
 from mua.reading.text_cache import TextCache
 from mua.reading.transport import Resolve

@@ -23,7 +23,7 @@ from contextlib import suppress
 
 from mua.cores import all_cores
 from mua.errors import ConfigError, EnvironmentFault
-from mua.reading.faults import PageError
+from mua.reading.page_error import PageError
 from mua.reading.page_text import PageText
 from mua.types import Json
 

@@ -19,7 +19,7 @@ import httpx
 from mua.config.reading_section import SearchTool
 from mua.errors import EnvironmentFault
 from mua.masking import mask_credentials
-from mua.reading.faults import PageError
+from mua.reading.page_error import PageError
 from mua.reading.text_cache import TextCache
 from mua.types import Json
 from mua.untrusted import JsonError, printable, read_json
@@ -42,7 +42,7 @@ class Found(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class _Trouble:
+class _NoAnswer:
     """Why there was no answer; ``again``: whether to ask once more, after ``wait`` seconds at least."""
 
     reason: str
@@ -81,14 +81,14 @@ class SearchService:
         await self._client.aclose()
 
     async def _asked(self, query: str, count: int) -> list[Found]:
-        trouble = _Trouble("")
+        trouble = _NoAnswer("")
         for attempt in range(self._config.retries + 1):
             if attempt:
                 longest = min(_FIRST_PAUSE_S * 2**attempt, _LONGEST_PAUSE_S)
                 await asyncio.sleep(trouble.wait + random.uniform(longest / 2, longest))
             async with self._slots:
                 outcome = await self._once(query, count)
-            if not isinstance(outcome, _Trouble):
+            if not isinstance(outcome, _NoAnswer):
                 return outcome
             trouble = outcome
             log.info("%s: %s", self._key, trouble.reason)
@@ -100,7 +100,7 @@ class SearchService:
             passing=trouble.again,
         )
 
-    async def _once(self, query: str, count: int) -> list[Found] | _Trouble:
+    async def _once(self, query: str, count: int) -> list[Found] | _NoAnswer:
         config = self._config
         url = config.url.replace("{query}", quote(query, safe="")).replace("{count}", str(count))
         body = _filled(config.body, query, count) if config.body else None
@@ -114,25 +114,25 @@ class SearchService:
                     raise PageError("the search refuses this query")
                 if answer.status_code != 200:
                     again = answer.status_code in _AGAIN
-                    return _Trouble(f"answers with status {answer.status_code}", again, _retry_after(answer))
+                    return _NoAnswer(f"answers with status {answer.status_code}", again, _retry_after(answer))
                 text = bytearray()
                 async for piece in answer.aiter_bytes(2**16):
                     text += piece
                     if len(text) > config.answer_bytes:
-                        return _Trouble(f"answers with more than {config.answer_bytes} bytes (answer_bytes)", False)
+                        return _NoAnswer(f"answers with more than {config.answer_bytes} bytes (answer_bytes)", False)
         except TimeoutError:
-            return _Trouble(f"does not answer within {seconds:g} s")
+            return _NoAnswer(f"does not answer within {seconds:g} s")
         except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
-            return _Trouble(f"cannot be asked: {type(error).__name__}")
+            return _NoAnswer(f"cannot be asked: {type(error).__name__}")
         try:
             return self._results(read_json(bytes(text), strict=False), count)
         except JsonError as error:
-            return _Trouble(f"answers with no JSON: {error}")
+            return _NoAnswer(f"answers with no JSON: {error}")
 
-    def _results(self, answer: Any, count: int) -> list[Found] | _Trouble:
+    def _results(self, answer: Any, count: int) -> list[Found] | _NoAnswer:
         listed = _at(answer, self._config.results)
         if not isinstance(listed, list):
-            return _Trouble(f"has no list at {self._config.results!r} in its answer", False)
+            return _NoAnswer(f"has no list at {self._config.results!r} in its answer", False)
         found = []
         for one in listed[:_MOST_READ]:
             parts = {name: _at(one, path) for name, path in self._config.fields.items()}

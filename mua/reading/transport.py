@@ -21,8 +21,8 @@ from typing import Any, TypeAlias
 import httpcore
 import httpx
 
-from mua.reading.faults import PageError
 from mua.reading.hosts import HostRules
+from mua.reading.page_error import PageError
 
 Resolve: TypeAlias = Callable[[str, int], Awaitable[Sequence[str]]]
 """The numeric addresses of a host; raises OSError."""
