@@ -97,9 +97,9 @@ class BrowseTool(ReadingTool):
 
     part_characters: Annotated[int, Field(ge=1000, le=400_000)] = 40_000
     """Characters of a page that one request holds; a longer page is read in parts."""
-    parts: Positive = 4
+    parts: Annotated[int, Field(ge=1, le=8)] = 4
     """Parts of a page that are read; what is left out is said."""
-    short_characters: NonNegative = 1500
+    short_characters: Annotated[int, Field(ge=0, le=100_000)] = 1500
     """A page up to this long is given as it is, without a request."""
     answer_characters: Annotated[int, Field(ge=100, le=50_000)] = 4000
     """Longest answer from one part; a longer one is asked for again."""
@@ -110,9 +110,9 @@ class SearchTool(ReadingTool):
 
     count: Annotated[int, Field(ge=1, le=20)] = 5
     """Results of a call that does not say how many."""
-    most: Annotated[int, Field(ge=1, le=100)] = 10
+    most: Annotated[int, Field(ge=1, le=50)] = 10
     """Results of one call at most."""
-    snippet_characters: Annotated[int, Field(ge=20, le=4000)] = 300
+    snippet_characters: Annotated[int, Field(ge=40, le=4000)] = 300
     """Longest extract of one result."""
     url: str = ""
     """Address of a service that answers with JSON, with ``{query}`` and, if it takes one, ``{count}`` in it."""

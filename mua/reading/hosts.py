@@ -4,9 +4,9 @@ A URL is checked as text, by name and port, and every address of its host where 
 (:mod:`mua.reading.transport`): a name says nothing about where it leads.
 
 Refused are all addresses that are not public (IANA's special-purpose registries, RFC 6890): loopback, private,
-link-local with the metadata services of clouds, carrier NAT, multicast, reserved; likewise where an IPv6 address
-carries such an IPv4 address (mapped, compatible, NAT64, 6to4, Teredo). ``allow_private`` opens private ones for a host
-and port; link-local, multicast and unspecified ones stay closed.
+link-local with the metadata services of clouds, carrier NAT, multicast, reserved, and every IPv6 address that carries
+an IPv4 address (mapped, compatible, NAT64, 6to4, Teredo). ``allow_private`` opens private ones for a host and port;
+link-local, multicast and unspecified ones stay closed.
 """
 
 from __future__ import annotations
@@ -27,22 +27,24 @@ LONGEST_URL = 4000
 _PORTS = {"http": 80, "https": 443}
 _NAME = re.compile(r"[a-z0-9_](?:[a-z0-9_.-]*[a-z0-9_])?")
 _NUMERIC = re.compile(r"(?:0[xX][0-9a-fA-F]*|[0-9]+)")
-_NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
-_COMPATIBLE = ipaddress.IPv6Network("::/96")
+_CLOSED = [
+    ipaddress.ip_network(one)
+    for one in (
+        "0.0.0.0/8", "10.0.0.0/8", "100.64.0.0/10", "127.0.0.0/8", "169.254.0.0/16", "172.16.0.0/12", "192.0.0.0/24",
+        "192.0.2.0/24", "192.88.99.0/24", "192.168.0.0/16", "198.18.0.0/15", "198.51.100.0/24", "203.0.113.0/24",
+        "224.0.0.0/4", "240.0.0.0/4", "2001::/23", "2001:db8::/32", "2002::/16", "3fff::/20",
+    )
+]  # fmt: skip
+"""Written down, because what ``ipaddress`` calls global differs between releases of Python."""
+_UNICAST = ipaddress.IPv6Network("2000::/3")
+"""All of IPv6 that is given out for the public internet."""
 
 
 def is_public(address: IPv4Address | IPv6Address) -> bool:
-    """Whether an address belongs to a host of the public internet, by itself and by any that is inside it."""
-    if not address.is_global or address.is_multicast or address.is_reserved:
+    """Whether an address belongs to a host of the public internet."""
+    if isinstance(address, IPv6Address) and (address.scope_id is not None or address not in _UNICAST):
         return False
-    if isinstance(address, IPv4Address):
-        return True
-    if address.is_site_local or address.scope_id is not None or address in _COMPATIBLE:
-        return False
-    inner = [address.ipv4_mapped, address.sixtofour, *(address.teredo or ())]
-    if address in _NAT64:
-        inner.append(IPv4Address(int(address) & 0xFFFFFFFF))
-    return all(is_public(one) for one in inner if one is not None)
+    return not any(address in network for network in _CLOSED if network.version == address.version)
 
 
 def never_read(address: IPv4Address | IPv6Address) -> bool:
