@@ -77,8 +77,9 @@ def decoded(body: bytes, charset: str, *, html: bool) -> str:
         try:
             return body.decode(name)
         except UnicodeDecodeError as error:
-            if error.end >= len(body) - 4 and error.reason.startswith(("unexpected end", "incomplete")):
-                return body.decode(name, "ignore")  # cut within a character
+            ends = error.end >= len(body) - 4 and error.reason.startswith(("unexpected end", "incomplete"))
+            if ends and not body[: error.start].isascii():
+                return body.decode(name, "ignore")  # right so far, and cut within a character
     from charset_normalizer import from_bytes
 
     best = from_bytes(body[:65_536]).best()
@@ -103,12 +104,15 @@ def _first_known(claims: list[str | None]) -> str | None:
 
 def _of_html(source: str, url: str, links: bool) -> tuple[str, str, str]:
     import trafilatura
-    from lxml import html  # type: ignore[import-untyped]
+    from lxml import etree, html  # type: ignore[import-untyped]
 
     # As bytes: of a text with an XML declaration lxml reads nothing.
     parser = html.HTMLParser(encoding="utf-8", remove_comments=True, remove_pis=True)
     data = _clean(source).encode()
-    tree = html.document_fromstring(data, parser=parser)
+    try:
+        tree = html.document_fromstring(data, parser=parser)
+    except etree.ParserError:  # there is no element
+        return "", "", WHOLE
     title = tree.findtext(".//title") or ""
     main = trafilatura.extract(
         tree, url=url or None, output_format="markdown", include_links=links, include_comments=False, favor_recall=True
