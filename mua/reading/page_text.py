@@ -26,6 +26,9 @@ _KNOWN = {codecs.lookup(name).name for name in _CODECS.split()}
 _WIDER = {"ascii": "cp1252", "iso8859-1": "cp1252", "iso8859-9": "cp1254", "gb2312": "gb18030", "gbk": "gb18030",
           "euc_kr": "cp949", "shift_jis": "cp932"}  # fmt: skip
 """What browsers read under a name (WHATWG's Encoding Standard): a superset that pages really use."""
+_GUESSED_FROM = 65_536
+_ENOUGH = 16
+"""Bytes beyond ASCII, of which fewer tell nothing of a character set."""
 _CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff\ufdd0-\ufdef\ufffe\uffff]")
 _ENDS = re.compile("\r\n?|[\x85\u2028\u2029]")
 _BLANK_LINES = re.compile(r"[ \t]*\n(?:[ \t]*\n)+")
@@ -80,11 +83,17 @@ def decoded(body: bytes, charset: str, *, html: bool) -> str:
             ends = error.end >= len(body) - 4 and error.reason.startswith(("unexpected end", "incomplete"))
             if ends and not body[: error.start].isascii():
                 return body.decode(name, "ignore")  # right so far, and cut within a character
+    return body.decode(_guess(body), "replace")
+
+
+def _guess(body: bytes) -> str:
+    """A character set of one byte a character, or an old one of East Asia, by the bytes alone."""
+    if sum(sign > 127 for sign in body[:_GUESSED_FROM]) < _ENOUGH:
+        return "cp1252"
     from charset_normalizer import from_bytes
 
-    best = from_bytes(body[:65_536]).best()
-    guess = _codec(best.encoding) if best is not None else None
-    return body.decode(guess or _first_known(claims) or "utf-8", "replace")
+    best = from_bytes(body[:_GUESSED_FROM], cp_exclusion=["utf_16", "utf_16_le", "utf_16_be", "utf_32", "utf_7"]).best()
+    return (_codec(best.encoding) if best is not None else None) or "cp1252"
 
 
 def _codec(name: str) -> str | None:
@@ -96,10 +105,6 @@ def _codec(name: str) -> str | None:
     if found == "utf-16":
         found = "utf-16-le"
     return _WIDER.get(found, found) if found in _KNOWN else None
-
-
-def _first_known(claims: list[str | None]) -> str | None:
-    return next(filter(None, claims), None)
 
 
 def _of_html(source: str, url: str, links: bool) -> tuple[str, str, str]:

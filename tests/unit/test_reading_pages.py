@@ -53,6 +53,8 @@ KEY = "environment.tools.pages"
         ("\u00fc".encode(), "zlib", "\u00fc"),
         ("\u00fc".encode(), "\u00fc\0", "\u00fc"),
         ("\u00fc abc \u20ac".encode()[:-1], "utf-8", "\u00fc abc "),  # cut within a character
+        ("\u043f\u0440\u0438\u0432\u0435\u0442, \u043c\u0438\u0440 ".encode("cp1251") * 20, "utf-8",
+         "\u043f\u0440\u0438\u0432\u0435\u0442, \u043c\u0438\u0440 " * 20),
         (b"", "", ""),
     ],
 )  # fmt: skip
