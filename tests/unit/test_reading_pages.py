@@ -28,6 +28,7 @@ from mua.reading.ranking import Ranking, extract, words_of
 from mua.reading.text_cache import TextCache
 from tests.web_support import ARTICLE, Host, host, page
 
+RUSSIAN = "Мы вернём деньги за посылку в течение девяти дней после её получения. " * 4
 KEY = "environment.tools.pages"
 
 
@@ -53,8 +54,7 @@ KEY = "environment.tools.pages"
         ("\u00fc".encode(), "zlib", "\u00fc"),
         ("\u00fc".encode(), "\u00fc\0", "\u00fc"),
         ("\u00fc abc \u20ac".encode()[:-1], "utf-8", "\u00fc abc "),  # cut within a character
-        ("\u043f\u0440\u0438\u0432\u0435\u0442, \u043c\u0438\u0440 ".encode("cp1251") * 20, "utf-8",
-         "\u043f\u0440\u0438\u0432\u0435\u0442, \u043c\u0438\u0440 " * 20),
+        (RUSSIAN.encode("cp1251"), "utf-8", RUSSIAN),
         (b"", "", ""),
     ],
 )  # fmt: skip
