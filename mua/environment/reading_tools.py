@@ -63,7 +63,7 @@ class ReadingTools:
             raise ConfigError(f"{_SECTION}.browse asks the endpoint of judge.llm, which there is none of here")
         if config.pages.corpus is not None:
             check_corpus(config.pages.corpus, f"{_SECTION}.pages.corpus")
-        self._shared = _SharedLibrary(config, judge, resolve)
+        self._shared = SharedLibraries(config, judge, resolve)
         self._library: Library | None = None
 
     async def start(self) -> Sequence[ExtraTool]:
@@ -191,10 +191,10 @@ class Library:
             await self._cache.close()
 
 
-class _SharedLibrary:
+class SharedLibraries:
     """One library for all domains of a run: same loop, same configuration, same judge."""
 
-    _libraries: ClassVar[dict[Any, tuple[asyncio.Lock, list[_SharedLibrary], Library]]] = {}
+    open: ClassVar[dict[Any, tuple[asyncio.Lock, list[SharedLibraries], Library]]] = {}
 
     def __init__(self, config: ToolsConfig, judge: ChatClient | None, resolve: Resolve | None) -> None:
         self._config, self._judge, self._resolve = config, judge, resolve
@@ -203,10 +203,10 @@ class _SharedLibrary:
         """The library, started."""
         loop = asyncio.get_running_loop()
         self._key = (loop, self._config.model_dump_json(), id(self._judge), id(self._resolve))
-        if self._key not in self._libraries:
+        if self._key not in self.open:
             library = Library(self._config, self._judge, self._resolve)
-            self._libraries[self._key] = (asyncio.Lock(), [], library)
-        lock, users, library = self._libraries[self._key]
+            self.open[self._key] = (asyncio.Lock(), [], library)
+        lock, users, library = self.open[self._key]
         users.append(self)
         try:
             async with lock:
@@ -219,10 +219,10 @@ class _SharedLibrary:
 
     async def give_back(self) -> None:
         """The last one closes it."""
-        _, users, library = self._libraries[self._key]
+        _, users, library = self.open[self._key]
         users.remove(self)
         if not users:
-            del self._libraries[self._key]
+            del self.open[self._key]
             await library.close()
 
 
