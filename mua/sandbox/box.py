@@ -219,10 +219,13 @@ class Sandbox:
         return "its output has ended"
 
     async def _kill(self, process: asyncio.subprocess.Process, first: int) -> None:
-        """Kill the sandbox's first process, with which everything in it goes, and the command."""
+        """Kill the sandbox's first process, with which everything in it and its command go, or else the command."""
         if first >= 0:
             with suppress(OSError):
                 signal.pidfd_send_signal(first, signal.SIGKILL)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_END_SECONDS):
+                    await process.wait()
         if process.returncode is None:
             with suppress(ProcessLookupError):
                 process.kill()

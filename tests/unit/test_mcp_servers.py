@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from mcp_support import environment, gone, managed, play, server, some_task
+from mcp_support import environment, gone, listing, managed, play, server, some_task
 
 from mua.environment.manager import EnvironmentInstance
 from mua.environment.mcp.health import BURST, Flood, SpeechBudget
@@ -232,11 +232,6 @@ def opened(*servers: Any) -> list[str]:
         return [schema.name for schema in instance.tools()]
 
     return play(environment(*servers), episode)
-
-
-def listing(*names: str, schema: Any = None) -> tuple[str, str]:
-    tools = [{"name": name, "inputSchema": schema or {"type": "object"}} for name in names]
-    return "--tools", json.dumps(tools)
 
 
 def test_tools_are_chosen_and_named() -> None:
