@@ -30,8 +30,8 @@ _GUESSED_FROM = 65_536
 _ENOUGH = 16
 """Bytes beyond ASCII, of which fewer tell nothing of a character set."""
 _CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff\ufdd0-\ufdef\ufffe\uffff]")
-_ENDS = re.compile("\r\n?|[\x85\u2028\u2029]")
-_BLANK_LINES = re.compile(r"[ \t]*\n(?:[ \t]*\n)+")
+_ENDS = ("\r\n", "\r", "\x85", "\u2028", "\u2029")
+_BLANK_LINES = re.compile(r"\n[ \t]*\n(?:[ \t]*\n)*")
 _SPACES = re.compile(r"[ \t\xa0]+")
 _UNSEEN = ("script", "style", "noscript", "template", "head", "svg", "iframe", "object")
 _BLOCKS = tuple(
@@ -113,7 +113,7 @@ def _of_html(source: str, url: str, links: bool) -> tuple[str, str, str]:
 
     # As bytes: of a text with an XML declaration lxml reads nothing.
     parser = html.HTMLParser(encoding="utf-8", remove_comments=True, remove_pis=True)
-    data = _clean(source).encode()
+    data = source.replace("\0", "\ufffd").encode("utf-8", "replace")
     try:
         tree = html.document_fromstring(data, parser=parser)
     except etree.ParserError:  # there is no element
@@ -140,4 +140,6 @@ def _whole(tree: Any) -> str:
 
 
 def _clean(text: str) -> str:
-    return _CONTROL.sub("\ufffd", _ENDS.sub("\n", text))
+    for end in _ENDS:
+        text = text.replace(end, "\n")
+    return _CONTROL.sub("\ufffd", text)
