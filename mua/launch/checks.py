@@ -134,6 +134,35 @@ def sandbox(config: ExperimentConfig) -> Check:
     return asyncio.run(tried())
 
 
+def reading(config: ExperimentConfig) -> Check:
+    """What ``environment.tools`` reads is there and can be parsed, and the tools' names are free in each domain.
+
+    A search service is not asked: a request may cost money.
+    """
+    from mua.endpoint.services import Services
+    from mua.environment.first_instances import domain_faults
+    from mua.environment.reading_tools import ReadingTools
+
+    async def tried() -> Check:
+        services, began = Services.from_config(config.user, config.judge), time.monotonic()
+        try:
+            tools = ReadingTools(config.environment.tools, services.judge)
+            try:
+                names = [tool.schema.name for tool in await tools.start()]
+            finally:
+                await tools.close()
+        except MuaError as error:
+            return Check("reading", "failure", str(error))
+        finally:
+            await services.close()
+        others = config.environment.mcp or config.environment.tools.sandboxed  # whose checks tell
+        if not others and (faults := await domain_faults(config)):
+            return Check("reading", "failure", "; ".join(faults.values()))
+        return Check("reading", "ok", f"{', '.join(names)}, ready in {time.monotonic() - began:.1f} s")
+
+    return asyncio.run(tried())
+
+
 def checkpoint_bytes(model: Path, dtype: str) -> int:
     """Bytes of one checkpoint of the policy in ``model``, from the headers of its safetensors files."""
     from safetensors import safe_open

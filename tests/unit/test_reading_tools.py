@@ -28,6 +28,7 @@ from mua.environment.manager import EnvironmentInstance, EnvironmentManager
 from mua.environment.protocol import ToolResult
 from mua.environment.reading_tools import ReadingFault, SharedLibraries
 from mua.errors import ConfigError, JudgeFault
+from mua.launch.checks import reading as reading_check
 from mua.rollout import runner as runner_module
 from mua.rollout.runner import EpisodeRunner
 from mua.store.database import Store
@@ -477,3 +478,15 @@ async def test_what_is_not_there_is_found_before_anything_is_built(tmp_path: Pat
     config = EnvironmentConfig.model_validate({"name": "help_desk", **tools(browse=None)})
     with pytest.raises(ConfigError, match=r"environment\.tools\.browse asks the endpoint of judge\.llm"):
         EnvironmentManager(TestDesk(), config)
+
+
+def test_a_preflight_tries_what_is_read(corpus: Path) -> None:
+    section = tools(search=None, read_page={"name": "look"}, pages={"corpus": str(corpus)})
+    found = reading_check(experiment(environment=section))
+    assert (found.state, found.text.partition(", ready in")[0]) == ("ok", "look, search")
+    (corpus / "bad.jsonl").write_text("{}\n")
+    found = reading_check(experiment(environment=section))
+    assert (found.state, "bad.jsonl, line 1: 'url' has to be a text" in found.text) == ("failure", True)
+    (corpus / "bad.jsonl").unlink()
+    clash = tools(search={"name": "get_order"}, pages={"corpus": str(corpus)})
+    assert "both have a tool 'get_order'" in reading_check(experiment(environment=clash)).text
