@@ -50,7 +50,7 @@ FLOORS = (
     ("mua.reading",),
     ("mua.environment", "mua.megatron"),
     ("mua.tokens", "mua.users"),
-    ("mua.gateway",),
+    ("mua.gateway", "mua.scoring"),
     ("mua.rollout",),
     ("mua.evaluation", "mua.plan"),
     ("mua.launch",),
