@@ -130,8 +130,8 @@ class Sandbox:
             raise EnvironmentFault(f"sandbox ({self._config.backend}) runs no Python: {why}")
         if int(made) > most:
             raise EnvironmentFault(
-                f"sandbox ({self._config.backend}): this machine does not keep it to {most} processes; start the run as a "
-                "user that the kernel does not take for root"
+                f"sandbox ({self._config.backend}): this machine does not keep it to {most} processes; start the run "
+                "as a user that the kernel does not take for root"
             )
 
     async def close(self) -> None:
