@@ -31,7 +31,7 @@ from mua.reading.page_error import PageError
 from mua.reading.pages import Pages
 from mua.reading.parsers import Parsers
 from mua.reading.ranking import Ranking, extract
-from mua.reading.search_service import Found, SearchService, numbered
+from mua.reading.search_service import SearchResult, SearchService, numbered
 from mua.reading.text_cache import TextCache
 from mua.reading.transport import Resolve
 from mua.types import Json, ToolSchema
@@ -226,8 +226,10 @@ class SharedLibraries:
             await library.close()
 
 
-def _of_corpus(ranking: Ranking, query: str, count: int, longest: int) -> list[Found]:
-    return [Found(page.url, page.title, extract(page.text, query, longest)) for page in ranking.best(query, count)]
+def _of_corpus(ranking: Ranking, query: str, count: int, longest: int) -> list[SearchResult]:
+    return [
+        SearchResult(page.url, page.title, extract(page.text, query, longest)) for page in ranking.best(query, count)
+    ]
 
 
 def _schema(kind: ReadingKind, config: ToolsConfig) -> ToolSchema:

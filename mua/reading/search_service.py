@@ -33,7 +33,7 @@ _LONGEST_URL, _LONGEST_TITLE = 2000, 300
 _MOST_READ = 500
 
 
-class Found(NamedTuple):
+class SearchResult(NamedTuple):
     """One result."""
 
     url: str
@@ -65,22 +65,22 @@ class SearchService:
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=config.concurrency),
         )
 
-    async def search(self, query: str, count: int) -> list[Found]:
+    async def search(self, query: str, count: int) -> list[SearchResult]:
         """The results in the service's order. Raises :class:`PageError` and :class:`EnvironmentFault`."""
         asked: Json = {"search": mask_credentials(self._config.url), "body": self._config.body, "query": query,
                        "count": count, "results": self._config.results, "fields": self._config.fields}  # fmt: skip
         if self._cache is not None and (kept := await self._cache.get(asked)) is not None:
-            return [Found(*one) for one in kept["found"]]
+            return [SearchResult(*one) for one in kept["found"]]
         found = await self._asked(query, count)
         if self._cache is not None:
-            found = [Found(*one) for one in (await self._cache.put(asked, {"found": found}))["found"]]
+            found = [SearchResult(*one) for one in (await self._cache.put(asked, {"found": found}))["found"]]
         return found
 
     async def close(self) -> None:
         """Close the connections."""
         await self._client.aclose()
 
-    async def _asked(self, query: str, count: int) -> list[Found]:
+    async def _asked(self, query: str, count: int) -> list[SearchResult]:
         trouble = _NoAnswer("")
         for attempt in range(self._config.retries + 1):
             if attempt:
@@ -100,7 +100,7 @@ class SearchService:
             passing=trouble.again,
         )
 
-    async def _once(self, query: str, count: int) -> list[Found] | _NoAnswer:
+    async def _once(self, query: str, count: int) -> list[SearchResult] | _NoAnswer:
         config = self._config
         url = config.url.replace("{query}", quote(query, safe="")).replace("{count}", str(count))
         body = _filled(config.body, query, count) if config.body else None
@@ -129,7 +129,7 @@ class SearchService:
         except JsonError as error:
             return _NoAnswer(f"answers with no JSON: {error}")
 
-    def _results(self, answer: Any, count: int) -> list[Found] | _NoAnswer:
+    def _results(self, answer: Any, count: int) -> list[SearchResult] | _NoAnswer:
         listed = _at(answer, self._config.results)
         if not isinstance(listed, list):
             return _NoAnswer(f"has no list at {self._config.results!r} in its answer", False)
@@ -139,7 +139,9 @@ class SearchService:
             url = parts.get("url")
             if isinstance(url, str) and 0 < len(url) <= _LONGEST_URL and url.isprintable() and " " not in url:
                 title = _line(parts.get("title"), _LONGEST_TITLE)
-                found.append(Found(url, title or url, _line(parts.get("snippet"), self._config.snippet_characters)))
+                found.append(
+                    SearchResult(url, title or url, _line(parts.get("snippet"), self._config.snippet_characters))
+                )
         return found
 
 
@@ -181,7 +183,7 @@ def _line(value: Any, longest: int) -> str:
     return printable(text, longest)
 
 
-def numbered(found: Sequence[Found]) -> str:
+def numbered(found: Sequence[SearchResult]) -> str:
     """Results as the policy reads them."""
     return "\n\n".join(
         f"{place}. {one.title}\n   {one.url}" + (f"\n   {one.snippet}" if one.snippet else "")
