@@ -61,7 +61,8 @@ class EnvironmentConfig(Section):
     mcp: list[McpServerConfig] = []
     """Servers of the Model Context Protocol whose tools join those of the domain (docs/tool_servers.md)."""
     tools: ToolsConfig = ToolsConfig()
-    """Tools that run the policy's programs in a sandbox (docs/sandbox.md)."""
+    """Tools of this program: they run the policy's programs in a sandbox (docs/sandbox.md), read and search pages
+    (docs/reading.md)."""
 
     @model_validator(mode="after")
     def _distinct_servers(self) -> Self:

@@ -539,6 +539,8 @@ class ExperimentConfig(Section):
                 raise ValueError(
                     f"environment.{key}.domains: {unknown[0]!r} is no domain of this run; there are {', '.join(known)}"
                 )
+        if self.environment.tools.browse is not None and self.judge is None:
+            raise ValueError("environment.tools.browse asks the endpoint of judge.llm; add the section judge")
         return self
 
     @model_validator(mode="after")

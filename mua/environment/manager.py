@@ -22,6 +22,7 @@ from time import perf_counter, time
 from typing import Any, Literal
 
 from mua.config.schema import EnvironmentConfig
+from mua.endpoint.services import Services
 from mua.environment.domain import Domain
 from mua.environment.executors import EnvironmentHandle, Executor, InlineExecutor, LostEnvironment, ThreadExecutor
 from mua.environment.extras import Extras, ExtraToolFault, ExtraTools, ExtraToolsNotStarted, HandleWithTools
@@ -197,8 +198,8 @@ def executor_for(domain: Domain, config: EnvironmentConfig) -> Executor:
     return ProcessExecutor(domain, config)
 
 
-def extras_of(domain: Domain, config: EnvironmentConfig) -> Extras | None:
-    """The sources of tools beside the domain's own that ``config`` gives it, if any."""
+def extras_of(domain: Domain, config: EnvironmentConfig, services: Services | None = None) -> Extras | None:
+    """The sources of tools beside the domain's own that ``config`` gives it, if any; ``services``: whom they ask."""
     sources: list[ExtraTools] = []
     if servers := [one for one in config.mcp if not one.domains or domain.name in one.domains]:
         from mua.environment.mcp.servers import ToolServers  # brings the SDK, which takes long to import
@@ -209,17 +210,22 @@ def extras_of(domain: Domain, config: EnvironmentConfig) -> Extras | None:
         from mua.environment.sandbox_tools import SandboxTools
 
         sources.append(SandboxTools(tools))
+    if tools.reading and (not tools.domains or domain.name in tools.domains):
+        from mua.environment.reading_tools import ReadingTools
+
+        sources.append(ReadingTools(tools, None if services is None else services.judge))
     return Extras(sources) if sources else None
 
 
 class EnvironmentManager:
     """Hands out instances, at most ``environment.max_instances`` at once. Belongs to one event loop."""
 
-    def __init__(self, domain: Domain, config: EnvironmentConfig) -> None:
+    def __init__(self, domain: Domain, config: EnvironmentConfig, services: Services | None = None) -> None:
+        """``services`` stay the caller's to close; without them no extra tool asks a language model."""
         self._domain = domain
         self._config = config
         self._executor = executor_for(domain, config)
-        self._extras = extras_of(domain, config)
+        self._extras = extras_of(domain, config, services)
         self._slots = asyncio.Semaphore(config.max_instances)
         self.instances = 0
         """Environments alive now, those being closed included."""

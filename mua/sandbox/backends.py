@@ -123,10 +123,24 @@ def bubblewrap(bwrap: str, config: SandboxConfig, info: int) -> Launch:
     for name, value in _VARIABLES.items():
         command += ["--setenv", name, value]
     command += ["--remount-ro", "/dev", "--remount-ro", "/", PYTHON, "-I", "-c", BOOT, _limits(config)]
-    if os.geteuid() == 0:
-        user = str(random.SystemRandom().randrange(1 << 20, 1 << 30))
-        command = [str(shutil.which("setpriv")), "--reuid", user, "--regid", user, "--clear-groups", "--", *command]
+    user, group = (_unused(Path(f"/proc/self/{kind}_map")) for kind in ("uid", "gid"))
+    if os.geteuid() == 0 and user is not None and group is not None:
+        identity = ["--reuid", str(user), "--regid", str(group), "--clear-groups"]
+        command = [str(shutil.which("setpriv")), *identity, "--", *command]
     return Launch(command, {}, inherits=(info,))
+
+
+def _unused(ids: Path) -> int | None:
+    """An id that nobody else has, of those that there are here; None in a namespace of one id, whose root is limited.
+
+    A container without root on its host has some ten thousand ids, in which two sandboxes may rarely meet.
+    """
+    ranges = [tuple(map(int, line.split())) for line in ids.read_text(encoding="ascii").splitlines()]
+    first, _, count = max(ranges, key=lambda one: one[2])
+    if count >= 1 << 31:
+        return random.SystemRandom().randrange(1 << 20, 1 << 30)
+    low = max(first, 1)
+    return random.SystemRandom().randrange(low, first + count) if first + count > low else None
 
 
 def docker(client: str, config: SandboxConfig) -> Launch:

@@ -28,6 +28,18 @@ log = logging.getLogger(__name__)
 INSIDE = Path(__file__).with_name("inside.py")
 LONGEST_PROGRAM = 100_000
 """Bytes of one program; Linux takes 131,072 as one argument."""
+_FORKS = """\
+import os, signal
+made = 0
+try:
+    while made <= {most}:
+        if not os.fork():
+            signal.pause()
+        made += 1
+except OSError:
+    pass
+print(made)
+"""
 _GRACE = 5.0
 """Seconds beyond a call's deadline after which the sandbox itself is taken for dead."""
 _END_SECONDS = 10.0
@@ -107,6 +119,20 @@ class Sandbox:
             if not self.alive:
                 return SandboxResult("", None, "the sandbox has ended", lost=True)
             return await self._run(kind, text, self._config.call_seconds)
+
+    async def prove_limit(self) -> None:
+        """Try to have more processes than allowed. Raises :class:`EnvironmentFault` where that works."""
+        most = self._config.processes
+        result = await self._run("python", _FORKS.format(most=most), self._config.start_seconds)
+        made = result.output.strip()
+        if result.code != 0 or not made.isdigit():
+            why = result.fault or result.output.strip()[-500:] or f"exit status {result.code}"
+            raise EnvironmentFault(f"sandbox ({self._config.backend}) runs no Python: {why}")
+        if int(made) > most:
+            raise EnvironmentFault(
+                f"sandbox ({self._config.backend}): this machine does not keep it to {most} processes; start the run "
+                "as a user that the kernel does not take for root"
+            )
 
     async def close(self) -> None:
         """Kill everything in the sandbox; on return nothing of it is left, its files included."""

@@ -33,9 +33,15 @@ class SandboxStock:
         self._starts = asyncio.Semaphore(max(2, len(given_cores())))
 
     async def start(self) -> None:
-        """Start a first one, which shows that it can be done. Raises as :meth:`Sandbox.start`."""
+        """Start a first one, which shows that it can be done. Raises as :meth:`Sandbox.start` and ``prove_limit``."""
         if not self._ready:
-            self._ready.append(await self._new())
+            sandbox = await self._new()
+            try:
+                await sandbox.prove_limit()
+            except BaseException:
+                await sandbox.close()
+                raise
+            self._ready.append(sandbox)
 
     async def take(self) -> Sandbox:
         """A started sandbox, which the caller closes. Raises as :meth:`Sandbox.start`."""

@@ -234,6 +234,28 @@ def test_a_missing_backend_is_found_before_anything_is_built(monkeypatch: pytest
     assert (check.state, why in check.text) == ("failure", True)
 
 
+@pytest.mark.usefixtures("boxes")
+def test_a_machine_that_does_not_limit_processes_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = backends._limits
+    monkeypatch.setattr(backends, "_limits", lambda config, **given: real(config, counted=False))
+    with pytest.raises(ExtraToolsNotStarted, match="does not keep it to 20 processes"):
+        play(tools(processes=20), lambda instance: asyncio.sleep(0))
+    assert not below()
+
+
+@pytest.mark.parametrize(
+    ("ids", "low", "high"),
+    [("0 0 4294967295", 1 << 20, 1 << 30), ("0 1000 1\n1 100000 65536", 1, 65537), ("0 100000 65536", 1, 65536)],
+)
+def test_a_sandbox_gets_an_id_that_there_is(tmp_path: Path, ids: str, low: int, high: int) -> None:
+    (tmp_path / "map").write_text(f"   {ids}\n")
+    found = {backends._unused(tmp_path / "map") for _ in range(50)}
+    assert all(one is not None and low <= one < high for one in found)
+    assert len(found) > 40
+    (tmp_path / "map").write_text("0 1000 1\n")
+    assert backends._unused(tmp_path / "map") is None
+
+
 def test_a_backend_that_does_not_work_ends_the_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def program(name: str, text: str) -> None:
         (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
