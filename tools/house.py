@@ -49,7 +49,7 @@ FLOORS = (
     ("mua.algorithms", "mua.endpoint", "mua.engine"),
     ("mua.environment", "mua.megatron"),
     ("mua.tokens", "mua.users"),
-    ("mua.gateway",),
+    ("mua.gateway", "mua.scoring"),
     ("mua.rollout",),
     ("mua.evaluation", "mua.plan"),
     ("mua.launch",),

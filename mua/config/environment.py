@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, SecretStr, model_validator
 
 from mua.config.mcp import McpServerConfig, distinct_servers
+from mua.config.scorer_section import ScorerConfig
 from mua.config.section import NonNegative, NonNegativeFloat, Positive, PositiveFloat, Section
 from mua.config.tools_section import ToolsConfig
 
@@ -28,7 +29,8 @@ class EnvironmentConfig(Section):
     data: Annotated[Path, Field(strict=False)] | None = None
     """Folder of published tasks that a domain loads in place of its own. ``retail`` and ``airline``: tau-bench's or
     tau2-bench's; ``telecom``: tau2-bench's; ``agentbench_db``: AgentBench's dbbench; gyms: UserRL's records; ``bfcl``
-    and ``acebench``, which have no others: their packages. ``help_desk`` takes none. See docs/official_data.md."""
+    and ``acebench``, which have no others: their packages. See docs/official_data.md. ``qa``: questions of your own
+    (docs/qa.md). ``help_desk`` takes none."""
     difficulties: list[Literal["easy", "medium", "hard"]] = []
     """Only tasks of these difficulties; empty: all."""
     reward: Literal["all_or_nothing", "partial"] = "all_or_nothing"
@@ -54,6 +56,8 @@ class EnvironmentConfig(Section):
     """Deadline of building, and of evaluating, one environment."""
     max_instances: Positive = 256
     """Environments alive at once."""
+    scorer: ScorerConfig | None = None
+    """Domains of questions and answers, such as ``qa``: how an answer is scored (docs/scorers.md)."""
     mcp: list[McpServerConfig] = []
     """Servers of the Model Context Protocol whose tools join those of the domain (docs/tool_servers.md)."""
     tools: ToolsConfig = ToolsConfig()

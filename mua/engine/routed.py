@@ -71,6 +71,10 @@ class RoutedEngines:
         """How many episodes may be started now; 0 where the router does not answer."""
         return int(self.state["room"]) if await self._ask(wants=True) else 0
 
+    async def started(self, count: int) -> None:
+        """So many episodes were."""
+        await self._ask(wants=False, started=count)
+
     async def generate(
         self, prompt_ids: Sequence[int], params: SamplingParams, *, session: str, deadline_s: float
     ) -> Generation:
@@ -122,9 +126,9 @@ class RoutedEngines:
             await self._ask(wants=False)
             await asyncio.sleep(_LOOK_SECONDS)
 
-    async def _ask(self, *, wants: bool) -> bool:
+    async def _ask(self, *, wants: bool, started: int = 0) -> bool:
         """Learn the state; whether the router answered."""
-        query = {"sampler": self.name, "wants": str(int(wants))}
+        query = {"sampler": self.name, "wants": str(int(wants)), "started": str(started)}
         limit = aiohttp.ClientTimeout(total=_ANSWER_SECONDS)
         try:
             async with self._session.get("/state", params=query, timeout=limit) as response:

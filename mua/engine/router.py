@@ -33,8 +33,8 @@ log = logging.getLogger(__name__)
 _MOST_BYTES = 256 * 2**20
 _HEARD_SECONDS = 5.0
 """A sampler that has not asked for so long gets no share of the room."""
-_GRANT_SECONDS = 1.0
-"""How long an episode that may start counts as a request that is about to come."""
+_COMING_SECONDS = 1.0
+"""How long an episode that was started counts as a request that is about to come."""
 
 
 class RoutedPool(Sampler, Protocol):
@@ -56,7 +56,7 @@ class EngineRouter:
         """``http://HOST:PORT``, once started."""
         self._runner: web.AppRunner | None = None
         self._heard: dict[str, float] = {}
-        self._granted: deque[tuple[float, int]] = deque()
+        self._coming: deque[tuple[float, int]] = deque()
 
     async def start(self) -> None:
         """Listen. Raises :class:`EngineError` where the address is not this machine's, or the port taken."""
@@ -91,21 +91,23 @@ class EngineRouter:
         now = monotonic()
         self._heard[sampler] = now
         self._heard = {name: at for name, at in self._heard.items() if now - at < _HEARD_SECONDS}
-        while self._granted and now - self._granted[0][0] > _GRANT_SECONDS:
-            self._granted.popleft()
+        while self._coming and now - self._coming[0][0] > _COMING_SECONDS:
+            self._coming.popleft()
         load = self._pool.load()
         if load.paused:
             return 0
-        coming = sum(count for _, count in self._granted)
+        coming = sum(count for _, count in self._coming)
         left = int(self._config.load * load.capacity) - load.running - load.waiting - coming
-        granted = -(-max(0, left) // len(self._heard))
-        if granted:
-            self._granted.append((now, granted))
-        return granted
+        return -(-max(0, left) // len(self._heard))
+
+    def started(self, count: int) -> None:
+        """So many episodes were started, whose requests are about to come."""
+        self._coming.append((monotonic(), count))
 
     async def _state(self, request: web.Request) -> web.Response:
         load = self._pool.load()
         wants = request.query.get("wants") == "1"
+        self.started(int(request.query.get("started", "0")))
         return _json({
             "paused": load.paused, "version": self._pool.version, "capacity": load.capacity, "running": load.running,
             "waiting": load.waiting, "room": self.room(request.query.get("sampler", "")) if wants else 0,
@@ -126,6 +128,21 @@ class EngineRouter:
             log.debug("a sampler has gone away from its request of session %s", session)
             raise
         return _json({"generation": generation_json(found)})
+
+
+class OwnRoom:
+    """The router's word on room for a sampler in its process; implements :class:`mua.rollout.leasing.EngineRoom`."""
+
+    def __init__(self, router: EngineRouter, sampler: str) -> None:
+        self._router, self._sampler = router, sampler
+
+    async def room(self) -> int:
+        """How many episodes may be started now."""
+        return self._router.room(self._sampler)
+
+    async def started(self, count: int) -> None:
+        """So many were."""
+        self._router.started(count)
 
 
 def _json(body: Json) -> web.Response:

@@ -16,10 +16,11 @@ if TYPE_CHECKING:
 class Domain(Protocol):
     """A named family of tasks: what the registry hands out. ``environments/<name>`` exports one as ``DOMAIN``.
 
-    Four more attributes are optional: ``isolation`` (:data:`Isolation`; "thread" if absent), ``held_out`` (True: for
+    Five more attributes are optional: ``isolation`` (:data:`Isolation`; "thread" if absent), ``held_out`` (True: for
     evaluation only, its train split may be empty), ``needs_data`` (True: it has tasks only where ``environment.data``
-    names a folder or package of them) and ``user_in_tools`` (True: whoever talks with the policy does so through a
-    tool, and ``scripted_user`` opens and nudges whatever ``user.kind`` says). So are some methods:
+    names a folder or package of them), ``scores_answers`` (True: it takes ``environment.scorer``) and
+    ``user_in_tools`` (True: whoever talks with the policy does so through a tool, and ``scripted_user`` opens and
+    nudges whatever ``user.kind`` says). So are some methods:
     :class:`Configurable`, :class:`Expert`, :class:`Informed`, :class:`Owner`, :class:`PerTaskPrompt`.
     """
 

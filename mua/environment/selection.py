@@ -40,6 +40,9 @@ class Selection:
             asked += [key for key, default in defaults.items() if getattr(own, key) != default]
             if asked:
                 raise ConfigError(f"environment.{asked[0]}: domain {name!r} has nothing to set there; leave it out")
+        if config.scorer is not None and not any(getattr(one, "scores_answers", False) for one in domains.values()):
+            named = ", ".join(map(repr, domains))
+            raise ConfigError(f"environment.scorer: {named} scores by rules of its own and takes none; leave it out")
         return cls(domains, config)
 
     @classmethod

@@ -15,10 +15,10 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from time import monotonic
-from typing import Any
+from typing import Any, Protocol
 from uuid import uuid4
 
 from sqlalchemy.engine import Connection
@@ -38,6 +38,16 @@ _WRITE_SECONDS = 0.05
 """Results are gathered so long: the trainer may wait for the last of a group."""
 
 
+class EngineRoom(Protocol):
+    """How much the engines can take, over all samplers."""
+
+    async def room(self) -> int:
+        """How many episodes this sampler may start now."""
+
+    async def started(self, count: int) -> None:
+        """It has started so many."""
+
+
 class LeasingSampler:
     """One sampler at one start of a run. Belongs to one event loop."""
 
@@ -47,14 +57,14 @@ class LeasingSampler:
         store: Store,
         runner: EpisodeRunner,
         tasks: Mapping[tuple[str, str], Task],
-        room: Callable[[], Awaitable[int]],
+        engines: EngineRoom,
         *,
         run: str,
         part: int,
         kind: str,
     ) -> None:
-        """``tasks`` are training's by domain and id; ``room`` says how many episodes the engines can take now."""
-        self._config, self._store, self._runner, self._tasks, self._room = config, store, runner, tasks, room
+        """``tasks`` are training's by domain and id; ``engines`` say how many episodes they can take."""
+        self._config, self._store, self._runner, self._tasks, self._engines = config, store, runner, tasks, engines
         self._run_id, self._part = run, part
         self.name = f"{kind}-{socket.gethostname()}-{os.getpid()}-{uuid4().hex[:8]}"
         self._began = time.time()
@@ -104,15 +114,18 @@ class LeasingSampler:
                 if not self._playing or monotonic() > leave_by:
                     return ""
             elif (free := self._config.rollout.concurrency - self.playing) > 0:
-                wanted = min(free, await self._room())
-                if wanted > 0:
-                    found = await self._claim(wanted)
-                    for lease in found:
-                        task = asyncio.create_task(self._play(lease), name=f"episode {lease.ordinal}/{lease.sample}")
-                        self._playing[task] = lease
-                        task.add_done_callback(self._ended)
+                wanted = min(free, await self._engines.room())
+                if wanted > 0 and (found := await self._claim(wanted)):
+                    self._start(found)
+                    await self._engines.started(len(found))
             await self._pause(chosen.poll_seconds)
         return why
+
+    def _start(self, leases: list[EpisodeLease]) -> None:
+        for lease in leases:
+            task = asyncio.create_task(self._play(lease), name=f"episode {lease.ordinal}/{lease.sample}")
+            self._playing[task] = lease
+            task.add_done_callback(self._ended)
 
     async def _pause(self, seconds: float) -> None:
         """Until an episode ends, and so long at most."""

@@ -12,7 +12,7 @@ import logging
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from time import monotonic
+from time import monotonic, sleep
 from typing import Any
 
 import yaml
@@ -30,7 +30,7 @@ from mua.masking import mask_credentials
 from mua.rollout.leasing import LeasingSampler
 from mua.rollout.runner import EpisodeRunner
 from mua.store.database import Store
-from mua.store.faults import StoreError
+from mua.store.faults import NoStore, StoreError, StoreUnreachable
 from mua.store.part_finding import RunningPart, find_part, state_of_run
 from mua.tokens.family_loading import load_family
 from mua.tokens.same_tokenizer import tokenizer_digest
@@ -71,8 +71,25 @@ def sample(
         StoreError: there is no store, or nothing goes on there.
         Preempted: ``leave`` was true; what was under way has ended or is others'.
     """
-    with Store.open(url, create=False, migrate=False) as store:
+    with _opened(url, leave, wait_seconds) as store:
         asyncio.run(_sample(store, leave, run, config, overrides, wait_seconds))
+
+
+def _opened(url: str, leave: Callable[[], bool], wait_seconds: float) -> Store:
+    """The store, which the trainer may be about to make."""
+    began, told = monotonic(), False
+    while True:
+        try:
+            return Store.open(url, create=False, migrate=False)
+        except (NoStore, StoreUnreachable) as error:
+            if monotonic() - began > wait_seconds:
+                raise
+            if not told:
+                log.warning("%s; waiting up to %.0f s for a run that makes it", error, wait_seconds)
+                told = True
+        if leave():
+            raise Preempted("asked to leave by a signal before there was anything to do")
+        sleep(_LOOK_SECONDS)
 
 
 async def _sample(
@@ -139,7 +156,7 @@ async def _serve(store: Store, config: ExperimentConfig, part: RunningPart, leav
                 store,
                 runner,
                 tasks_of(selection),
-                engines.room,
+                engines,
                 run=part.run_id,
                 part=part.part,
                 kind="sampler",

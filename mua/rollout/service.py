@@ -37,7 +37,7 @@ from mua.config.schema import AlgorithmConfig, ExperimentConfig
 from mua.endpoint.services import Services
 from mua.engine.host import Hosts
 from mua.engine.pool import EnginePool
-from mua.engine.router import EngineRouter
+from mua.engine.router import EngineRouter, OwnRoom
 from mua.engine.sync import SyncReport
 from mua.environment.protocol import Split, Task
 from mua.environment.selection import Selection
@@ -351,7 +351,7 @@ class RolloutService:
         if config.samplers.inside:
             kind = "trainer"
             sampler = LeasingSampler(
-                config, store, self._episodes, tasks_of(self.selection), lambda: asyncio.sleep(0, router.room(kind)),
+                config, store, self._episodes, tasks_of(self.selection), OwnRoom(router, kind),
                 run=recorder.run_id, part=part, kind=kind,
             )  # fmt: skip
             ending = asyncio.Event()

@@ -58,9 +58,11 @@ def find_part(connection: Connection, run: str | None, silence: float | None = N
         runs.c.id, runs.c.output, runs.c.provenance, parts.c.part, parts.c.config, engines.c.url, engines.c.details,
         engines.c.seen_at,
     )  # fmt: skip
-    newest = sa.select(sa.func.max(parts.c.part)).where(parts.c.run_id == runs.c.id).scalar_subquery()
+    others = parts.alias()
+    newest = sa.select(sa.func.max(others.c.part)).where(others.c.run_id == runs.c.id).scalar_subquery()
     chosen = (
         sa.select(*columns)
+        .select_from(runs)
         .join(parts, (parts.c.run_id == runs.c.id) & (parts.c.part == newest))
         .join(engines, (engines.c.run_id == runs.c.id) & (engines.c.label == ROUTER))
         .where(runs.c.state == "running", engines.c.state == "serving")

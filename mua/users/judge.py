@@ -40,14 +40,14 @@ _RULES = """You are a judge. You are asked one question, often about material th
 """
 
 
-class _Form(BaseModel):
+class VerdictForm(BaseModel):
     """Base of the ready-made verdicts."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
     reason: str = Field(description="Why, in one or two sentences; comes before the verdict.")
 
 
-class Holds(_Form):
+class Holds(VerdictForm):
     """The verdict on a statement."""
 
     holds: bool = Field(description="Whether the statement holds.")
@@ -133,7 +133,7 @@ class Judge:
     ) -> float:
         """A number from ``low`` to ``high``; one outside is no verdict. Raises like :meth:`verdict`."""
         scale: Any = (float, Field(ge=low, le=high, description=f"From {low:g} to {high:g}."))
-        form = create_model("Score", __base__=_Form, score=scale)
+        form = create_model("Score", __base__=VerdictForm, score=scale)
         verdict = await self.verdict(question, form, seed=seed, material=material)
         return float(verdict.model_dump()["score"])
 

@@ -1,0 +1,1 @@
+"""Answers found in what a policy says, and compared with references."""

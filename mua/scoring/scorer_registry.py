@@ -1,0 +1,75 @@
+"""Scorers by name, and those of one's own by ``package.module:function``.
+
+A factory takes the options of the configuration and the run's language models, and gives a
+:class:`mua.scoring.scorer.Scorer`. Modules are imported when their scorer is asked for.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import importlib.util
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+
+from mua.config.scorer_section import ScorerConfig
+from mua.endpoint.services import Services
+from mua.errors import ConfigError
+from mua.scoring.scorer import Grader, Scorer
+
+Factory: TypeAlias = Callable[[Mapping[str, Any], Services], Scorer]
+SCORERS: Mapping[str, str] = {
+    "exact": "mua.scoring.text_answers:exact",
+    "numeric": "mua.scoring.numeric_answers:numeric",
+    "symbolic": "mua.scoring.symbolic_answers:symbolic",
+    "fuzzy": "mua.scoring.text_answers:fuzzy",
+    "f1": "mua.scoring.text_answers:f1",
+    "list": "mua.scoring.list_answers:several",
+    "choice": "mua.scoring.choice_answers:choice",
+    "code": "mua.scoring.code_answers:code",
+    "judge": "mua.scoring.judged_answers:judge",
+}
+"""Name -> factory."""
+_NEEDS = {"symbolic": ("math_verify", "math-verify")}
+_KEY = "environment.scorer.name"
+
+
+def grader(config: ScorerConfig, services: Services | None = None) -> Grader:
+    """What finds and scores answers under ``config``; :class:`mua.errors.ConfigError` for what cannot be had."""
+    return Grader(make_scorer(config.name, config.options, services or Services()), config)
+
+
+def make_scorer(name: str, options: Mapping[str, Any], services: Services) -> Scorer:
+    """The scorer ``name``; raises as :func:`grader`."""
+    if name in _NEEDS and importlib.util.find_spec(_NEEDS[name][0]) is None:
+        raise ConfigError(f"{_KEY}: scorer {name!r} needs {_NEEDS[name][1]}: install the extra 'tools' (mua[tools])")
+    scorer = _factory(name)(options, services)
+    missing = [part for part in ("forms", "check", "correct", "score", "close") if not hasattr(scorer, part)]
+    if missing:
+        raise ConfigError(
+            f"{_KEY}: {name} gave {type(scorer).__name__}, which is no scorer; it lacks {', '.join(missing)} "
+            "(mua.scoring.scorer.Scorer)"
+        )
+    return scorer
+
+
+def _factory(name: str) -> Factory:
+    path = SCORERS.get(name, name)
+    module_name, colon, function = path.partition(":")
+    if not colon:
+        near = difflib.get_close_matches(name, SCORERS, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise ConfigError(
+            f"{_KEY}: unknown scorer {name!r}; known: {', '.join(sorted(SCORERS))}, or package.module:function{hint}"
+        )
+    try:
+        module = importlib.import_module(module_name)
+    except (ImportError, ValueError) as error:
+        raise ConfigError(
+            f"{_KEY}: {name!r}: {module_name} cannot be imported: {error}; install its package, or put its folder on "
+            "PYTHONPATH"
+        ) from error
+    factory: Factory | None = getattr(module, function, None)
+    if not callable(factory):
+        raise ConfigError(f"{_KEY}: {name!r}: module {module_name} has no callable {function!r}")
+    return factory
