@@ -147,7 +147,7 @@ def docker(client: str, config: SandboxConfig) -> Launch:
     """A container without rights, whose memory holds its folders too; the image has to be there."""
     name = f"mua-sandbox-{random.SystemRandom().getrandbits(64):016x}"
     memory = f"{config.memory_mib + 2 * config.disk_mib + 64}m"
-    folder = f"rw,exec,nosuid,nodev,mode=1777,size={config.disk_mib}m"
+    folder = f"rw,exec,nosuid,nodev,uid=65534,gid=65534,mode=1777,size={config.disk_mib}m"
     command = [client, "run", "--rm", "--interactive", "--name", name, "--pull", "never", "--log-driver", "none",
                "--network", "bridge" if config.network else "none", "--read-only", "--cap-drop", "ALL",
                "--security-opt", "no-new-privileges", "--user", "65534:65534", "--hostname", "sandbox",

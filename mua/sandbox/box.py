@@ -239,9 +239,9 @@ class Sandbox:
         assert process.stderr is not None
         with suppress(TimeoutError):
             async with asyncio.timeout(2.0):
-                said = (await process.stderr.read(4000)).decode("utf-8", "replace").strip().splitlines()
+                said = (await process.stderr.read(4000)).decode("utf-8", "replace").split()
                 await process.wait()
-                return said[-1][:500] if said else ending(process.returncode or 0)
+                return " ".join(said)[-500:] if said else ending(process.returncode or 0)
         return "its output has ended"
 
     async def _kill(self, process: asyncio.subprocess.Process, first: int) -> None:
