@@ -22,7 +22,8 @@ class SamplersConfig(Section):
     heartbeat_seconds: PositiveFloat = 10.0
     """How often a sampler renews its leases and learns which of them it has lost."""
     poll_seconds: PositiveFloat = 0.2
-    """How often a sampler that has room asks for episodes, and the trainer for those that have ended."""
+    """How often a sampler that has room asks for episodes, and the trainer for those that have ended; four times as
+    often while there lately were some."""
     load: PositiveFloat = 1.0
     """Requests that run or wait at the engines for each that they can run at once, above which no sampler starts
     another episode."""

@@ -22,6 +22,7 @@ from sqlalchemy.engine import Connection
 from mua.config.samplers_section import SamplersConfig
 from mua.environment.protocol import Task
 from mua.errors import EngineError, MuaError
+from mua.rollout.leasing import LATELY_SECONDS
 from mua.store.database import Store
 from mua.store.faults import StoreUnreachable
 from mua.store.leases import (
@@ -72,6 +73,7 @@ class Board:
         self._closing = False
         self._exchanging: asyncio.Task[None] | None = None
         self._told = 0.0
+        self._found_at = monotonic()
         self._last_alive = monotonic()
         self.alive = 0
         """Samplers that have given a sign of life lately, as of the last look."""
@@ -142,7 +144,8 @@ class Board:
     async def _go_on(self) -> None:
         while not self._closing:
             try:
-                async with asyncio.timeout(self._config.poll_seconds):
+                lately = monotonic() - self._found_at < LATELY_SECONDS
+                async with asyncio.timeout(self._config.poll_seconds / (4 if lately else 1)):
                     await self._wake.wait()
             except TimeoutError:
                 pass
@@ -179,6 +182,7 @@ class Board:
             if self._offered.get(ordinal) is not offered:  # cancelled meanwhile, and perhaps offered again
                 continue
             for _ in ended[ordinal].keys() - offered.seen:
+                self._found_at = monotonic()
                 offered.on_episode()
             offered.seen.update(ended[ordinal])
             if len(offered.seen) == wanted[ordinal] and not offered.complete.done():

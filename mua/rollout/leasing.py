@@ -34,7 +34,9 @@ from mua.store.writer import Writer
 from mua.types import Json
 
 log = logging.getLogger(__name__)
-_WRITE_SECONDS = 0.05
+LATELY_SECONDS = 5.0
+"""How long who has found something looks for more of it the more often."""
+_WRITE_SECONDS = 0.02
 """Results are gathered so long: the trainer may wait for the last of a group."""
 
 
@@ -103,7 +105,7 @@ class LeasingSampler:
     async def _work(
         self, ended: Callable[[], str | None], leaving: Callable[[], bool], beat: asyncio.Task[None]
     ) -> str:
-        chosen, leave_by = self._config.samplers, None
+        chosen, leave_by, found_at = self._config.samplers, None, monotonic()
         while (why := ended()) is None:
             if beat.done():
                 beat.result()
@@ -117,8 +119,10 @@ class LeasingSampler:
                 wanted = min(free, await self._engines.room())
                 if wanted > 0 and (found := await self._claim(wanted)):
                     self._start(found)
+                    found_at = monotonic()
                     await self._engines.started(len(found))
-            await self._pause(chosen.poll_seconds)
+            lately = monotonic() - found_at < LATELY_SECONDS
+            await self._pause(chosen.poll_seconds / 4 if lately else chosen.poll_seconds)
         return why
 
     def _start(self, leases: list[EpisodeLease]) -> None:
