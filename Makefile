@@ -65,7 +65,7 @@ goldens: $(READY) ## Write what each recipe becomes on a GPU into tests/data/gol
 	@PYTHONWARNINGS=ignore $(PYTHON) -m tools.goldens
 
 tables: $(READY) ## Run the grids of layouts and write their tables into docs/ (about five minutes)
-	@MUA_WRITE_TABLES=1 $(PYTHON) -m pytest -m slow tests/parity/test_bridge_layouts.py
+	@MUA_WRITE_TABLES=1 $(PYTHON) -m pytest -m "slow or grid" tests/parity/test_bridge_layouts.py
 	@$(PYTHON) -m tools.layouts
 	@$(PYTHON) -m tools.rehearsal
 

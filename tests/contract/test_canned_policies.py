@@ -1,6 +1,6 @@
 """Policies that deserve nothing, on test tasks of every domain and gym, each under its ceiling.
 
-Not covered: more than 25 test tasks of a domain (``tools/bench/canned.py`` plays them all); domains whose tasks come
+Not covered: more than 15 test tasks of a domain (``tools/bench/canned.py`` plays them all); domains whose tasks come
 from a folder or package (``needs_data``), whose rewards are not ours; and a policy that nobody has thought of.
 """
 
@@ -29,7 +29,7 @@ from workbench.demonstrate import demonstrate
 ROOT = Path(__file__).parents[2]
 OURS = [name for name in domain_names() if not getattr(get_domain(name), "needs_data", False)]
 
-MOST = [pytest.param(25, marks=pytest.mark.slow), 5]
+MOST = [pytest.param(15, marks=pytest.mark.slow), 5]
 """So many tasks of the test split, and fewer in ``make test``, each kind by its share."""
 
 

@@ -3,8 +3,9 @@
 For every layout and example: load, check that every parameter and buffer of every rank was set and that
 log-probabilities equal transformers' (a wrong plan would pass a round trip alone), export, compare bit for bit with the
 file on every rank, save from all ranks, compare what was written. A part that has every mechanism of the plan
-runs always, the whole grid as slow tests; with ``MUA_WRITE_TABLES=1`` it writes docs/families.md. Training in these
-layouts is in test_megatron_layouts.py; sequences longer than a few dozen tokens are not covered.
+runs always, half of the grid as slow tests, half with the grids; with ``MUA_WRITE_TABLES=1`` all of them write
+docs/families.md. Training in these layouts is in test_megatron_layouts.py; sequences longer than a few dozen tokens are
+not covered.
 """
 
 from __future__ import annotations
@@ -168,8 +169,9 @@ def proven():
         TABLE.write_text(families_page(found), encoding="utf-8")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", GRID)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.grid if n % 2 else pytest.mark.slow) for n, name in enumerate(GRID)]
+)
 def test_every_example_in_every_layout(sources, proven, tmp_path, name):
     assert name not in DENSE_LAYOUTS or GRID[name] == tuple(EXAMPLES)
     proven[name] = prove(name, GRID[name], sources, tmp_path)
