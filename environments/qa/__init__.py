@@ -8,6 +8,7 @@ answer ends the conversation. What it is worth is the matter of ``environment.sc
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import fields
@@ -18,6 +19,7 @@ from environments.qa.episode import Asker, QuestionEnvironment
 from environments.qa.expert import moves
 from environments.qa.own import NAME, own_tasks
 from environments.qa.records import DataOptions, data_options, load, question_of
+from environments.qa.world import SPLITS
 from mua.config.scorer_section import AnswerForm, ScorerConfig
 from mua.environment.domain import Domain
 from mua.environment.protocol import Environment, Isolation, Move, PromptStyle, Split, Task
@@ -46,7 +48,7 @@ _PAGES = """\
 - A question may take several steps: find out one name, then look that up.
 """
 _FORMS: Mapping[AnswerForm, str] = {
-    "boxed": r"Put the final answer into \boxed{{}}.",
+    "boxed": r"Put the final answer into \boxed{}.",
     "tag": "Put the final answer between <{tag}> and </{tag}>.",
     "json": 'Give the final answer as a JSON object with the key "{key}".',
     "line": "Give the final answer on a line of its own, as Answer: ...",
@@ -140,11 +142,15 @@ class QuestionDomain:
             raise ConfigError(
                 "environment.reward: 'qa' pays what its scorer says; use environment.scorer.options.graded"
             )
+        if config.scorer is not None and config.scorer.name == "judge" and config.isolation == "process":
+            raise ConfigError(
+                "environment.isolation: scorer 'judge' asks endpoints of the run; leave isolation at auto"
+            )
         scorer = grader(config.scorer or _OWN_SCORER, services)
         if config.data is None or (config.name != NAME and config.data.name != NAME):
             if config.scorer is not None and config.name == NAME:
-                for split in ("train", "validation", "test"):
-                    self._check(scorer, own_tasks(split))  # type: ignore[arg-type]
+                for split in SPLITS:
+                    self._check(scorer, own_tasks(split))
             return QuestionDomain(scorer, None, options)
         given = load(config.data, reading, NAME)
         for tasks in given.values():
@@ -166,7 +172,7 @@ class QuestionDomain:
     def _form(self) -> str:
         """How an answer is to be given, by the first form that is looked for."""
         config = self.grader.config
-        return _FORMS[config.forms[0]].replace("{{}}", "{}").replace("{tag}", config.tag).replace("{key}", config.key)
+        return _FORMS[config.forms[0]].replace("{tag}", config.tag).replace("{key}", config.key)
 
     def _said(self, answer: str) -> str:
         """``answer`` in that form."""
@@ -175,6 +181,7 @@ class QuestionDomain:
             "boxed": f"\\boxed{{{answer}}}",
             "tag": f"<{config.tag}>{answer}</{config.tag}>",
             "line": f"Answer: {answer}",
+            "json": json.dumps({config.key: answer}, ensure_ascii=False),
         }
         return dressed.get(config.forms[0], answer)
 

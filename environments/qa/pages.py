@@ -1,4 +1,4 @@
-"""The pages about a split's world: what is so of an entity, among much that does not matter, and reading it out again."""
+"""The pages about a split's world: what is so of an entity, among much that does not matter."""
 
 from __future__ import annotations
 
@@ -9,41 +9,11 @@ from functools import lru_cache
 from threading import Lock
 
 from environments.kit.ranking import Document, Index
-from environments.qa.world import RELATIONS, Entity, world
+from environments.qa.world import ASIDES, RELATIONS, Entity, words_of, world
 from mua.environment.protocol import Split
 
-SENTENCES = 26
+SENTENCES = 28
 """Sentences of a page besides its facts: with them a page has about 1,650 characters."""
-_ASIDES = (
-    "A letter from {person} about the matter is kept in a drawer.",
-    "Plans for a branch in {town} came to nothing in {year}.",
-    "{company} once made an offer and was turned down.",
-    "In {year} the roof had to be replaced at great cost.",
-    "People still speak of the visit of {person} in {year}.",
-    "A postcard shows it all beside the market of {town}.",
-    "{person} and {other} quarrelled over a bill and later made up.",
-    "A loan to {museum} was talked about and never agreed.",
-    "The winter of {year} is remembered as a hard one.",
-    "Somebody from {town} wrote a song about it, which nobody sings.",
-    "{person} is said to have slept through the ceremony.",
-    "A guide from {year} gets nearly everything wrong.",
-    "The newspaper of {town} printed a long correction in {year}.",
-    "{company} sends a calendar every year.",
-    "On a quiet day one may meet {person} there.",
-    "There was a fire in {year}, and little was lost.",
-    "A rumour about {person} and {museum} turned out to be false.",
-    "Schoolchildren from {town} come by in June.",
-    "The archive was moved twice, the last time in {year}.",
-    "A cat that belonged to {person} is buried nearby.",
-    "{other} keeps a scrapbook, {person} a list of complaints.",
-    "The insurance is with a house in {town}.",
-    "Nothing came of the jubilee that was planned for {year}.",
-    "{museum} asked for a photograph and got a drawing.",
-    "According to {person}, all this is of no importance.",
-    "A bench, given by {company}, stands in the shade.",
-    "The telephone was put in in {year}.",
-    "Twice a year there is a concert, which {person} never misses.",
-)
 _BUILDING = Lock()
 
 
@@ -75,12 +45,14 @@ def page_of(entity: Entity, split: Split) -> Document:
     known = RELATIONS[entity.kind]
     told = [rng.choice(known[relation].told).format(value) for relation, value in entity.facts.items()]
     by_kind: dict[str, list[str]] = {kind: [] for kind in RELATIONS}
-    for other in world(split).values():
-        if other.name != entity.name:
-            by_kind[other.kind].append(other.name)
-    for aside in rng.sample(_ASIDES, min(SENTENCES, len(_ASIDES))):
+    for one in world(split).values():
+        if one.name != entity.name:
+            by_kind[one.kind].append(one.name)
+    words = words_of(split)
+    for aside in rng.sample(ASIDES, SENTENCES):
         person, other = rng.sample(by_kind["person"], 2)
         drawn = {kind: rng.choice(by_kind[kind]) for kind in ("town", "company", "museum")}
+        drawn |= {kind: rng.choice(words[kind]) for kind in words}
         told.append(aside.format(person=person, other=other, year=rng.randint(1700, 1990), **drawn))
     rng.shuffle(told)
     article = "an" if entity.sort[0] in "aeiou" else "a"

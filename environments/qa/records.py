@@ -1,7 +1,7 @@
 """Questions from files: JSON lines (``.jsonl``, ``.jsonl.gz``) or Parquet, fields by configuration.
 
-A folder has a file for each split, ``train``, ``validation`` (or ``dev``, ``valid``, ``val``) and ``test``. The rows of a
-single file go to the split that their split field names; without one to shares, by a digest of the question, so that
+A folder has a file for each split, ``train``, ``validation`` (or ``dev``, ``valid``, ``val``) and ``test``. The rows of
+a single file go to the split that their split field names; without one to shares, by a digest of the question, so that
 the same question is always in the same split.
 """
 
@@ -35,7 +35,8 @@ _SPLITS: tuple[Split, ...] = ("train", "validation", "test")
 
 @dataclass(frozen=True, slots=True)
 class DataOptions:
-    """Options of ``environment.options`` for questions from files. A field may lie deeper: ``reward_model.ground_truth``."""
+    """Options of ``environment.options`` for questions from files. A field may lie deeper:
+    ``reward_model.ground_truth``."""
 
     question: str = "question"
     """Field of the question: a text, or chat messages that end with the user's (the system's are instructions)."""
@@ -252,7 +253,7 @@ def _reference(row: Row, options: DataOptions) -> Any:
     if value is None or deeper(value, MAX_FILE_DEPTH):
         raise ConfigError(f"{row.where}: {options.answer!r} holds no answer")
     if isinstance(value, str) and options.answer_after:
-        before, found, value = value.rpartition(options.answer_after)
+        _, found, value = value.rpartition(options.answer_after)
         if not found:
             raise ConfigError(f"{row.where}: {options.answer!r} has no {options.answer_after!r}")
         return value.strip()
