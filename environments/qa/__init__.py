@@ -153,8 +153,11 @@ class QuestionDomain:
                     self._check(scorer, own_tasks(split))
             return QuestionDomain(scorer, None, options)
         given = load(config.data, reading, NAME)
-        for tasks in given.values():
-            self._check(scorer, tasks)
+        try:
+            for tasks in given.values():
+                self._check(scorer, tasks)
+        except ConfigError as error:
+            raise ConfigError(f"environment.data: {config.data}: {error}") from None
         return QuestionDomain(scorer, given, options)
 
     async def start(self) -> None:

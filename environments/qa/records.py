@@ -102,7 +102,7 @@ def load(place: Path, options: DataOptions, name: str) -> dict[Split, tuple[Task
     questions: dict[str, tuple[Split, str]] = {}
     for number, row in enumerate(_rows(place, options)):
         task = _task(row, options, name, number)
-        where = task.data["where"]
+        where = row.where
         if (before := ids.setdefault(task.id, where)) != where:
             raise ConfigError(f"{row.where}: {options.id!r} is the same as that of {before}")
         text = digest_of_question(task.data)
@@ -209,7 +209,7 @@ def _task(row: Row, options: DataOptions, name: str, number: int) -> Task:
         "difficulty": _difficulty(row, options),
         "question": question,
         "reference": _reference(row, options),
-        "where": row.where,
+        "where": row.where.rpartition("/")[2],  # the same wherever the folder lies
     }
     if choices:
         data["choices"] = [_text(one, options.choices, row) for one in choices]
