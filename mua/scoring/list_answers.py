@@ -5,6 +5,7 @@ Whoever lists more than was asked for is wrong (``graded``: loses precision), so
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -120,7 +121,8 @@ class ListScorer:
             self._inner.check(replace(question, reference=item))
 
     def correct(self, question: Question) -> str:
-        return "\n".join(self._inner.correct(replace(question, reference=item)) for item in question.reference)
+        items = [self._inner.correct(replace(question, reference=item)) for item in question.reference]
+        return json.dumps(items, ensure_ascii=False)
 
     async def score(self, answer: str, question: Question) -> AnswerScore:
         wanted = question.reference

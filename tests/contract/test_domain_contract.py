@@ -398,7 +398,7 @@ class WorkerHere:
         return json.loads(await asyncio.to_thread(self._worker.answer, json.loads(line)))
 
     async def close(self) -> None:
-        self._worker.close()
+        await asyncio.to_thread(self._worker.close)  # a worker's own loop runs beside no other
 
 
 IN_A_WORKER = """

@@ -18,12 +18,12 @@ from environments.gyms._shared.records import Record, SearchRecord
 from environments.gyms._shared.settings import Option, Role
 from environments.gyms.search.answers import matches
 from environments.gyms.search.canned import canned
-from environments.gyms.search.documents import Document
 from environments.gyms.search.expert import given_moves, moves
 from environments.gyms.search.given import load_questions
 from environments.gyms.search.index import ready_index
 from environments.gyms.search.questions import NAME, generate
 from environments.gyms.search.web import OPTIONS, WebSearch
+from environments.kit.ranking import Document
 from mua.environment.protocol import Move, Split, Task
 from mua.errors import ConfigError
 from mua.types import Json

@@ -8,19 +8,11 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 
 from environments.gyms.search.relations import relations
 from environments.gyms.search.world import Entity, world
-
-
-@dataclass(frozen=True, slots=True)
-class Document:
-    """What a search finds."""
-
-    title: str
-    text: str
+from environments.kit.ranking import Document
 
 
 @lru_cache(maxsize=1)

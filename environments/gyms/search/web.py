@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary
 import httpx
 
 from environments.gyms._shared.settings import Option
-from environments.gyms.search.documents import Document
+from environments.kit.ranking import Document
 from mua.errors import ConfigError, EnvironmentFault
 from mua.masking import mask_credentials
 
