@@ -13,6 +13,7 @@ CORE = [
     "aiohttp>=3.10",
     "alembic>=1.14",
     "bm25s>=0.3",
+    "httpcore>=1.0",
     "httpx>=0.28",
     "jinja2>=3.1",
     "jsonschema-rs>=0.40",
@@ -41,6 +42,8 @@ CORE = [
 
 # Tool servers, the page reader, and what scores answers.
 TOOLS = [
+    "charset-normalizer>=3.3",
+    "lxml>=5.3",
     "lxml-html-clean>=0.4",
     "math-verify[antlr4_13_2]>=0.7",
     "mcp>=2.0",

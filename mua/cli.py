@@ -194,6 +194,25 @@ def engines(
 
 
 @command(app)
+def sample(
+    store: Annotated[str, argument("URL", "store of a run that has samplers.enabled: its URL, file or output folder")],
+    overrides: Overrides = None,
+    run: Annotated[str | None, option("--run", "id of the run; by default the newest that goes on")] = None,
+    config: Annotated[
+        Path | None, option("--config", "the run's configuration, where it has secrets, which no store keeps")
+    ] = None,
+    wait: Annotated[float, option("--wait", "seconds to wait for a run, and for one to be started again")] = 1800.0,
+) -> None:
+    """Roll out episodes for a running mua train, from any machine; as many as like, for as long as they like."""
+    with Preemption() as preemption:
+        import mua.rollout.sample
+
+        mua.rollout.sample.sample(
+            store, lambda: preemption.requested, run=run, config=config, overrides=overrides or (), wait_seconds=wait
+        )
+
+
+@command(app)
 def sft(config: ConfigFile, overrides: Overrides = None) -> None:
     """Fine-tune a policy on recorded conversations."""
 

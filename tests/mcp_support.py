@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -23,6 +24,12 @@ def server(*arguments: str, **settings: Any) -> Json:
     """The section of the server that misbehaves on order."""
     line = ["-I", "-S", str(SERVER), *arguments]
     return {"name": "desk", "command": sys.executable, "args": line, "ready": 0, "retries": 0} | settings
+
+
+def listing(*names: str, schema: Any = None) -> tuple[str, str]:
+    """Arguments with which it lists these tools."""
+    tools = [{"name": name, "inputSchema": schema or {"type": "object"}} for name in names]
+    return "--tools", json.dumps(tools)
 
 
 def environment(*servers: Json, **settings: Any) -> EnvironmentConfig:

@@ -187,3 +187,24 @@ async def over_mcp(task: AgentTask) -> None:
         SEEN.append([tool.name for tool in (await client.list_tools()).tools])
         SEEN.append((await client.call_tool("get_order", {"order": "no"})).content[0].text)
         SEEN.append((await client.call_tool("launch", {})).is_error)
+
+
+async def runs_programs(task: AgentTask) -> None:
+    """The sandboxed tools, by MCP and as the plain tool of an episode."""
+    from mcp import ClientSession
+    from mcp.client.streamable_http import create_mcp_http_client, streamable_http_client
+
+    async with aiohttp.ClientSession() as plain:
+        wire = Wire(task, plain)
+        await wire.chat(*opening(task))
+        _, result = await wire.post("/episode/tools/shell", {"arguments": {"command": "echo kept > file"}})
+        SEEN.append(result["text"])
+    async with (
+        create_mcp_http_client(headers={"Authorization": f"Bearer {task.api_key}"}) as http,
+        streamable_http_client(f"{task.episode_url}/mcp", http_client=http) as streams,
+        ClientSession(streams[0], streams[1]) as client,
+    ):
+        await client.initialize()
+        SEEN.append([tool.name for tool in (await client.list_tools()).tools][-2:])
+        answer = await client.call_tool("python", {"code": "print(open('file').read())"})
+        SEEN.append(answer.content[0].text)

@@ -47,6 +47,7 @@ FLOORS = (
     ("mua.observe",),
     ("mua.store", "mua.sandbox"),
     ("mua.algorithms", "mua.endpoint", "mua.engine"),
+    ("mua.reading",),
     ("mua.environment", "mua.megatron"),
     ("mua.tokens", "mua.users"),
     ("mua.gateway", "mua.scoring"),

@@ -12,6 +12,7 @@ from pydantic import Field, SecretStr, model_validator
 from mua.config.mcp import McpServerConfig, distinct_servers
 from mua.config.scorer_section import ScorerConfig
 from mua.config.section import NonNegative, NonNegativeFloat, Positive, PositiveFloat, Section
+from mua.config.tools_section import ToolsConfig
 
 USER_KINDS = ("scripted", "llm", "replay")
 _FACTORY = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
@@ -59,6 +60,9 @@ class EnvironmentConfig(Section):
     """Domains of questions and answers, such as ``qa``: how an answer is scored (docs/scorers.md)."""
     mcp: list[McpServerConfig] = []
     """Servers of the Model Context Protocol whose tools join those of the domain (docs/tool_servers.md)."""
+    tools: ToolsConfig = ToolsConfig()
+    """Tools of this program: they run the policy's programs in a sandbox (docs/sandbox.md), read and search pages
+    (docs/reading.md)."""
 
     @model_validator(mode="after")
     def _distinct_servers(self) -> Self:

@@ -27,6 +27,7 @@ from mua.config.algorithm import (
 from mua.config.context_section import ContextConfig
 from mua.config.environment import EndpointConfig, EnvironmentConfig, JudgeConfig, LlmConfig, UserConfig
 from mua.config.megatron import CriticOptimizerConfig, MegatronConfig, OptimizerConfig
+from mua.config.samplers_section import SamplersConfig
 from mua.config.section import Fraction, NonNegative, NonNegativeFloat, Positive, PositiveFloat, Section
 from mua.config.store_section import OfflineConfig, StoreConfig, StoredDemonstrations
 from mua.types import Json
@@ -488,6 +489,7 @@ class ExperimentConfig(Section):
     observe: ObserveConfig = ObserveConfig()
     slurm: SlurmConfig = SlurmConfig()
     store: StoreConfig = StoreConfig()
+    samplers: SamplersConfig = SamplersConfig()
     offline: OfflineConfig | None = None
     """Train on the groups of a store instead of new episodes (docs/store.md)."""
 
@@ -528,14 +530,25 @@ class ExperimentConfig(Section):
         return data
 
     @model_validator(mode="after")
-    def _tool_servers_have_domains(self) -> Self:
+    def _extra_tools_have_domains(self) -> Self:
         known = [*self.environment.shares, *self.evaluation.domains]
-        for place, server in enumerate(self.environment.mcp):
-            if unknown := [name for name in server.domains if name not in known]:
+        named = {f"mcp.{place}": server.domains for place, server in enumerate(self.environment.mcp)}
+        named["tools"] = self.environment.tools.domains
+        for key, domains in named.items():
+            if unknown := [name for name in domains if name not in known]:
                 raise ValueError(
-                    f"environment.mcp.{place}.domains: {unknown[0]!r} is no domain of this run; there are "
-                    f"{', '.join(known)}"
+                    f"environment.{key}.domains: {unknown[0]!r} is no domain of this run; there are {', '.join(known)}"
                 )
+        if self.environment.tools.browse is not None and self.judge is None:
+            raise ValueError("environment.tools.browse asks the endpoint of judge.llm; add the section judge")
+        return self
+
+    @model_validator(mode="after")
+    def _samplers_have_a_store(self) -> Self:
+        if self.samplers.enabled and not self.store.enabled:
+            raise ValueError("samplers.enabled needs store.enabled: true: samplers lease their episodes from the store")
+        if self.samplers.enabled and self.offline is not None:
+            raise ValueError("samplers.enabled has no use with the section offline, which rolls nothing out")
         return self
 
     @model_validator(mode="after")

@@ -38,6 +38,18 @@ class EnginePlace(NamedTuple):
     place: int
 
 
+@dataclass(frozen=True, slots=True)
+class EngineLoad:
+    """What the engines in rotation do, all together."""
+
+    capacity: int
+    """Requests that they can run at once."""
+    running: int
+    waiting: int
+    paused: bool
+    """They get or wait for weights, or the trainer has their memory."""
+
+
 class Server(Protocol):
     """A server process here (:class:`mua.engine.server.SglangServer`) or on another machine."""
 

@@ -40,7 +40,7 @@ from typing import TYPE_CHECKING, Any
 from mua.config.schema import EngineConfig
 from mua.engine.broadcast import Members, all_or_first_error
 from mua.engine.host import Hosts, RemoteServer
-from mua.engine.member import Engine, EngineState, Machine, Server, Targets, least_loaded
+from mua.engine.member import Engine, EngineLoad, EngineState, Machine, Server, Targets, least_loaded
 from mua.engine.membership import Membership
 from mua.engine.partial import PartialTurn
 from mua.engine.pauses import Deadline, Pauses
@@ -50,7 +50,7 @@ from mua.engine.sglang_client import EngineGone
 from mua.engine.sync import Shipment, SyncReport, differing
 from mua.errors import DeadlineExceeded, EngineError
 from mua.observe.timeline import EngineActivity, engine_metrics
-from mua.types import Generation
+from mua.types import Generation, Json
 
 if TYPE_CHECKING:
     from mua.engine.source import WeightSource
@@ -288,6 +288,27 @@ class EnginePool:
     def engines_up(self) -> int:
         """Engines that can take weights."""
         return sum(engine.up for engine in self._engines)
+
+    def load(self) -> EngineLoad:
+        """What the engines in rotation do now."""
+        serving = [engine for engine in self._engines if engine.state is EngineState.SERVING]
+        return EngineLoad(
+            capacity=self.config.max_running_requests * len(serving),
+            running=sum(engine.in_flight for engine in serving),
+            waiting=sum(engine.queued for engine in serving),
+            paused=self._gate_closed or not serving,
+        )
+
+    def rows(self) -> list[Json]:
+        """Every engine as a row of the store's table ``engines``, without its run and time."""
+        return [
+            {
+                "label": engine.label, "url": engine.server.url, "state": engine.state.value,
+                "version": engine.version, "capacity": self.config.max_running_requests,
+                "running": engine.in_flight, "waiting": engine.queued, "details": None,
+            }
+            for engine in self._engines
+        ]  # fmt: skip
 
     def describe(self) -> str:
         """Every engine's state and load, in one line for a person."""

@@ -19,13 +19,14 @@ import logging
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from time import perf_counter, time
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from mua.config.schema import EnvironmentConfig
+from mua.endpoint.services import Services
 from mua.environment.domain import Domain
 from mua.environment.executors import EnvironmentHandle, Executor, InlineExecutor, LostEnvironment, ThreadExecutor
+from mua.environment.extras import Extras, ExtraToolFault, ExtraTools, ExtraToolsNotStarted, HandleWithTools
 from mua.environment.lifecycle import DomainLifecycle
-from mua.environment.mcp.server_faults import ServerNotStarted, ToolServerFault
 from mua.environment.protocol import Evaluation, Isolation, Task, ToolResult, Transcript
 from mua.environment.requests import CallRequest, EvaluateRequest, Request, ResetRequest, WrongResult
 from mua.environment.threads import HungCall
@@ -34,9 +35,6 @@ from mua.environment.wire import error_text
 from mua.errors import ConfigError, EnvironmentFault, JudgeFault, MuaError, UserFault
 from mua.store.recorder import arguments_text, current_episode
 from mua.types import Json, ToolSchema
-
-if TYPE_CHECKING:
-    from mua.environment.mcp.servers import ToolServers
 
 _Limit = Literal["call_seconds", "reset_seconds"]
 log = logging.getLogger(__name__)
@@ -126,7 +124,7 @@ class EnvironmentInstance:
                 raise
         if error is None:
             return answer
-        if isinstance(error, ConfigError | UserFault | JudgeFault | ServerNotStarted | ToolServerFault):
+        if isinstance(error, ConfigError | UserFault | JudgeFault | ExtraToolsNotStarted | ExtraToolFault):
             raise error
         raise EnvironmentFault(self._raised(request.name, error), passing=getattr(error, "passing", None)) from error
 
@@ -200,24 +198,34 @@ def executor_for(domain: Domain, config: EnvironmentConfig) -> Executor:
     return ProcessExecutor(domain, config)
 
 
-def tool_servers_of(domain: Domain, config: EnvironmentConfig) -> ToolServers | None:
-    """The servers of ``environment.mcp`` that the domain gets, if any."""
-    chosen = [server for server in config.mcp if not server.domains or domain.name in server.domains]
-    if not chosen:
-        return None
-    from mua.environment.mcp.servers import ToolServers  # brings the SDK, which takes long to import
+def extras_of(domain: Domain, config: EnvironmentConfig, services: Services | None = None) -> Extras | None:
+    """The sources of tools beside the domain's own that ``config`` gives it, if any; ``services``: whom they ask."""
+    sources: list[ExtraTools] = []
+    if servers := [one for one in config.mcp if not one.domains or domain.name in one.domains]:
+        from mua.environment.mcp.servers import ToolServers  # brings the SDK, which takes long to import
 
-    return ToolServers(chosen)
+        sources.append(ToolServers(servers))
+    tools = config.tools
+    if tools.sandboxed and (not tools.domains or domain.name in tools.domains):
+        from mua.environment.sandbox_tools import SandboxTools
+
+        sources.append(SandboxTools(tools))
+    if tools.reading and (not tools.domains or domain.name in tools.domains):
+        from mua.environment.reading_tools import ReadingTools
+
+        sources.append(ReadingTools(tools, None if services is None else services.judge))
+    return Extras(sources) if sources else None
 
 
 class EnvironmentManager:
     """Hands out instances, at most ``environment.max_instances`` at once. Belongs to one event loop."""
 
-    def __init__(self, domain: Domain, config: EnvironmentConfig) -> None:
+    def __init__(self, domain: Domain, config: EnvironmentConfig, services: Services | None = None) -> None:
+        """``services`` stay the caller's to close; without them no extra tool asks a language model."""
         self._domain = domain
         self._config = config
         self._executor = executor_for(domain, config)
-        self._servers = tool_servers_of(domain, config)
+        self._extras = extras_of(domain, config, services)
         self._slots = asyncio.Semaphore(config.max_instances)
         self.instances = 0
         """Environments alive now, those being closed included."""
@@ -262,31 +270,27 @@ class EnvironmentManager:
             raise EnvironmentFault(fault)
 
     async def start(self) -> None:
-        """Open the first session with each tool server; without it the first instance does so.
+        """Start the sources of extra tools; without it the first instance does so.
 
-        Raises :class:`ConfigError` and :class:`mua.environment.mcp.server_faults.ServerNotStarted`.
+        Raises :class:`ConfigError` and :class:`mua.environment.extras.ExtraToolsNotStarted`.
         """
-        if self._servers is not None:
-            await self._servers.start()
+        if self._extras is not None:
+            await self._extras.start()
 
     async def close(self) -> None:
-        """Wait for environments still being closed (under their deadlines), stop the domain, let tool servers, threads
+        """Wait for environments still being closed (under their deadlines), stop the domain, let extra tools, threads
         or workers go."""
         if self._closing:
             await asyncio.wait(self._closing)
-        if self._servers is not None:
-            await self._servers.close()
+        if self._extras is not None:
+            await self._extras.close()
         if self._lifecycle is not None:
             await self._lifecycle.stop()
         await self._executor.close()
 
     def _handle(self, task: Task) -> EnvironmentHandle:
         inner = self._executor.handle(task)
-        if self._servers is None:
-            return inner
-        from mua.environment.mcp.servers import HandleWithTools
-
-        return HandleWithTools(inner, self._servers)
+        return inner if self._extras is None else HandleWithTools(inner, self._extras)
 
     async def _give_back(self, instance: EnvironmentInstance) -> str | None:
         if instance.closes_at_once:

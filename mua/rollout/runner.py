@@ -103,7 +103,7 @@ class EpisodeRunner:
         self._recorder = recorder
         self._selection = selection
         self._environments = {
-            name: EnvironmentManager(domain, config.environment) for name, domain in selection.domains.items()
+            name: EnvironmentManager(domain, config.environment, services) for name, domain in selection.domains.items()
         }
         self._users = UserFactory(config.user, selection, services)
         self._slots = asyncio.Semaphore(config.rollout.concurrency)
@@ -173,8 +173,12 @@ class EpisodeRunner:
         if self._recorder is not None:
             self._recorder.evaluated()
 
-    async def trajectory(self, task: Task, ordinal: int, sample: int, *, temperature: float) -> Trajectory:
-        """One trajectory, unscored when every attempt met an infrastructure fault."""
+    async def trajectory(
+        self, task: Task, ordinal: int, sample: int, *, temperature: float, recorder: Recorder | None = None
+    ) -> Trajectory:
+        """One trajectory, unscored when every attempt met an infrastructure fault. ``recorder`` keeps it in the place
+        of the runner's."""
+        recorder = recorder or self._recorder
         # The groups that are trained first go first. While an evaluation runs the trainer waits for it.
         order = -1 if ordinal >= EVALUATION_ORDINALS else ordinal
         setting = replace(self._setting, temperature=temperature, order=order)
@@ -191,7 +195,7 @@ class EpisodeRunner:
                 # A fault must leave no trace in a deterministic run; elsewhere another seed may avoid the next one.
                 again = 0 if self._config.trainer.deterministic else attempt
                 seed = derived_seed(self._config.seed, ordinal, sample, again)
-                record = self._record(ordinal, sample, temperature)
+                record = self._record(recorder, ordinal, sample, temperature)
                 try:
                     with nullcontext() if record is None else record.noting():
                         result = await self._attempt(setting, task, f"{ordinal}/{sample}/{attempt}", seed)
@@ -241,12 +245,12 @@ class EpisodeRunner:
             await record.ended(trajectory, None)
         return trajectory
 
-    def _record(self, ordinal: int, sample: int, temperature: float) -> EpisodeRecord | None:
+    def _record(self, recorder: Recorder | None, ordinal: int, sample: int, temperature: float) -> EpisodeRecord | None:
         """Where the next attempt of an episode notes what it does."""
-        if self._recorder is None:
+        if recorder is None:
             return None
         sampling = self._config.rollout.sampling(temperature)
-        return self._recorder.episode(ordinal, sample, sampling, evaluation=ordinal >= EVALUATION_ORDINALS)
+        return recorder.episode(ordinal, sample, sampling, evaluation=ordinal >= EVALUATION_ORDINALS)
 
     async def _attempt(self, setting: EpisodeSetting, task: Task, session: str, seed: int) -> EpisodeResult:
         limit, began = setting.budgets.episode_seconds, perf_counter()

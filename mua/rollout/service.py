@@ -27,7 +27,7 @@ import concurrent.futures
 import logging
 import threading
 from collections.abc import Callable, Coroutine, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, AsyncExitStack, nullcontext
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Self, TypeVar
@@ -37,15 +37,20 @@ from mua.config.schema import AlgorithmConfig, ExperimentConfig
 from mua.endpoint.services import Services
 from mua.engine.host import Hosts
 from mua.engine.pool import EnginePool
+from mua.engine.router import EngineRouter, OwnRoom
 from mua.engine.sync import SyncReport
 from mua.environment.protocol import Split, Task
 from mua.environment.selection import Selection
 from mua.errors import EngineError
+from mua.rollout.board import Board
 from mua.rollout.by_hand import SessionDesk
+from mua.rollout.leasing import LeasingSampler
 from mua.rollout.runner import EpisodeRunner, Placed, evaluation_places
+from mua.rollout.sample import secrets_of, tasks_of
 from mua.rollout.scheduler import GroupScheduler, Position, RolloutBatch, StepDemand, sampled_tokens
 from mua.rollout.stream import TaskStream
 from mua.rollout.teacher import Teacher
+from mua.store.part_finding import router_row
 from mua.store.recorder import Recorder
 from mua.tokens.family_loading import load_family
 from mua.types import Group, Json, Trajectory
@@ -105,6 +110,9 @@ class RolloutService:
         self._stream: TaskStream | None = None
         self.position: Json = {}
         """Where the stream of tasks continues after the groups taken last; JSON-able."""
+        self._offering = AsyncExitStack()
+        """Board, router and the trainer's own sampler, where samplers roll out."""
+        self._board: Board | None = None
         self._of_step: dict[str, float] = {}
         self._weights: WeightSource | None = None
         self._version = 0
@@ -135,6 +143,7 @@ class RolloutService:
             return
         if self._scheduler is not None:
             self._call(self._scheduler.stop())
+        self._call(self._offering.aclose())
         if self._runner is not None:
             self._call(self._runner.close())
         if self._teacher is not None:
@@ -161,8 +170,15 @@ class RolloutService:
             start = Position.from_json(position)
             stream.restore(position["curriculum"])
 
+        if self._config.samplers.enabled:
+            self._call(self._offer(), self._interrupt)
+
         def roll_out(ordinal: int) -> Coroutine[Any, Any, Group]:
             task = stream.task(ordinal)
+            if self._board is not None:
+                return self._taught(
+                    self._board.group(task, ordinal, algorithm.group_size, self._version, lambda: self._on_episode())
+                )
             episodes = self._episodes.group(
                 task, ordinal, algorithm.group_size, temperature=temperature,
                 on_episode=lambda: self._on_episode(),
@@ -292,7 +308,8 @@ class RolloutService:
         """The counters of engines, teacher, users' and judges' endpoints since the last call; what the last step had to
         choose from, and what the curriculum knows."""
         of_teacher = self._teacher.metrics() if self._teacher is not None else {}
-        return self._pool.metrics() | self._services.metrics() | of_teacher | self._of_step
+        of_samplers = self._board.metrics() if self._board is not None else {}
+        return self._pool.metrics() | self._services.metrics() | of_teacher | of_samplers | self._of_step
 
     # ---- inside
 
@@ -310,6 +327,42 @@ class RolloutService:
         chosen = refill_metrics(rollout_batch, self._config.algorithm) if self._config.algorithm.refill.on else {}
         self._of_step = chosen | self._stream.metrics()
         return rollout_batch
+
+    async def _offer(self) -> None:
+        """From now on samplers roll out the groups of training; one of them, perhaps, is in this process."""
+        config, recorder = self._config, self._recorder
+        assert recorder is not None, "samplers lease from a store, which has a recorder"
+        stack, store, part = self._offering, recorder.writer.store, recorder.part
+        router = EngineRouter(self._pool, config.samplers)
+        await router.start()
+        stack.push_async_callback(router.close)
+        secrets = secrets_of(config)
+
+        def presence() -> list[Json]:
+            load = self._pool.load()
+            figures = {"capacity": load.capacity, "running": load.running, "waiting": load.waiting}
+            own = router_row(part, router.url, router.key, secrets, version=self._version, **figures)
+            return [own, *self._pool.rows()]
+
+        board = Board(
+            store, recorder, config.samplers, outage_seconds=config.store.outage_seconds, presence=presence
+        )  # fmt: skip
+        self._board = await stack.enter_async_context(board)
+        if config.samplers.inside:
+            kind = "trainer"
+            sampler = LeasingSampler(
+                config, store, self._episodes, tasks_of(self.selection), OwnRoom(router, kind),
+                run=recorder.run_id, part=part, kind=kind,
+            )  # fmt: skip
+            ending = asyncio.Event()
+            working = asyncio.create_task(sampler.work(lambda: "the run ends" if ending.is_set() else None))
+            working.add_done_callback(board.own_sampler_ended)
+
+            async def end() -> None:
+                ending.set()
+                await asyncio.gather(working, return_exceptions=True)
+
+            stack.push_async_callback(end)
 
     async def _meet_teacher(self) -> None:
         if self._distillation is not None:

@@ -1,90 +1,305 @@
-"""Runs inside a sandbox, with the standard library alone: one call per line of JSON on standard input.
+"""Runs inside a sandbox as its first process, with the standard library alone; lines of JSON in and out.
 
-No process outlives its call: whatever it started, detached or not, is killed before the answer is written.
+::
+
+    {"id": 3, "kind": "shell", "text": "ls", "seconds": 20, "output": 8000}   ─► {"id": 3, "code": 0, ...}
+    {"stop": 3}                                                               ─► the call under way is killed
+    end of input                                                              ─► everything is killed
+
+Programs run one at a time under the same user, so this process keeps itself from them: as process 1 of the namespace it
+gets no signal it does not ask for, it is not dumpable (nobody reads its memory or opens its pipes through /proc), and a
+filter of system calls, which all programs inherit, keeps them from changing its limits. No process outlives its call:
+whatever a program started, detached or not, is killed before the answer is written.
 """
 
+import ctypes
 import json
 import os
 import resource
 import select
+import shutil
 import signal
+import struct
 import subprocess
 import sys
 import time
 from contextlib import suppress
 
+LOOK = 0.05
+"""Seconds between two looks at memory, files and the clock."""
+FOLDERS = ("/work", "/tmp", "/dev/shm")
+REFUSED = {
+    # memfd_create, memfd_secret, shmget, msgget, semget, prlimit64 (of others), keyctl, add_key, request_key, bpf,
+    # perf_event_open, userfaultfd, io_uring_setup, io_uring_enter, io_uring_register, unshare, setns
+    "x86_64": (319, 447, 29, 68, 64, 250, 248, 249, 321, 298, 323, 425, 426, 427, 272, 308),
+    "aarch64": (279, 447, 194, 186, 190, 219, 217, 218, 280, 241, 282, 425, 426, 427, 97, 268),
+}
+"""System calls that take memory which no limit counts, make namespaces, or reach into the kernel for no good."""
+ARCHITECTURES = {"x86_64": (0xC000003E, 56, 435, 302), "aarch64": (0xC00000B7, 220, 435, 261)}
+"""AUDIT_ARCH and the numbers of clone, clone3 and prlimit64."""
 
-def limit(cpu: int, memory: int, processes: int, disk: int) -> None:
-    """Lower the limits of this process and of all that it starts; ``memory`` and ``disk`` in bytes."""
+
+def guard() -> None:
+    """Make this process unreadable and install the filter. Raises OSError."""
+    libc = ctypes.CDLL(None, use_errno=True)
+
+    def control(*arguments: object) -> None:
+        if libc.prctl(*arguments):
+            raise OSError(ctypes.get_errno(), "prctl")
+
+    with suppress(OSError), open("/proc/self/oom_score_adj", "w") as score:
+        score.write("900")
+    control(4, 0, 0, 0, 0)  # PR_SET_DUMPABLE
+    code = filter_of(os.uname().machine)
+    buffer = ctypes.create_string_buffer(code, len(code))
+    program = ctypes.create_string_buffer(struct.pack("HxxxxxxP", len(code) // 8, ctypes.addressof(buffer)), 16)
+    control(38, 1, 0, 0, 0)  # PR_SET_NO_NEW_PRIVS
+    control(22, 2, program, 0, 0)  # PR_SET_SECCOMP, SECCOMP_MODE_FILTER
+
+
+def filter_of(machine: str) -> bytes:
+    """The filter as classic BPF; what it refuses fails with EPERM, clone3 with ENOSYS, so that libraries use clone."""
+    audit, clone, clone3, prlimit = ARCHITECTURES[machine]
+    load, equal, above, bits, give = 0x20, 0x15, 0x35, 0x45, 0x06
+    refuse, unknown = (give, 0, 0, 0x00050001), (give, 0, 0, 0x00050026)
+    allow = (give, 0, 0, 0x7FFF0000)
+    number, architecture, first = 0, 4, 16
+    code = [(load, 0, 0, architecture), (equal, 1, 0, audit), refuse, (load, 0, 0, number)]
+    code += [(above, 0, 1, 0x40000000), refuse]  # the numbers of x32
+    for one in REFUSED[machine]:
+        code += [(equal, 0, 1, one), refuse]
+    code += [(equal, 0, 1, clone3), unknown]
+    code += [(equal, 0, 4, clone), (load, 0, 0, first), (bits, 0, 1, 0x10000000), refuse, allow]  # CLONE_NEWUSER
+    code += [(equal, 0, 4, prlimit), (load, 0, 0, first), (equal, 1, 0, 0), refuse, allow]
+    return b"".join(struct.pack("HBBI", *one) for one in [*code, allow])
+
+
+def limit(limits: dict) -> None:
+    """Lower the limits of this process and of all that it starts."""
+    os.nice(10)
     for kind, most in (
-        (resource.RLIMIT_CPU, cpu),
-        (resource.RLIMIT_AS, memory),
-        (resource.RLIMIT_NPROC, processes),
-        (resource.RLIMIT_FSIZE, disk),
+        (resource.RLIMIT_CPU, limits["cpu"]),
+        (resource.RLIMIT_AS, limits["memory"]),
+        (resource.RLIMIT_NPROC, limits["processes"]),
+        (resource.RLIMIT_FSIZE, limits["disk"]),
         (resource.RLIMIT_CORE, 0),
         (resource.RLIMIT_NOFILE, 256),
     ):
-        resource.setrlimit(kind, (most, most))
+        if most is not None:
+            more = most + 1 if kind == resource.RLIMIT_CPU else most  # so that SIGXCPU tells before SIGKILL
+            resource.setrlimit(kind, (most, more))
 
 
-def kept(head: bytearray, tail: bytearray, total: int, most: int) -> str:
-    """Head and tail of an output of ``total`` bytes, with what was cut between them."""
+def others() -> list:
+    """The processes of the namespace but this one."""
+    return [int(name) for name in os.listdir("/proc") if name.isdigit() and name != "1"]
+
+
+def memory_used(most: int) -> int:
+    """Bytes of all programs together; shared pages once, where the sum of all would be more than ``most``."""
+    total = 0
+    for pid in others():
+        with suppress(OSError):
+            total += _sum(f"/proc/{pid}/status", ("RssAnon:", "RssShmem:", "VmSwap:"))
     if total <= most:
-        return bytes(head + tail).decode("utf-8", "replace")
-    cut = total - len(head) - len(tail)
-    return f"{head.decode('utf-8', 'replace')}\n[... {cut} bytes cut ...]\n{tail.decode('utf-8', 'replace')}"
+        return total
+    total = 0
+    for pid in others():
+        with suppress(OSError):
+            try:
+                total += _sum(f"/proc/{pid}/smaps_rollup", ("Pss_Anon:", "Pss_Shmem:", "SwapPss:"))
+            except PermissionError:  # it made itself unreadable
+                total += _sum(f"/proc/{pid}/status", ("RssAnon:", "RssShmem:", "VmSwap:"))
+    return total
 
 
-def run(call: dict, limits: list) -> dict:
-    """Run ``call["command"]`` until it ends or ``call["seconds"]`` are over."""
-    most = call["output"]
-    head, tail, total = bytearray(), bytearray(), 0
-    child = subprocess.Popen(
-        call["command"], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        start_new_session=True, preexec_fn=lambda: limit(*limits),
-    )  # fmt: skip
-    pipe, end, late = child.stdout, time.monotonic() + call["seconds"], False
-    assert pipe is not None
-    os.set_blocking(pipe.fileno(), False)
-    while True:
-        left = end - time.monotonic()
-        if left <= 0:
-            late = True
-            break
-        ended = child.poll() is not None
-        if not select.select([pipe], [], [], 0 if ended else min(left, 0.05))[0]:
-            if ended:
-                break
-            continue
-        data = os.read(pipe.fileno(), 65536)
+def _sum(path: str, names: tuple) -> int:
+    with open(path) as file:
+        return sum(1024 * int(line.split()[1]) for line in file if line.startswith(names))
+
+
+def files_used() -> int:
+    """Files and folders in all places that can be written to."""
+    used = 0
+    for folder in FOLDERS:
+        with suppress(OSError):
+            found = os.statvfs(folder)
+            used += found.f_files - found.f_ffree
+    return used
+
+
+class Kept:
+    """Head and tail of an output, at most ``most`` bytes."""
+
+    def __init__(self, most: int) -> None:
+        self.total = 0
+        self._most = most
+        self._head, self._tail = bytearray(), bytearray()
+
+    def add(self, data: bytes) -> None:
+        self.total += len(data)
+        room = self._most // 2 - len(self._head)
+        self._head += data[:room]
+        if len(data) > room:
+            self._tail = (self._tail + data[room:])[-(self._most - self._most // 2) :]
+
+    def text(self) -> str:
+        """What is left, with what was cut between; what is no UTF-8 becomes U+FFFD."""
+        if self.total <= self._most:
+            return bytes(self._head + self._tail).decode("utf-8", "replace")
+        head, tail = whole_end(bytes(self._head)), whole_start(bytes(self._tail))
+        cut = self.total - len(head) - len(tail)
+        return f"{head.decode('utf-8', 'replace')}\n[... {cut} bytes cut ...]\n{tail.decode('utf-8', 'replace')}"
+
+
+def whole_end(data: bytes) -> bytes:
+    """``data`` without the beginning of a character that is cut off at its end."""
+    for back in range(1, min(4, len(data)) + 1):
+        byte = data[-back]
+        if byte >= 0xC0:
+            return data[:-back] if (2 if byte < 0xE0 else 3 if byte < 0xF0 else 4) > back else data
+        if byte < 0x80:
+            return data
+    return data
+
+
+def whole_start(data: bytes) -> bytes:
+    """``data`` without the end of a character whose beginning is cut off."""
+    for start in range(min(3, len(data))):
+        if not 0x80 <= data[start] < 0xC0:
+            return data[start:]
+    return data[3:]
+
+
+class Programs:
+    """The calls, one after the other."""
+
+    def __init__(self, limits: dict) -> None:
+        self._limits = limits
+        self._queue: list = []
+        self._rest = b""
+        self._answers = os.fdopen(os.dup(1), "w")
+        os.dup2(2, 1)
+
+    def serve(self) -> None:
+        """Answer calls until input ends."""
+        self._answer({"id": 0})
+        while True:
+            while not self._queue:
+                self._read(None)
+            if "id" in (request := self._queue.pop(0)):
+                try:
+                    answer = self._run(request)
+                except (OSError, ValueError, subprocess.SubprocessError) as error:
+                    kill_all()
+                    answer = {"code": 126, "why": "", "output": f"cannot start: {error}"}
+                self._answer({"id": request["id"], **answer})
+
+    def _answer(self, answer: dict) -> None:
+        self._answers.write(json.dumps(answer) + "\n")
+        self._answers.flush()
+
+    def _read(self, seconds: "float | None") -> None:
+        """Queue what comes within ``seconds``. Ends everything where input has ended."""
+        if not select.select([0], [], [], seconds)[0]:
+            return
+        data = os.read(0, 1 << 20)
         if not data:
-            break
-        total += len(data)
-        room = most // 2 - len(head)
-        head += data[:room]
-        tail = (tail + data[room:])[-(most - most // 2) :]
-    with suppress(subprocess.TimeoutExpired):
-        child.wait(0 if late else max(0.0, end - time.monotonic()))
-    late = child.returncode is None
-    with suppress(ProcessLookupError):
-        os.kill(-1, signal.SIGKILL)
-    code = child.wait()
-    pipe.close()
-    return {"code": code, "late": late, "output": kept(head, tail, total, most)}
+            kill_all()
+            os._exit(0)
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        self._queue += [json.loads(line) for line in lines]
+
+    def _run(self, call: dict) -> dict:
+        """Run one program until it ends, its time is over, it takes too much, or it is stopped."""
+        interpreter = [sys.executable, "-c"] if call["kind"] == "python" else [shutil.which("bash") or "/bin/sh", "-c"]
+        kept = Kept(call["output"])
+        child = subprocess.Popen(
+            [*interpreter, call["text"]], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            start_new_session=True, preexec_fn=lambda: limit(self._limits),
+        )  # fmt: skip
+        pipe = child.stdout
+        assert pipe is not None
+        ends = os.pidfd_open(child.pid)
+        try:
+            why = self._watch(call, child, [0, pipe.fileno(), ends], kept)
+            kill_all(child)
+            with suppress(BlockingIOError):
+                while data := os.read(pipe.fileno(), 65536):  # its writers are dead: what is in the pipe is all
+                    kept.add(data)
+        finally:
+            os.close(ends)
+            pipe.close()
+        return {"code": child.returncode, "why": why, "output": kept.text()}
+
+    def _watch(self, call: dict, child: subprocess.Popen, inputs: list, kept: Kept) -> str:
+        """Why the program has to be killed; empty where it ended itself. ``inputs``: requests, output, its end."""
+        end, look, output = time.monotonic() + call["seconds"], 0.0, inputs[1]
+        os.set_blocking(output, False)
+        while True:
+            now = time.monotonic()
+            reap(child)
+            if child.returncode is not None:
+                return ""
+            if now >= end:
+                return "late"
+            if now >= look:
+                look = now + LOOK
+                if memory_used(self._limits["memory"]) > self._limits["memory"]:
+                    return "memory"
+                if files_used() > self._limits["files"]:
+                    return "files"
+            ready = select.select(inputs, [], [], max(0.0, min(end, look) - now))[0]
+            if output in ready:
+                data = os.read(output, 65536)
+                kept.add(data)
+                if not data:
+                    inputs.remove(output)
+            if 0 in ready:
+                self._read(0)
+                if {"stop": call["id"]} in self._queue:
+                    return "stopped"
+
+
+def reap(child: subprocess.Popen) -> None:
+    """Take all processes that have ended; those that lost their parents are this one's."""
+    with suppress(ChildProcessError):
+        while ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+            if ended.si_pid == child.pid:
+                child.wait()
+            else:
+                os.waitpid(ended.si_pid, os.WNOHANG)
+
+
+def kill_all(child: "subprocess.Popen | None" = None) -> None:
+    """Kill every process but this one; on return none is left."""
+    end = time.monotonic() + 5
+    while True:
+        with suppress(ProcessLookupError):
+            os.kill(-1, signal.SIGKILL)
+        if child is not None:
+            reap(child)
+        else:
+            with suppress(ChildProcessError):
+                while os.waitpid(-1, os.WNOHANG)[0]:
+                    pass
+        if not others():
+            return
+        if time.monotonic() > end:
+            os._exit(3)
+        time.sleep(0.0005)
 
 
 def main() -> None:
-    """Answer calls until standard input ends."""
-    limits = json.loads(sys.argv[1])
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
-    for line in sys.stdin:
-        try:
-            answer = run(json.loads(line), limits)
-        except OSError as error:
-            answer = {"code": 1, "late": False, "output": f"cannot start: {error}"}
-        answers.write(json.dumps(answer) + "\n")
-        answers.flush()
+    """Guard this process, then serve."""
+    if os.getpid() != 1:
+        sys.exit("the sandbox has no process namespace of its own: its first process is not process 1")
+    machine = os.uname().machine
+    if machine not in ARCHITECTURES:
+        sys.exit(f"no filter of system calls for the processor {machine}; there are {', '.join(ARCHITECTURES)}")
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # ignored for process 1, and for nobody whom it starts
+    guard()
+    Programs(json.loads(sys.argv[1])).serve()
 
 
 if __name__ == "__main__":

@@ -23,13 +23,15 @@ from mua.config.scorer_section import AnswerForm
 from mua.config.section import NonNegativeFloat, Positive, PositiveFloat, Section
 from mua.endpoint.services import Services
 from mua.errors import EnvironmentFault
-from mua.sandbox.bubble import Sandbox, SandboxResult
+from mua.sandbox.box import Sandbox, SandboxResult
 from mua.scoring.scorer import AnswerScore, Question, options_of
 from mua.untrusted import JsonError, is_number, read_json
 
 MOST_TESTS = 1_000
 LONGEST_DATA = 1_000_000
-"""Characters of one test's input or output."""
+"""Characters of one test's input."""
+LONGEST_OUTPUT = 90_000
+"""Characters of one test's output: of each, four bytes at most, the longest output of a sandbox."""
 _CHUNK = 60_000
 _CALLER = r"""
 import json, os, sys
@@ -141,7 +143,7 @@ class CodeScorer:
         options = self._options
         config = SandboxConfig(
             call_seconds=options.call_seconds, cpu_seconds=options.cpu_seconds, memory_mib=options.memory_mib,
-            output_characters=2 * longest + 4_000,
+            output_bytes=4 * longest + 4_000,
         )  # fmt: skip
         box = Sandbox(config)
         await box.start()
@@ -227,8 +229,11 @@ def _test(given: Any, number: int, question: Question) -> CodeTest:
             f'test {number} must be {{"input": text, "output": text}} or {{"function": name, "arguments": list, '
             '"expected": value}'
         )
-    if max(len(test.given), len(_text(test.expected))) > LONGEST_DATA:
-        raise question.wrong(f"test {number} has an input or output of more than {LONGEST_DATA} characters")
+    if len(test.given) > LONGEST_DATA or len(_text(test.expected)) > LONGEST_OUTPUT:
+        raise question.wrong(
+            f"test {number} has an input of more than {LONGEST_DATA} characters, or an output of more than "
+            f"{LONGEST_OUTPUT}"
+        )
     return test
 
 

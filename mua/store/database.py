@@ -20,7 +20,7 @@ from sqlalchemy.engine import URL, Connection, Engine, make_url
 from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
 
 from mua.config.store_section import StoreConfig
-from mua.store.faults import StoreError, StoreUnreachable, explained, shown
+from mua.store.faults import NoStore, StoreError, StoreUnreachable, explained, shown
 
 FILE = "store.sqlite"
 """In the output folder of a run."""
@@ -184,7 +184,7 @@ class Store:
         if found == HEAD:
             return
         if found is None and not create:
-            raise StoreError(f"store {self.name}: holds no store; name the output folder or database of a run")
+            raise NoStore(f"store {self.name}: holds no store; name the output folder or database of a run")
         if found is None and others:
             raise StoreError(f"store {self.name}: holds other tables ({', '.join(others[:3])}); name an empty database")
         if found is not None and not _known(found):
@@ -251,7 +251,7 @@ def _check_file(url: URL, create: bool) -> None:
             raise StoreError(f"store {path}: not a regular file")
         return
     if not create:
-        raise StoreError(f"store {path}: no such file")
+        raise NoStore(f"store {path}: no such file")
     if not path.parent.is_dir():
         raise StoreError(f"store {path}: its folder does not exist")
 

@@ -18,6 +18,10 @@ class StoreError(MuaError):
     """The store cannot be used as it is; the message names it and what to do."""
 
 
+class NoStore(StoreError):
+    """Nobody has made a store there, so far."""
+
+
 class StoreUnreachable(StoreError):
     """The database does not answer. What was asked may be asked again."""
 

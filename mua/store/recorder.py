@@ -102,9 +102,14 @@ class EpisodeRecord:
                 yield Insert(scores, [{"trajectory_id": self.key.trajectory_id, **row}])
             yield from self._writes(trajectory)
 
-        await self._recorder.writer.put_from_loop(lambda: list(made()), self._size + trajectory_size(trajectory))
+        size = self._size + trajectory_size(trajectory)
+        await self._recorder.writer.put_from_loop(lambda: self._as_result(list(made())), size)
 
     # ---- in the writer's thread
+
+    def _as_result(self, made: list[Write]) -> list[Write]:
+        """``made`` in the form in which the end of an episode is written."""
+        return made
 
     def _writes(self, trajectory: Trajectory | None) -> Iterator[Write]:
         name = None if trajectory is None else self.key.trajectory_id
@@ -198,6 +203,11 @@ class Recorder:
             self._attempts[round_, ordinal, sample] = attempt
         return EpisodeRecord(self, EpisodeKey(self.run_id, self.part, round_, ordinal, sample, attempt), sampling)
 
+    def learned(self, ordinal: int, sample: int, attempt: int) -> None:
+        """An episode of training was ended by another sampler, in this attempt."""
+        with self._lock:
+            self._attempts[0, ordinal, sample] = attempt
+
     def key(self, ordinal: int, sample: int, round_: int = 0) -> EpisodeKey:
         """Of the last attempt."""
         attempt = self._attempts.get((round_, ordinal, sample), 1)
@@ -205,8 +215,14 @@ class Recorder:
 
     def opened(self, ordinal: int, domain: str, task_id: str, size: int, version: int, split: str | None) -> None:
         """A group of training begins, or begins again."""
-        row = self._task(0, ordinal, domain, task_id, size, split) | {"kind": "train", "version": version}
+        row = self.group_row(ordinal, domain, task_id, size, version, split)
         self.writer.put([Insert(tasks, [row], "replace")])
+
+    def group_row(
+        self, ordinal: int, domain: str, task_id: str, size: int, version: int, split: str | None
+    ) -> dict[str, Any]:
+        """The row of ``tasks`` of a group of training that begins now, by the policy ``version``."""
+        return self._task(0, ordinal, domain, task_id, size, split) | {"kind": "train", "version": version}
 
     def completed(self, group: Group) -> None:
         """All episodes of a group have ended; they were given to :meth:`EpisodeRecord.ended` before."""

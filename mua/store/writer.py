@@ -123,7 +123,7 @@ class Writer:
         outage_seconds: float = 600.0,
         name: str | None = None,
     ) -> None:
-        self._store, self._every, self._limit, self._group = store, every_seconds, queue_bytes, group_bytes
+        self.store, self._every, self._limit, self._group = store, every_seconds, queue_bytes, group_bytes
         self._outage = outage_seconds
         self.id = f"{name or 'writer'}-{uuid4().hex}"
         self.figures = WriterFigures()
@@ -182,7 +182,7 @@ class Writer:
             self.figures.blocked_seconds += time.monotonic() - began
             self._check()
         if not room:
-            raise DeadlineExceeded(f"store {self._store.name}: no room in the queue of its writer")
+            raise DeadlineExceeded(f"store {self.store.name}: no room in the queue of its writer")
 
     def flush(self, deadline: float = 120.0) -> None:
         """Wait until everything put so far is committed.
@@ -199,7 +199,7 @@ class Writer:
             )
             self._check()
         if not done:
-            raise DeadlineExceeded(f"store {self._store.name}: not written within {deadline:g} s")
+            raise DeadlineExceeded(f"store {self.store.name}: not written within {deadline:g} s")
 
     def close(self, deadline: float | None = None) -> None:
         """Write what is left and end the thread. Safe to call twice; raises as :meth:`flush`."""
@@ -208,7 +208,7 @@ class Writer:
             self._changed.notify_all()
         self._thread.join(self._outage + 60 if deadline is None else deadline)
         if self._thread.is_alive():
-            raise DeadlineExceeded(f"store {self._store.name}: the last records are not written")
+            raise DeadlineExceeded(f"store {self.store.name}: the last records are not written")
         self._check()
 
     def __enter__(self) -> Self:
@@ -227,7 +227,7 @@ class Writer:
         if isinstance(failure, StoreError):
             raise type(failure)(str(failure), passing=failure.passing)
         if failure is not None:
-            raise StoreError(f"store {self._store.name}: a record could not be written: {_brief(failure)}") from failure
+            raise StoreError(f"store {self.store.name}: a record could not be written: {_brief(failure)}") from failure
 
     def _run(self) -> None:
         number = 0
@@ -285,7 +285,7 @@ class Writer:
             execute(connection, [Insert(writes, [_numbered(self.id, number)], "replace")])
             return rows
 
-        return self._store.patiently(write, self._outage)
+        return self.store.patiently(write, self._outage)
 
     def _fail(self, error: BaseException) -> None:
         log.error("the store's writer ends: %s", _brief(error))

@@ -35,6 +35,7 @@ from mua.rollout.runner import without_gc_pauses
 from mua.rollout.scheduler import RolloutBatch
 from mua.rollout.scored import UnscoredEpisodes, too_few_scored, unscored_among
 from mua.rollout.service import RolloutService
+from mua.sandbox.backends import check_backend
 from mua.trainer.learner import Learner
 from mua.trainer.memory_phases import Phases
 from mua.trainer.preempt import Preemption
@@ -58,6 +59,8 @@ def train(config: ExperimentConfig, preemption: Preemption | None = None) -> Non
     preemption = preemption or Preemption()
     check_reproduced(config.rollout)
     refuse_expandable_segments(config.engine)
+    if leads() and (tools := config.environment.tools).sandboxed:
+        check_backend(tools.sandbox)
     become_rank(config)
     check_trainer_machine(config, local_ranks(), visible_gpus())
     algorithm = config.algorithm
@@ -388,6 +391,8 @@ def check_sync(config: ExperimentConfig) -> None:
     Raises :class:`EngineError` naming the tensors that differ.
     """
     refuse_expandable_segments(config.engine)
+    if leads() and (tools := config.environment.tools).sandboxed:
+        check_backend(tools.sandbox)
     become_rank(config)
     check_trainer_machine(config, local_ranks(), visible_gpus())
     learner = Learner(config, total_steps=config.trainer.steps)

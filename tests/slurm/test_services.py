@@ -89,6 +89,13 @@ def test_a_conversion_that_fails_is_a_failed_job(jobs: Jobs, tmp_path: Path) -> 
     assert "no such checkpoint" in log.read_text()
 
 
+def test_a_sampler_without_a_store_is_a_failed_job(jobs: Jobs, tmp_path: Path) -> None:
+    job = jobs.sbatch("sample.sbatch", tmp_path / "store.sqlite", "--wait=0", cwd=tmp_path)
+    log = tmp_path / f"mua-sample-{job}.log"
+    jobs.until(job, jobs.state(job, "FAILED"), "the failure", log)
+    assert "store.sqlite: no such file" in log.read_text()
+
+
 @pytest.mark.parametrize(
     ("partition", "words"),
     [

@@ -18,11 +18,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from mcp_support import environment, gone, managed, play, server, some_task
+from mcp_support import environment, gone, listing, managed, play, server, some_task
 
 from mua.environment.manager import EnvironmentInstance
 from mua.environment.mcp.health import BURST, Flood, SpeechBudget
 from mua.environment.mcp.server_faults import ServerFaultKind, ServerNotStarted, ToolServerFault
+from mua.environment.mcp.servers import ToolServers
 from mua.environment.protocol import ToolResult
 from mua.errors import ConfigError, EnvironmentFault, MuaError
 
@@ -122,8 +123,10 @@ def test_rollouts_are_kept_apart_as_configured() -> None:
 def test_sessions_are_opened_before_they_are_needed_and_never_beyond_their_number() -> None:
     async def run() -> None:
         async with managed(environment(server(ready=3, max_sessions=4))) as manager:
-            assert manager._servers is not None
-            pool = manager._servers.pools["desk"]
+            assert manager._extras is not None
+            (servers,) = manager._extras.sources
+            assert isinstance(servers, ToolServers)
+            pool = servers.pools["desk"]
 
             async def rollout(number: int) -> None:
                 async with manager.instance(some_task(), number) as instance:
@@ -134,9 +137,9 @@ def test_sessions_are_opened_before_they_are_needed_and_never_beyond_their_numbe
             while len(pool._ready) < 3 and pool._tasks:
                 await asyncio.wait(pool._tasks)
             assert 1 <= len(pool._ready) <= 3
-            opening = pool._opening
+            opening, missing = pool._opening, 3 - len(pool._ready)
             async with manager.instance(some_task(), 9):
-                assert pool._opening <= opening + 1
+                assert pool._opening <= opening + 1 + missing
         assert pool.alive == 0
 
     asyncio.run(run())
@@ -231,11 +234,6 @@ def opened(*servers: Any) -> list[str]:
     return play(environment(*servers), episode)
 
 
-def listing(*names: str, schema: Any = None) -> tuple[str, str]:
-    tools = [{"name": name, "inputSchema": schema or {"type": "object"}} for name in names]
-    return "--tools", json.dumps(tools)
-
-
 def test_tools_are_chosen_and_named() -> None:
     chosen = server(allow=["echo", "put", "get"], block=[], rename={"put": "store"}, prefix="kv_")
     names = opened(
@@ -252,7 +250,7 @@ MISTAKES: dict[str, tuple[list[Any], str]] = {
     "none left": ([server(*listing("a"), block=["a"])], "none of its 1 tools is left"),
     "two servers": (
         [server(*listing("a")), server(*listing("a"), name="other")],
-        r"server 'desk' and the server 'other' both have a tool 'a'; set prefix or rename",
+        r"server 'desk' and the server 'other' both have a tool 'a'; in environment.mcp set prefix or rename",
     ),
     "the domain": ([server(*listing("get_order"))], "the domain and the server 'desk' both have a tool 'get_order'"),
     "a name": ([server(*listing("files/read"))], "'files/read' has a name that policies cannot call"),

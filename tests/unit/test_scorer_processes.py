@@ -19,7 +19,7 @@ from mua.config.sandbox_section import SandboxConfig
 from mua.config.scorer_section import ScorerConfig
 from mua.endpoint.services import Services
 from mua.errors import ConfigError, EnvironmentFault
-from mua.sandbox.bubble import Sandbox
+from mua.sandbox.box import Sandbox
 from mua.scoring.code_answers import same_value
 from mua.scoring.comparison_pool import ComparisonPool, MathProcess
 from mua.scoring.scorer import Question

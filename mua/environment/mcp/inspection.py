@@ -9,21 +9,16 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from time import monotonic
-from typing import get_args
 
 from mua.config.mcp import McpServerConfig
 from mua.config.schema import ExperimentConfig
-from mua.endpoint.services import Services
-from mua.environment.manager import EnvironmentManager
+from mua.environment.first_instances import domain_faults
 from mua.environment.mcp.servers import ToolServers
 from mua.environment.mcp.tool_list import ServerTool
-from mua.environment.protocol import Split
-from mua.environment.selection import Selection
 from mua.errors import MuaError
 from mua.types import Json
 
 _DESCRIPTION = 60
-_SPLITS: tuple[Split, ...] = get_args(Split)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +61,9 @@ def server_table(found: Sequence[ServerReport]) -> str:
 
 async def _inspect(config: ExperimentConfig) -> list[ServerReport]:
     found = list(await asyncio.gather(*(_one(server) for server in config.environment.mcp)))
-    return found if any(one.fault for one in found) else [*found, *await _clashes(config)]
+    if any(one.fault for one in found):
+        return found
+    return [*found, *(ServerReport(name, fault=fault) for name, fault in (await domain_faults(config)).items())]
 
 
 async def _one(server: McpServerConfig) -> ServerReport:
@@ -87,25 +84,6 @@ async def _one(server: McpServerConfig) -> ServerReport:
     finally:
         await servers.close()
     return replace(report, seconds=seconds, tools=[_told(tool) for tool in servers.tools()[server.name].values()])
-
-
-async def _clashes(config: ExperimentConfig) -> list[ServerReport]:
-    """Each domain with all its servers, on its first task."""
-    reports = []
-    services = Services.from_config(config.user, config.judge)
-    for name, domain in Selection.from_config(config.environment, services).domains.items():
-        task = next((task for split in _SPLITS for task in domain.tasks(split)[:1]), None)
-        manager = EnvironmentManager(domain, config.environment)
-        try:
-            if task is not None:
-                async with manager.instance(task, 0):
-                    pass
-        except MuaError as error:
-            reports.append(ServerReport(name, fault=str(error)))
-        finally:
-            await manager.close()
-    await services.close()
-    return reports
 
 
 def _told(tool: ServerTool) -> Json:

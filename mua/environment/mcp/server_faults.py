@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from mua.errors import EnvironmentFault, MuaError
+from mua.environment.extras import ExtraToolFault, ExtraToolsNotStarted
 
 
 class ServerFaultKind(StrEnum):
@@ -24,15 +24,13 @@ class ServerFaultKind(StrEnum):
     """It answers, and refuses: 401, 403, or no session."""
 
 
-class ToolServerFault(EnvironmentFault):
+class ToolServerFault(ExtraToolFault):
     """A server failed in an episode, which is tried again with another session. The message names the server."""
-
-    passing = True
 
     def __init__(self, message: str, kind: ServerFaultKind, *, passing: bool | None = None) -> None:
         super().__init__(message, passing=passing)
         self.kind = kind
 
 
-class ServerNotStarted(MuaError):
-    """A server gave no first session. No episode's fault to be retried: it ends the run."""
+class ServerNotStarted(ExtraToolsNotStarted):
+    """A server gave no first session."""

@@ -1,9 +1,9 @@
-"""Which of a server's tools the policy gets, under which names; lists of several servers put together."""
+"""Which of a server's tools the policy gets, under which names."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import mcp_types as types
@@ -61,24 +61,6 @@ def chosen_tools(config: McpServerConfig, listed: Sequence[types.Tool]) -> dict[
     if not found:
         raise ConfigError(f"{where}: none of its {len(listed)} tools is left by allow and block")
     return found
-
-
-def merged(lists: Mapping[str, Mapping[str, ServerTool]], own: Iterable[ToolSchema] = ()) -> dict[str, str]:
-    """The name of its server for each tool; ``own`` are the domain's tools.
-
-    Raises :class:`ConfigError` for a name that occurs twice.
-    """
-    owner = {schema.name: "" for schema in own}
-    for server, tools in lists.items():
-        for name in tools:
-            if name in owner:
-                other = f"the server {owner[name]!r}" if owner[name] else "the domain"
-                raise ConfigError(
-                    f"environment.mcp: {other} and the server {server!r} both have a tool {name!r}; set prefix or "
-                    f"rename (rename: {{{tools[name].own_name}: ...}}) of {server!r}, or block it there"
-                )
-            owner[name] = server
-    return {name: server for name, server in owner.items() if server}
 
 
 def _safe(config: McpServerConfig, tool: types.Tool) -> bool:

@@ -1,0 +1,155 @@
+"""Samplers apart from the trainer: real processes on a real PostgreSQL, engine and Megatron, killed at random.
+
+In deterministic mode the run is bit for bit the one whose trainer rolls out itself, whoever played which episode. Not
+covered: samplers on other machines, whose only difference is the address of the router.
+"""
+
+from __future__ import annotations
+
+import random
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+from e2e_support import (
+    DETERMINISTIC,
+    GROUPS,
+    SIZE,
+    STEPS,
+    Command,
+    assert_nothing_left,
+    assert_same_run,
+    ended,
+    kill_group,
+    metrics_of,
+    refused,
+    running,
+    until,
+)
+
+from mua.store.database import Store
+from mua.store.tables import episodes, samplers, tasks, trajectories
+from mua.store.verification import verify
+from tests.postgres_support import PostgresServer, postgres_server
+
+pytestmark = pytest.mark.timeout(900)
+
+QUICK = (
+    "samplers.enabled=true", "samplers.lease_seconds=3", "samplers.heartbeat_seconds=0.5", "samplers.poll_seconds=0.05",
+    "samplers.start_seconds=60",
+)  # fmt: skip
+PLAYERS = 3
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[PostgresServer]:
+    """One that may be stopped."""
+    with postgres_server() as started:
+        yield started
+
+
+def sampler(stack: ExitStack, folder: Path, url: str) -> Command:
+    folder.mkdir(exist_ok=True)
+    return stack.enter_context(running("sample", url, "--wait", "90", cwd=folder))
+
+
+@pytest.mark.parametrize("most", [pytest.param(4, marks=pytest.mark.slow), pytest.param(40, marks=pytest.mark.grid)])
+def test_samplers_killed_at_random_change_nothing(
+    recipe: Path, trained: Path, tmp_path: Path, server: PostgresServer, most: int
+) -> None:
+    url, draw = server.database(), random.Random(3)
+    output = tmp_path / "out"
+    command = (
+        "train", recipe, f"trainer.steps={STEPS}", f"store.url={url}", "samplers.inside=false",
+        "rollout.concurrency=1", *QUICK, *DETERMINISTIC,
+    )  # fmt: skip
+    kills = 0
+    with ExitStack() as stack:
+        run = stack.enter_context(running(*command, cwd=tmp_path))
+        with Store.open(url) as store:
+            players = [sampler(stack, tmp_path / f"sampler-{n}", url) for n in range(PLAYERS)]
+            while run.poll() is None:
+                victim = draw.randrange(PLAYERS)
+                with store.read() as connection:
+                    leased = connection.execute(
+                        sa.select(episodes.c.sampler).where(episodes.c.state == "leased").limit(1)
+                    ).scalar()
+                if leased is None or kills == most:
+                    time.sleep(0.05)
+                    continue
+                time.sleep(draw.uniform(0.0, 0.4))
+                assert all(player.poll() is None for player in players) or run.poll() is not None
+                players[victim].send_signal(signal.SIGKILL)
+                players[victim].wait()
+                kills += 1
+                players[victim] = sampler(stack, tmp_path / f"sampler-{PLAYERS + kills}", url)
+                time.sleep(draw.uniform(0.2, 1.0))
+            ended(run, tmp_path, 0)
+            # One that was started when the run was over has waited for another.
+            assert {player.wait(120) for player in players} in ({0}, {0, 75})
+            check_store(store)
+    assert kills >= 3
+    assert_same_run(output, trained)
+    assert_nothing_left(tmp_path)
+
+
+@pytest.mark.slow
+def test_a_database_that_goes_away_and_a_trainer_that_is_killed(
+    recipe: Path, trained: Path, tmp_path: Path, server: PostgresServer
+) -> None:
+    """The trainer rolls out too. Its start goes over to the next one, and so does the sampler, without being told."""
+    url, output = server.database(), tmp_path / "out"
+    command = ("train", recipe, f"trainer.steps={STEPS}", f"store.url={url}", *QUICK, *DETERMINISTIC)
+    with ExitStack() as stack:
+        player = sampler(stack, tmp_path / "sampler-0", url)  # before there is a run
+        with running(*command, cwd=tmp_path) as run:
+            until(lambda: metrics_of(output), run, "a step")
+            server.stop(signal.SIGQUIT)
+            time.sleep(3)
+            assert run.poll() is None
+            assert player.poll() is None
+            server.start()
+            until(lambda: len(metrics_of(output)) > 1, run, "another step")
+            kill_group(run)
+        run = stack.enter_context(running(*command, cwd=tmp_path))
+        with Store.open(url) as store:
+            ended(run, tmp_path, 0)
+            assert player.wait(60) == 0
+            with store.read() as connection:
+                kinds = {name.partition("-")[0] for name in connection.execute(sa.select(episodes.c.sampler)).scalars()}
+                assert kinds == {"trainer", "sampler"}
+                assert list(verify(connection)) == []
+    assert_same_run(output, trained)
+    assert_nothing_left(tmp_path)
+
+
+@pytest.mark.slow
+def test_what_cannot_be_sampled_is_refused(tmp_path: Path, server: PostgresServer) -> None:
+    assert "no such file" in refused("sample", tmp_path / "store.sqlite", "--wait", "0", cwd=tmp_path)
+    empty = server.database()
+    assert "holds no store" in refused("sample", empty, "--wait", "0", cwd=tmp_path)
+    Store.open(empty).close()
+    assert "has no run 'x'" in refused("sample", empty, "--run", "x", cwd=tmp_path)
+    found = refused("sample", empty, "--wait", "0.5", cwd=tmp_path, status=75)
+    assert "no run that takes samplers goes on" in found
+    assert "samplers.enabled: true" in found
+
+
+def check_store(store: Store) -> None:
+    """Every group taken, every episode done once, by a trajectory of its own; nothing is wrong with the store."""
+    with store.read() as connection:
+        states = connection.execute(sa.select(tasks.c.state, sa.func.count()).group_by(tasks.c.state)).all()
+        assert [tuple(row) for row in states] == [("taken", STEPS * GROUPS)]
+        rows = connection.execute(sa.select(episodes.c.state, episodes.c.trajectory_id, episodes.c.sampler)).all()
+        assert {row.state for row in rows} == {"done"}
+        assert len({row.trajectory_id for row in rows}) == len(rows) == STEPS * GROUPS * SIZE
+        assert connection.execute(sa.select(sa.func.count()).select_from(trajectories)).scalar_one() == len(rows)
+        played = {row.sampler for row in rows}
+        known = set(connection.execute(sa.select(samplers.c.id)).scalars())
+        assert len(played) > 1
+        assert played <= known
+        assert list(verify(connection)) == []

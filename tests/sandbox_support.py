@@ -1,0 +1,49 @@
+"""Bubblewrap for the tests of sandboxes: installed where it can be, else their reason to skip."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import subprocess
+from functools import lru_cache
+
+import psutil
+import pytest
+
+from mua.config.sandbox_section import SandboxConfig
+from mua.errors import MuaError
+from mua.sandbox.box import Sandbox
+
+
+@lru_cache(maxsize=1)
+def missing() -> str:
+    """Why there can be no sandboxes here; empty where there can."""
+    if shutil.which("bwrap") is None and os.geteuid() == 0 and shutil.which("apt-get"):
+        install = ["apt-get", "install", "-y", "-q", "bubblewrap"]
+        for command in (install, ["apt-get", "update", "-q"], install):
+            if shutil.which("bwrap") is None:
+                subprocess.run(command, check=False, capture_output=True, timeout=120)
+
+    async def starts() -> None:
+        sandbox = Sandbox(SandboxConfig())
+        await sandbox.start()
+        await sandbox.close()
+
+    try:
+        asyncio.run(starts())
+    except MuaError as error:
+        return str(error)
+    return ""
+
+
+def need_sandboxes() -> None:
+    """Skip where there can be none."""
+    if why := missing():
+        pytest.skip(f"no sandboxes here: {why}")
+
+
+def below(pid: int = 0) -> list[psutil.Process]:
+    """All processes that ``pid``, or this process, has started, and theirs."""
+    found: list[psutil.Process] = psutil.Process(pid or os.getpid()).children(recursive=True)
+    return found
