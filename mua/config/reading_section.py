@@ -48,7 +48,7 @@ class PagesConfig(Section):
     per_host: Positive = 16
     """Pages fetched at once from one host; others wait, within ``fetch_seconds``."""
     links: bool = True
-    """Whether links of a page are part of its text, as ``[text](url)``."""
+    """Whether links of a page are part of its text, written as in Markdown."""
     text_characters: Annotated[int, Field(ge=1000, le=4_000_000)] = 1_000_000
     """How much text of a page is kept; what is left out is said."""
     parsers: Positive = 2

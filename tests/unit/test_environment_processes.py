@@ -327,7 +327,8 @@ def test_no_process_outlives_a_run_that_is_killed():
     with Started(3000, "hang") as one, Started(3000, "hang") as other, Started(1, "hold") as deaf:
         for started, how in ((one, signal.SIGKILL), (other, signal.SIGTERM), (deaf, signal.SIGKILL)):
             assert len(started.pids) == 2
-            assert all(map(alive, started.pids))
+            if started is not deaf:  # whose own deadline may have come
+                assert all(map(alive, started.pids))
             started.run.send_signal(how)
         until(lambda: not any(map(alive, [*one.pids, *other.pids, deaf.pids[0]])))
         with contextlib.suppress(ProcessLookupError):
