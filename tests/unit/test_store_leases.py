@@ -178,6 +178,10 @@ def _work(url: str, name: str, seed: int, dies: bool) -> None:
     with Store.open(url) as store:
         for turn in range(10_000):
             mine = store.patiently(lambda connection: claim(connection, RUN, 1, name, 3, 0.5, 1), 30)
+            if dies and turn == 1:
+                with store.begin() as connection:  # in the middle of a transaction, with more claimed before
+                    claim(connection, RUN, 1, name, 3, 0.5, 1)
+                    os.kill(os.getpid(), signal.SIGKILL)
             with store.read() as connection:
                 if (
                     not mine
@@ -187,10 +191,6 @@ def _work(url: str, name: str, seed: int, dies: bool) -> None:
                 ):
                     return
             time.sleep(draw.uniform(0, 0.01))
-            if dies and turn == 4:
-                with store.begin() as connection:  # in the middle of a transaction
-                    claim(connection, RUN, 1, name, 3, 0.5, 1)
-                    os.kill(os.getpid(), signal.SIGKILL)
             for lease in mine:
                 store.patiently(partial(deliver, lease=lease, trajectory_id=lease.token), 30)
 
@@ -209,7 +209,7 @@ def test_processes_that_claim_at_once_and_are_killed(url: str) -> None:
             found = ended_episodes(connection, RUN, range(25))
             by = set(connection.execute(sa.select(episodes.c.sampler)).scalars())
     assert len(found) == len(set(found.values())) == 25 * SIZE
-    assert {"w2", "w3"} <= by
+    assert by & {"w2", "w3"}
 
 
 def test_the_run_that_goes_on_is_found(url: str) -> None:
