@@ -184,7 +184,8 @@ def _work(url: str, name: str, seed: int, dies: bool) -> None:
                     os.kill(os.getpid(), signal.SIGKILL)
             with store.read() as connection:
                 if (
-                    not mine
+                    not dies
+                    and not mine
                     and not connection.execute(
                         sa.select(sa.func.count()).select_from(episodes).where(episodes.c.state != "done")
                     ).scalar()
