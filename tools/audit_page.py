@@ -83,10 +83,8 @@ def main() -> None:
     parser.add_argument("--run")
     arguments = parser.parse_args()
     with Store.open(arguments.store, create=False, write=False) as store, store.read() as connection:
-        run = (
-            arguments.run
-            or connection.execute(sa.text("SELECT id FROM runs ORDER BY started_at DESC")).scalars().first()
-        )
+        newest = sa.text("SELECT id FROM runs ORDER BY started_at DESC LIMIT 1")
+        run = arguments.run or str(connection.execute(newest).scalar_one())
         print("# A run audited by SQL\n")
         faults = len(list(verify(connection)))
         print(
