@@ -1,0 +1,154 @@
+"""The engines of a run from another process: turns and faults come through as they are, load decides who starts what.
+
+Over real HTTP, in front of a pool that answers as it is told. The real pool behind it is in tests/e2e/test_samplers.py.
+Not covered: a network that loses packets.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from mua.config.samplers_section import SamplersConfig
+from mua.engine.member import EngineLoad
+from mua.engine.routed import RoutedEngines, RouterLost
+from mua.engine.router import EngineRouter
+from mua.engine.sampler import SamplingParams, TurnCut
+from mua.engine.sglang_client import EngineGone
+from mua.errors import DeadlineExceeded, EngineError
+from mua.types import Generation
+
+PARAMS = SamplingParams(0.7, 16, (3, 4), min_p=0.1, seed=9, order=5, experts_from=2)
+
+
+def generation(experts: bool = True) -> Generation:
+    ids = np.array([5, 7, 2], np.int32)
+    logprobs = np.array([-0.1, -1e-30, -3.4e38], np.float32)
+    chosen = np.arange(8, dtype=np.uint16).reshape(4, 2) if experts else None
+    return Generation(ids, logprobs, "stop", 4, np.array([3, 3, 4], np.int32), 2, chosen, 0.25)
+
+
+class TellablePool:
+    """Does what it is told with every request."""
+
+    version = 4
+
+    def __init__(self) -> None:
+        self.now = EngineLoad(8, 0, 0, paused=False)
+        self.answer: Generation | Exception | None = generation()
+        self.asked: list[tuple[list[int], SamplingParams, str, float]] = []
+        self.given_up = asyncio.Event()
+
+    def load(self) -> EngineLoad:
+        return self.now
+
+    async def generate(
+        self, prompt_ids: Sequence[int], params: SamplingParams, *, session: str, deadline_s: float
+    ) -> Generation:
+        self.asked.append((list(prompt_ids), params, session, deadline_s))
+        if self.answer is None:
+            try:
+                await asyncio.Event().wait()
+            finally:
+                self.given_up.set()
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        assert self.answer is not None
+        return self.answer
+
+
+async def test_turns_and_faults_come_through_as_they_are() -> None:
+    pool = TellablePool()
+    router = EngineRouter(pool, SamplersConfig())
+    await router.start()
+    async with RoutedEngines(router.url, router.key, "a", 5.0) as engines:
+        for given in (generation(), generation(experts=False)):
+            pool.answer = given
+            found = await engines.generate(np.array([1, 2, 3]), PARAMS, session="0/1/0", deadline_s=30)
+            for name in ("ids", "logprobs", "versions", "experts"):
+                ours, theirs = getattr(found, name), getattr(given, name)
+                assert (ours is None) == (theirs is None)
+                if theirs is not None:
+                    assert (ours.dtype, ours.shape, ours.tobytes()) == (theirs.dtype, theirs.shape, theirs.tobytes())
+            assert (found.finish, found.version, found.cached_tokens, found.waited) == ("stop", 4, 2, 0.25)
+        prompt, params, session, deadline = pool.asked[0]
+        assert (prompt, params, session) == ([1, 2, 3], PARAMS, "0/1/0")
+        assert 29 < deadline <= 30
+        for fault in (EngineGone("x"), EngineError("y", passing=False), DeadlineExceeded("z")):
+            pool.answer = fault
+            with pytest.raises(type(fault), match=str(fault)) as met:
+                await engines.generate([1], PARAMS, session="s", deadline_s=30)
+            assert (type(met.value), met.value.passing) == (type(fault), fault.passing)
+        pool.answer = TurnCut("late", generation())
+        with pytest.raises(TurnCut, match="late") as cut:
+            await engines.generate([1], PARAMS, session="s", deadline_s=30)
+        assert cut.value.partial.ids.tolist() == [5, 7, 2]
+        pool.answer = None
+        asking = asyncio.create_task(engines.generate([1], PARAMS, session="s", deadline_s=30))
+        while len(pool.asked) < 7:
+            await asyncio.sleep(0.01)
+        asking.cancel()  # the engine is to stop as well
+        async with asyncio.timeout(10):
+            await pool.given_up.wait()
+    async with RoutedEngines(router.url, "another", "b", 5.0) as stranger:
+        with pytest.raises(EngineError, match="401"):
+            await stranger.generate([1], PARAMS, session="s", deadline_s=30)
+        assert await stranger.room() == 0
+    await router.close()
+
+
+async def test_a_router_that_is_gone_is_told_and_one_that_comes_back_is_asked_again() -> None:
+    pool = TellablePool()
+    router = EngineRouter(pool, SamplersConfig())
+    await router.start()
+    config = SamplersConfig(port=int(router.url.rpartition(":")[2]))
+    async with RoutedEngines(router.url, router.key, "a", 3.0) as engines:
+        pool.answer = None
+        asking = asyncio.create_task(engines.generate([1], PARAMS, session="s", deadline_s=60))
+        await asyncio.sleep(0.1)
+        await router.close()
+        pool.answer = generation()
+        again = EngineRouter(pool, config)
+        again.key = router.key
+        await again.start()
+        assert (await asking).ids.tolist() == [5, 7, 2]
+        await again.close()
+        with pytest.raises(RouterLost, match="has not answered for 3 s"):
+            await engines.generate([1], PARAMS, session="s", deadline_s=60)
+        assert engines.lost
+
+
+async def test_load_decides_who_starts_what_and_time_stands_still_with_the_engines() -> None:
+    pool = TellablePool()
+    router = EngineRouter(pool, SamplersConfig(load=1.5))
+    await router.start()
+    async with (
+        RoutedEngines(router.url, router.key, "a", 5.0) as one,
+        RoutedEngines(router.url, router.key, "b", 5.0) as other,
+    ):
+        assert await one.room() == 12  # one and a half times eight slots
+        assert await other.room() == 6  # two are asking
+        assert await one.room() == 6  # what nobody has started is still there
+        await one.started(6)
+        assert await other.room() == 3
+        pool.now = EngineLoad(8, 8, 4, paused=False)
+        assert await other.room() == 0
+        pool.now = EngineLoad(8, 0, 0, paused=True)
+        assert await one.room() == 0
+        deadline = one.pauses.deadline(100.0)
+        before = deadline.left
+        await asyncio.sleep(0.1)
+        assert deadline.left == pytest.approx(before, abs=0.01)
+        pool.now = EngineLoad(8, 0, 0, paused=False)
+        await one.room()
+        await asyncio.sleep(0.05)
+        assert deadline.left < before - 0.03
+    await router.close()
+
+
+async def test_an_address_that_is_not_ours_is_refused() -> None:
+    with pytest.raises(EngineError, match=r"samplers\.address 192\.0\.2\.1.*name an address of this machine"):
+        await EngineRouter(TellablePool(), SamplersConfig(address="192.0.2.1")).start()
