@@ -28,7 +28,7 @@ settings.load_profile("mua")
 
 RUNS = "critic|distillation|evaluation|make_|ports|refill|shrunk_recipe|two_nodes|variants|zero_learning_rate"
 GROUPS = {
-    "kills": r"tests/e2e/test_(engine_lost|preempt|resume|two_ranks)",
+    "kills": r"tests/e2e/test_(engine_lost|preempt|replay|resume|samplers|two_ranks)",
     "chaos": r"tests/e2e/test_chaos",
     "runs": rf"tests/e2e/test_({RUNS})",
     "users": r"tests/e2e/test_users",
