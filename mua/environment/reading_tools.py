@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from mua.config.tools_section import ReadingKind, ToolsConfig
+from mua.endpoint.cache import JsonCache
 from mua.endpoint.services import ChatClient
 from mua.environment.extras import ExtraTool, ExtraToolFault, ExtraToolsNotStarted
 from mua.environment.protocol import Task, ToolResult
@@ -32,7 +33,6 @@ from mua.reading.pages import Pages
 from mua.reading.parsers import Parsers
 from mua.reading.ranking import Ranking, extract
 from mua.reading.search_service import SearchResult, SearchService, numbered
-from mua.reading.text_cache import TextCache
 from mua.reading.transport import Resolve
 from mua.types import Json, ToolSchema
 
@@ -122,7 +122,7 @@ class Library:
         pages, section = config.pages, f"{_SECTION}.pages"
         self._rules = HostRules(pages)
         self._parsers = Parsers(pages.parsers, pages.parse_seconds, section)
-        self._cache = None if pages.cache is None else TextCache(pages.cache, f"{section}.cache")
+        self._cache = None if pages.cache is None else JsonCache(pages.cache, f"{section}.cache", "pages")
         self._resolve = resolve
         self._pages: Pages | None = None
         self._ranking: Ranking | None = None

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib
 import inspect
 import json
 import os
@@ -25,6 +24,7 @@ from typing import Any
 from mua.config.agent_section import AgentConfig
 from mua.engine.server import GUARDIAN
 from mua.errors import ConfigError, one_line
+from mua.named_callables import named_callable
 from mua.types import Json
 
 _INHERITED = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "TZ")
@@ -76,14 +76,7 @@ def check_agent(config: AgentConfig) -> Callable[[AgentTask], Any] | None:
             )
         return None
     assert config.entry is not None
-    module_name, _, name = config.entry.partition(":")
-    try:
-        module = importlib.import_module(module_name)
-    except ImportError as error:
-        raise ConfigError(f"agent.entry: {config.entry!r}: {module_name} cannot be imported: {error}") from error
-    function: Callable[[AgentTask], Any] | None = getattr(module, name, None)
-    if not callable(function):
-        raise ConfigError(f"agent.entry: {config.entry!r}: module {module_name} has no callable {name!r}")
+    function: Callable[[AgentTask], Any] = named_callable(config.entry, "agent.entry")
     return function
 
 

@@ -18,12 +18,12 @@ from dataclasses import asdict
 from time import monotonic
 
 from mua.config.reading_section import PagesConfig
+from mua.endpoint.cache import JsonCache
 from mua.reading.corpus import Corpus
 from mua.reading.fetching import Fetcher
 from mua.reading.page import CUT, Page
 from mua.reading.page_error import PageError
 from mua.reading.parsers import Parsers
-from mua.reading.text_cache import TextCache
 from mua.reading.transport import Resolve
 
 _REMEMBERED_CHARACTERS = 64_000_000
@@ -37,7 +37,7 @@ class Pages:
         config: PagesConfig,
         corpus: Corpus | None,
         parsers: Parsers,
-        cache: TextCache | None = None,
+        cache: JsonCache | None = None,
         resolve: Resolve | None = None,
     ) -> None:
         self._config = config

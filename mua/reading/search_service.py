@@ -17,10 +17,10 @@ from urllib.parse import quote
 import httpx
 
 from mua.config.reading_section import SearchTool
+from mua.endpoint.cache import JsonCache
 from mua.errors import EnvironmentFault
 from mua.masking import mask_credentials
 from mua.reading.page_error import PageError
-from mua.reading.text_cache import TextCache
 from mua.types import Json
 from mua.untrusted import JsonError, printable, read_json
 
@@ -53,7 +53,7 @@ class _NoAnswer:
 class SearchService:
     """Asks one service. Belongs to one event loop."""
 
-    def __init__(self, config: SearchTool, cache: TextCache | None, key: str) -> None:
+    def __init__(self, config: SearchTool, cache: JsonCache | None, key: str) -> None:
         """``key`` names the section in messages."""
         self._config = config
         self._cache = cache

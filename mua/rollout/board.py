@@ -170,7 +170,7 @@ class Board:
     async def _exchange(self) -> None:
         orders, self._orders = self._orders, []
         present: list[Json] | None = None
-        if monotonic() - self._told > _PRESENCE_SECONDS:
+        if monotonic() - self._told > min(_PRESENCE_SECONDS, self._config.heartbeat_seconds):
             self._told, present = monotonic(), self._presence()
         offers = dict(self._offered)
         wanted = {ordinal: offered.row["size"] for ordinal, offered in offers.items()}

@@ -11,6 +11,7 @@ import asyncio
 import logging
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
@@ -22,7 +23,7 @@ from mua.config.load import dump_config, load_config
 from mua.config.schema import ExperimentConfig
 from mua.config.section import Section
 from mua.endpoint.services import Services
-from mua.engine.routed import RoutedEngines
+from mua.engine.routed import RoutedEngines, RouterLost
 from mua.environment.protocol import Task
 from mua.environment.selection import Selection
 from mua.errors import ConfigError, Preempted
@@ -37,6 +38,7 @@ from mua.tokens.same_tokenizer import tokenizer_digest
 
 log = logging.getLogger(__name__)
 _LOOK_SECONDS = 1.0
+ROUTER_GONE = "the engines' router is gone"
 OF_THE_TRAINER = (
     "name", "output", "placement", "store", "samplers", "engine", "megatron", "optimizer", "critic", "cluster",
     "trainer", "sft", "evaluation", "observe", "slurm", "algorithm", "offline", "model.path", "rollout.concurrency",
@@ -96,16 +98,17 @@ async def _sample(
     store: Store, leave: Callable[[], bool], run: str | None, config: Path | None, overrides: Sequence[str],
     wait_seconds: float,
 ) -> None:  # fmt: skip
-    last: str | None = run
-    while (part := await _found(store, run or last, leave, wait_seconds)) is not None:
-        last = part.run_id
+    while (part := await _found(store, run, leave, wait_seconds)) is not None:
+        run = part.run_id
         loaded = configuration_of(part, config, overrides)
         log.info("sampling for run %s, start %d, through %s", part.run_id, part.part, part.url)
         why = await _serve(store, loaded, part, leave)
         if not why:
             raise Preempted("asked to leave by a signal; its episodes have ended or are others' now")
         log.info("%s", why)
-    log.info("run %s has ended", last)
+        if why == ROUTER_GONE:
+            await _until_silent(store, part, loaded.samplers.lease_seconds)
+    log.info("run %s has ended", run)
 
 
 async def _found(store: Store, run: str | None, leave: Callable[[], bool], wait_seconds: float) -> RunningPart | None:
@@ -146,7 +149,6 @@ async def _serve(store: Store, config: ExperimentConfig, part: RunningPart, leav
     selection = Selection.from_config(config.environment, services)
     family = load_family(config.model.path, thinking=config.model.thinking)
     silence = config.samplers.lease_seconds
-    watch = _PartWatch(store, part, silence)
     async with RoutedEngines(part.url, part.key, "", silence) as engines:
         runner = EpisodeRunner(config, selection, family, engines, services, pauses=engines.pauses)
         await runner.start()
@@ -162,9 +164,9 @@ async def _serve(store: Store, config: ExperimentConfig, part: RunningPart, leav
                 kind="sampler",
             )
             engines.name = sampler.name
-            watching = asyncio.create_task(watch.watch(), name="watch of the run")
+            watching = asyncio.create_task(_until_over(store, part, silence), name="watch of the run")
             try:
-                return await sampler.work(lambda: watch.over or _lost(engines), leave)
+                return await sampler.work(partial(_over, watching, engines), leave)
             finally:
                 watching.cancel()
                 await asyncio.gather(watching, return_exceptions=True)
@@ -173,32 +175,43 @@ async def _serve(store: Store, config: ExperimentConfig, part: RunningPart, leav
             await services.close()
 
 
-def _lost(engines: RoutedEngines) -> str | None:
-    return "the engines' router is gone" if engines.lost else None
+def _over(watching: asyncio.Task[str], engines: RoutedEngines) -> str | None:
+    """Why there is nothing more to do, if so."""
+    if watching.done():
+        return watching.result()
+    return ROUTER_GONE if engines.lost else None
 
 
-class _PartWatch:
-    """Whether the start of the run that is sampled for still goes on."""
+async def _until_silent(store: Store, part: RunningPart, silence: float) -> None:
+    """The trainer whose router is gone is silent in the store, too, before long. Raises :class:`RouterLost` where it is
+    not: this sampler alone does not reach it."""
+    try:
+        async with asyncio.timeout(silence + 5 * _LOOK_SECONDS):
+            await _until_over(store, part, silence)
+    except TimeoutError:
+        raise RouterLost(
+            f"run {part.run_id} goes on, but its engines' router at {part.url} does not answer this machine; set "
+            "samplers.address of the run to an address of the trainer's machine that this one reaches"
+        ) from None
 
-    def __init__(self, store: Store, part: RunningPart, silence: float) -> None:
-        self._store, self._part, self._silence = store, part, silence
-        self.over: str | None = None
 
-    async def watch(self) -> None:
-        while True:
-            await asyncio.sleep(_LOOK_SECONDS)
-            try:
-                found = await asyncio.to_thread(self._look)
-            except StoreError as error:
-                if not error.passing:
-                    raise
-                continue  # the sampler's own requests wait for it
-            if found is None or found.part != self._part.part:
-                self.over = f"start {self._part.part} of run {self._part.run_id} is over"
+async def _until_over(store: Store, part: RunningPart, silence: float) -> str:
+    """Wait until that start of the run is over."""
 
-    def _look(self) -> RunningPart | None:
-        with self._store.read() as connection:
-            return find_part(connection, self._part.run_id, self._silence)
+    def look() -> RunningPart | None:
+        with store.read() as connection:
+            return find_part(connection, part.run_id, silence)
+
+    while True:
+        await asyncio.sleep(_LOOK_SECONDS)
+        try:
+            found = await asyncio.to_thread(look)
+        except StoreError as error:
+            if not error.passing:
+                raise
+            continue  # the sampler's own requests wait for it
+        if found is None or found.part != part.part:
+            return f"start {part.part} of run {part.run_id} is over"
 
 
 def tasks_of(selection: Selection) -> dict[tuple[str, str], Task]:

@@ -7,7 +7,6 @@ A factory takes the options of the configuration and the run's language models, 
 from __future__ import annotations
 
 import difflib
-import importlib
 import importlib.util
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
@@ -15,6 +14,7 @@ from typing import Any, TypeAlias
 from mua.config.scorer_section import ScorerConfig
 from mua.endpoint.services import Services
 from mua.errors import ConfigError
+from mua.named_callables import named_callable
 from mua.scoring.scorer import Grader, Scorer
 
 Factory: TypeAlias = Callable[[Mapping[str, Any], Services], Scorer]
@@ -55,21 +55,11 @@ def make_scorer(name: str, options: Mapping[str, Any], services: Services) -> Sc
 
 def _factory(name: str) -> Factory:
     path = SCORERS.get(name, name)
-    module_name, colon, function = path.partition(":")
-    if not colon:
+    if ":" not in path:
         near = difflib.get_close_matches(name, SCORERS, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         raise ConfigError(
             f"{_KEY}: unknown scorer {name!r}; known: {', '.join(sorted(SCORERS))}, or package.module:function{hint}"
         )
-    try:
-        module = importlib.import_module(module_name)
-    except (ImportError, ValueError) as error:
-        raise ConfigError(
-            f"{_KEY}: {name!r}: {module_name} cannot be imported: {error}; install its package, or put its folder on "
-            "PYTHONPATH"
-        ) from error
-    factory: Factory | None = getattr(module, function, None)
-    if not callable(factory):
-        raise ConfigError(f"{_KEY}: {name!r}: module {module_name} has no callable {function!r}")
+    factory: Factory = named_callable(path, _KEY)
     return factory

@@ -6,7 +6,6 @@ gives a :class:`mua.environment.user.User`.
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -19,6 +18,7 @@ from mua.environment.protocol import Task
 from mua.environment.selection import Selection
 from mua.environment.user import User
 from mua.errors import ConfigError
+from mua.named_callables import named_callable
 from mua.users.llm import LlmUser
 from mua.users.personas import load_prompt, personas_named, style_of
 from mua.users.recorded import ReplayedUser, load_recordings
@@ -107,15 +107,5 @@ class UserFactory:
 
 def find_factory(path: str) -> MakeUser:
     """What ``package.module:name`` names. Raises :class:`mua.errors.ConfigError` where there is no such callable."""
-    module_name, _, name = path.partition(":")
-    try:
-        module = importlib.import_module(module_name)
-    except ImportError as error:
-        raise ConfigError(
-            f"user.kind: {path!r}: {module_name} cannot be imported: {error}; install its package, or put its folder "
-            "on PYTHONPATH"
-        ) from error
-    make: MakeUser | None = getattr(module, name, None)
-    if not callable(make):
-        raise ConfigError(f"user.kind: {path!r}: module {module_name} has no callable {name!r}")
+    make: MakeUser = named_callable(path, "user.kind")
     return make

@@ -17,6 +17,7 @@ import pytest
 from lxml import etree
 
 from mua.config.reading_section import PagesConfig
+from mua.endpoint.cache import JsonCache
 from mua.errors import ConfigError
 from mua.reading.corpus import Corpus
 from mua.reading.page import Page, parts_of
@@ -25,7 +26,6 @@ from mua.reading.page_text import MAIN, PLAIN, WHOLE, decoded, page_text
 from mua.reading.pages import Pages
 from mua.reading.parsers import Parsers
 from mua.reading.ranking import Ranking, extract, words_of
-from mua.reading.text_cache import TextCache
 from tests.web_support import ARTICLE, Host, host, page
 
 RUSSIAN = "Мы вернём деньги за посылку в течение девяти дней после её получения. " * 4
@@ -203,7 +203,7 @@ async def test_a_missing_package_is_a_mistake(monkeypatch: pytest.MonkeyPatch, t
 
 
 @asynccontextmanager
-async def reading(one: Host, cache: TextCache | None = None, **settings: Any) -> AsyncIterator[Pages]:
+async def reading(one: Host, cache: JsonCache | None = None, **settings: Any) -> AsyncIterator[Pages]:
     config = PagesConfig.model_validate({"allow_private": [one.place], "fetch_seconds": 10.0, **settings})
     async with parsing() as parsers:
         pages = Pages(config, None, parsers, cache)
@@ -276,7 +276,7 @@ async def test_kept_on_disk_a_page_stays_as_it_was(tmp_path: Path) -> None:
     async with host() as one:
         one.answers["/"] = page("first", "text/plain")
         for text in ("first", "second"):
-            cache = TextCache(tmp_path / "folder" / "pages.sqlite", f"{KEY}.cache")
+            cache = JsonCache(tmp_path / "folder" / "pages.sqlite", f"{KEY}.cache", "pages")
             async with reading(one, cache) as pages:
                 assert (await pages.page(one.url("/"))).text == "first"
             await cache.close()
@@ -284,7 +284,7 @@ async def test_kept_on_disk_a_page_stays_as_it_was(tmp_path: Path) -> None:
         assert one.asked["/"] == 1
     (tmp_path / "no.sqlite").write_bytes(b"something else" * 100)
     with pytest.raises(ConfigError, match=rf"{KEY}\.cache: cannot keep pages in .*no\.sqlite"):
-        TextCache(tmp_path / "no.sqlite", f"{KEY}.cache")
+        JsonCache(tmp_path / "no.sqlite", f"{KEY}.cache", "pages")
 
 
 # ---- corpora

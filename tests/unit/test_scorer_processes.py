@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
 import signal
 from collections.abc import Iterator
 from typing import Any
@@ -15,15 +14,14 @@ from typing import Any
 import psutil
 import pytest
 
-from mua.config.sandbox_section import SandboxConfig
 from mua.config.scorer_section import ScorerConfig
 from mua.endpoint.services import Services
 from mua.errors import ConfigError, EnvironmentFault
-from mua.sandbox.box import Sandbox
 from mua.scoring.code_answers import same_value
 from mua.scoring.comparison_pool import ComparisonPool, MathProcess
 from mua.scoring.scorer import Question
 from mua.scoring.scorer_registry import grader, make_scorer
+from tests.sandbox_support import need_sandboxes
 
 RULES = {"relative": 1e-6, "absolute": 0.0}
 
@@ -114,18 +112,7 @@ async def test_a_reference_that_cannot_be_worked_with_is_an_error():
 
 @pytest.fixture(scope="module")
 def bubblewrap() -> None:
-    if shutil.which("bwrap") is None:
-        pytest.skip("bubblewrap is not installed")
-
-    async def starts() -> None:
-        sandbox = Sandbox(SandboxConfig())
-        await sandbox.start()
-        await sandbox.close()
-
-    try:
-        asyncio.run(starts())
-    except EnvironmentFault as fault:
-        pytest.skip(f"no sandbox here: {fault}")
+    need_sandboxes()
 
 
 SUM = [{"input": "1 2\n", "output": "3\n"}, {"input": "5 -7\n", "output": "-2\n"}]
