@@ -38,6 +38,8 @@ from mua.tokens.same_tokenizer import tokenizer_digest
 
 log = logging.getLogger(__name__)
 _LOOK_SECONDS = 1.0
+_BUSY = 4.0
+"""For so many ``samplers.lease_seconds`` a router may be silent whose trainer gives signs of life in the store."""
 ROUTER_GONE = "the engines' router is gone"
 OF_THE_TRAINER = (
     "name", "output", "placement", "store", "samplers", "engine", "megatron", "optimizer", "critic", "cluster",
@@ -183,16 +185,23 @@ def _over(watching: asyncio.Task[str], engines: RoutedEngines) -> str | None:
 
 
 async def _until_silent(store: Store, part: RunningPart, silence: float) -> None:
-    """The trainer whose router is gone is silent in the store, too, before long. Raises :class:`RouterLost` where it is
-    not: this sampler alone does not reach it."""
+    """The trainer whose router is gone is silent in the store, too, before long, or answers again: it was busy. Raises
+    :class:`RouterLost` where it does neither: this sampler alone does not reach it."""
+    over = asyncio.create_task(_until_over(store, part, silence), name="watch of the run")
     try:
-        async with asyncio.timeout(silence + 5 * _LOOK_SECONDS):
-            await _until_over(store, part, silence)
+        async with RoutedEngines(part.url, part.key, "", silence) as engines, asyncio.timeout(_BUSY * silence):
+            while not over.done() and not await engines.answers():
+                await asyncio.sleep(_LOOK_SECONDS)
+            if over.done():
+                over.result()
     except TimeoutError:
         raise RouterLost(
             f"run {part.run_id} goes on, but its engines' router at {part.url} does not answer this machine; set "
             "samplers.address of the run to an address of the trainer's machine that this one reaches"
         ) from None
+    finally:
+        over.cancel()
+        await asyncio.gather(over, return_exceptions=True)
 
 
 async def _until_over(store: Store, part: RunningPart, silence: float) -> str:
