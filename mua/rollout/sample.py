@@ -30,6 +30,7 @@ from mua.errors import ConfigError, Preempted
 from mua.masking import mask_credentials
 from mua.rollout.leasing import LeasingSampler
 from mua.rollout.runner import EpisodeRunner
+from mua.rollout.sampler_code import check_code, check_contract, made_with
 from mua.store.database import Store
 from mua.store.faults import NoStore, StoreError, StoreUnreachable
 from mua.store.part_finding import RunningPart, find_part, state_of_run
@@ -233,7 +234,8 @@ def tasks_of(selection: Selection) -> dict[tuple[str, str], Task]:
 
 def configuration_of(part: RunningPart, file: Path | None, overrides: Sequence[str]) -> ExperimentConfig:
     """The run's configuration: that of the store, or of ``file``, which must agree with it. Raises
-    :class:`ConfigError`."""
+    :class:`ConfigError`, also where the trainer's code and ours do not go together."""
+    check_contract(part.run_id, part.made)  # another version may have written keys that this one cannot read
     if file is None and part.secrets:
         raise ConfigError(
             f"run {part.run_id} has secrets that no store keeps ({', '.join(part.secrets[:4])}); give its "
@@ -250,6 +252,7 @@ def configuration_of(part: RunningPart, file: Path | None, overrides: Sequence[s
             f"{file or 'the command line'}: {different[0]}: the run has another value; samplers roll out what the "
             f"run does{'' if len(different) == 1 else ' (also: ' + ', '.join(different[1:5]) + ')'}"
         )
+    check_code(part.run_id, part.made, made_with(loaded.environment.shares), loaded.samplers.other_code)
     ours, theirs = tokenizer_digest(loaded.model.path), part.provenance.get("tokenizer")
     if theirs is not None and ours != theirs:
         raise ConfigError(
