@@ -59,9 +59,15 @@ _FORMS: Mapping[AnswerForm, str] = {
 }
 _OPENINGS = ("{}", "I would like to know this. {}", "Here is a question for you. {}", "{} Please find it out.")
 _WHOLE = {"patience": 3, "results": 5, "sentences": SENTENCES, "practice": 0, "plain_names": 0}
-"""Options that are whole numbers: texts without an answer until the asker leaves, pages that a lookup gives, sentences of
-a page besides its facts, practice worlds in place of the training split's, 1 for names of common words."""
-_RANGES = {"patience": (1, 50), "results": (1, 50), "sentences": (0, SENTENCES), "practice": (0, 50), "plain_names": (0, 1)}
+"""Options that are whole numbers: texts without an answer until the asker leaves, pages that a lookup gives, sentences
+of a page besides its facts, practice worlds in place of the training split's, 1 for names of common words."""
+_RANGES = {
+    "patience": (1, 50),
+    "results": (1, 50),
+    "sentences": (0, SENTENCES),
+    "practice": (0, 50),
+    "plain_names": (0, 1),
+}
 
 
 class QuestionDomain:
@@ -139,9 +145,7 @@ class QuestionDomain:
             if name in options:
                 least, most = _RANGES[name]
                 if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
-                    raise ConfigError(
-                        f"environment.options.{key}: {value!r} is no whole number from {least} to {most}"
-                    )
+                    raise ConfigError(f"environment.options.{key}: {value!r} is no whole number from {least} to {most}")
                 options[name] = value
             elif name not in names:
                 raise ConfigError(

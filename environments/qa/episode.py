@@ -52,9 +52,7 @@ class QuestionEnvironment:
 
     def reset(self, task: Task, seed: int) -> None:
         self._task, self._seed = task, seed
-        self._pages = (
-            pages(task.data.get("world", task.split), self._sentences) if "chain" in task.data else None
-        )
+        self._pages = pages(task.data.get("world", task.split), self._sentences) if "chain" in task.data else None
 
     def tools(self) -> Sequence[ToolSchema]:
         """Those over the pages of the made-up world; questions from files have none of the domain's own."""

@@ -40,8 +40,8 @@ def own_tasks(split: Split) -> tuple[Task, ...]:
 
 @lru_cache(maxsize=4)
 def other_tasks(split: Split, practice: int, plain: bool) -> tuple[Task, ...]:
-    """Those of a split over other worlds, which no manifest pins: with ``practice`` over so many practice worlds, 80 over
-    each, in place of the training split's; with ``plain`` names of common words."""
+    """Those of a split over other worlds, which no manifest pins: with ``practice`` over so many practice worlds, 80
+    over each, in place of the training split's; with ``plain`` names of common words."""
     if split != "train" or not practice:
         key = world_key(split, plain=plain)
         return tuple(_named(task, f"plain/{split}/{n}", key) for n, task in enumerate(_tasks(split, key, SIZES[split])))

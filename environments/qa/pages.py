@@ -39,7 +39,7 @@ def pages(key: str, sentences: int = SENTENCES) -> Pages:
 
 
 def page_of(entity: Entity, key: str, sentences: int = SENTENCES) -> Document:
-    """The page about ``entity`` of the world ``key``; with fewer ``sentences`` it tells some of what it told with all."""
+    """The page about ``entity`` of the world ``key``; with fewer ``sentences`` a part of what all tell."""
     rng = random.Random(f"qa page/{entity.name}")
     known = RELATIONS[entity.kind]
     told = [rng.choice(known[relation].told).format(value) for relation, value in entity.facts.items()]

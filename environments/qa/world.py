@@ -139,7 +139,11 @@ def _plain_names() -> tuple[Mapping[str, Mapping[str, Sequence[str]]], Mapping[s
         "work": product([f"The {one}" for one in adjectives], nouns),
         "river": product(words, ("",)),
     }
-    rng, dealt, left = random.Random("qa plain names"), dict[str, dict[str, Sequence[str]]](), dict[str, Sequence[str]]()
+    rng, dealt, left = (
+        random.Random("qa plain names"),
+        dict[str, dict[str, Sequence[str]]](),
+        dict[str, Sequence[str]](),
+    )
     for kind, made in pairs.items():
         names = [" ".join(pair).strip() for pair in made]
         rng.shuffle(names)

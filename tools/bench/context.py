@@ -11,10 +11,12 @@ where it was. Leaves everything under ``runs/context`` and prints the tables of 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import random
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -29,9 +31,9 @@ from mua.engine.sampler import SamplingParams
 from mua.environment.protocol import Task
 from mua.environment.selection import Selection
 from mua.errors import MuaError
+from mua.evaluation.estimators import percentile_interval
 from mua.evaluation.recording import recording
 from mua.rollout.runner import EpisodeRunner
-from mua.seeds import derived_seed
 from mua.tokens.chat_family import ChatFamily
 from mua.tokens.family_loading import load_family
 from mua.types import Generation, Json, Trajectory
@@ -39,13 +41,18 @@ from tools import kit
 from tools.tiny import build_policy, mua, say
 
 ROOT = Path("runs/context")
-CONFIG = "configs/tiny-context.yaml"
+CONFIG, SFT = "configs/tiny-context.yaml", "configs/tiny-context-sft.yaml"
 STRATEGIES = ("off", "discard_tool_results", "digest")
 PRACTICE = 40
 """Worlds that the expert searches; none is that of a split."""
 VOCABULARY = 1024
 WIDE = 2048
 """Tokens of a window in which nothing overflows."""
+STAGES: Mapping[str, tuple[str, Sequence[str]]] = {
+    "short": ("init", ("sft.short_first_steps=500", "trainer.steps=500")),
+    "sft": ("short", ("optimizer.learning_rate=1e-3", "trainer.steps=300")),
+}
+"""Of the cold start: what each begins with, and its settings. Short episodes come first, which teach to copy names."""
 
 
 # ---- the expert
@@ -103,8 +110,8 @@ class Expert:
         return Generation(ids, nothing, "length" if cut else "stop", 0, np.zeros(count, np.int32), 0)
 
 
-async def _demonstrate(config: ExperimentConfig, strategies: Sequence[str], folder: Path) -> Json:
-    """The expert's episodes under every strategy in turn, in the store of ``folder``; what they are like."""
+async def _demonstrate(config: ExperimentConfig, strategies: Sequence[str]) -> Json:
+    """The expert's episodes under every strategy in turn, in the run's store; what they are like."""
     tasks = other_tasks("train", PRACTICE, plain=True)
     shuffled = random.Random("context bench").sample(range(len(tasks)), len(tasks))
     found: dict[str, list[Trajectory]] = {}
@@ -141,3 +148,146 @@ def _shape(trajectories: Sequence[Trajectory]) -> Json:
         "tokens of a segment": [int(q) for q in np.quantile(lengths, [0, 0.5, 0.95, 1])],
         "outcomes": {str(o): sum(t.outcome == o for t in trajectories) for o in {t.outcome for t in trajectories}},
     }
+
+
+# ---- the runs
+
+
+@dataclass(frozen=True)
+class Bench:
+    """Where things are, and what is done with them."""
+
+    root: Path
+    split: str
+    overrides: Sequence[str]
+    """Of reinforcement learning and of evaluations."""
+
+    @property
+    def start(self) -> Path:
+        return self.root / "sft" / "hf"
+
+    def prepare(self) -> None:
+        """Tokenizer, expert, cold start."""
+        if not (self.root / "init" / "config.json").exists():
+            say("a tokenizer, random weights")
+            build_policy(self.root / "init", _corpus(), 1, VOCABULARY)
+        self._once("expert", self._expert)
+        for stage, (start, settings) in STAGES.items():
+            weights = self.root / (f"{start}/hf" if start != "init" else start)
+            stored = [
+                f"model.path={weights}",
+                f"output={self.root / stage}",
+                f"sft.stored.store={self.root / 'expert'}",
+            ]
+            self._once(stage, lambda: mua("sft", SFT, *stored, *settings))  # noqa: B023 - called at once
+
+    def reinforced(self, strategy: str, seed: int) -> Path:
+        """The policy that learned from rewards under ``strategy``."""
+        name = f"{strategy}/seed-{seed}"
+        given = [f"model.path={self.start}", f"output={self.root / name}", f"context.strategy={strategy}"]
+        self._once(name, lambda: mua("train", CONFIG, *given, f"seed={seed}", *self.overrides))
+        return self.root / name / "hf"
+
+    def judged(self, policy: Path, strategy: str, name: str, *settings: str) -> Json:
+        """What the evaluation of ``policy`` under ``strategy`` found."""
+        out = self.root / "judged" / self.split / name
+        given = [f"model.path={policy}", f"output={out}", f"context.strategy={strategy}"]
+        split = [f"evaluation.split={self.split}", *self.overrides, *settings]
+        self._once(f"judged/{self.split}/{name}", lambda: mua("eval", CONFIG, *given, *split))
+        lines = (out / "episodes.jsonl").read_text(encoding="utf-8").splitlines()
+        episodes = [line["trajectory"] for line in map(json.loads, lines) if "trajectory" in line]
+        return {"tasks": json.loads((out / "evaluation.json").read_text())["per_task"], "episodes": episodes}
+
+    def _expert(self) -> None:
+        given = [
+            f"model.path={self.root / 'init'}",
+            f"output={self.root / 'expert'}",
+            f"environment.options.practice={PRACTICE}",
+        ]
+        config = load_config(Path(CONFIG), given)
+        say("the expert's episodes under every strategy")
+        found = asyncio.run(_demonstrate(config, STRATEGIES))
+        (self.root / "expert.json").write_text(json.dumps(found, indent=2) + "\n")
+
+    def _once(self, name: str, work: Callable[[], None]) -> None:
+        """A mark is left behind work that was done, in its folder."""
+        mark = self.root / name / "done"
+        if not mark.exists():
+            began = time.monotonic()
+            work()
+            mark.write_text(f"{time.monotonic() - began:.0f} s\n")
+
+
+def _corpus() -> Iterator[list[Json]]:
+    """What the tokenizer is made of: pages, questions and calls of practice worlds."""
+    for number in range(0, PRACTICE, 2):
+        key = world_key(number, plain=True)
+        yield from ([{"content": page_of(one, key, 0).text}] for one in world(key).values())
+    for task in other_tasks("train", PRACTICE, plain=True):
+        call = json.dumps({"name": "open_page", "arguments": {"title": task.data["start"]}})
+        answer = f"<answer>{task.data['reference']}</answer>"
+        yield [{"content": text} for text in (task.data["question"], answer, call)]
+
+
+# ---- the tables
+
+
+def tables(bench: Bench, strategies: Sequence[str], seeds: Sequence[int]) -> str:
+    """Of whatever is there."""
+    rows, shapes = [], []
+    for strategy, label, found in _judgements(bench, strategies, seeds):
+        by_kind = [_interval(found, kind) for kind in KINDS]
+        rows.append((strategy, label, _interval(found, None), *by_kind))
+        episodes = [episode for one in found for episode in one["episodes"]]
+        ended = [str(episode["outcome"]) for episode in episodes]
+        shapes.append(
+            (strategy, label, f"{ended.count('length') / len(ended):.2f}", f"{ended.count('malformed') / len(ended):.2f}",
+             f"{np.mean([len(episode['segments']) for episode in episodes]):.2f}")
+        )  # fmt: skip
+    head = ("strategy", "policy", "success", *KINDS)
+    ends = ("strategy", "policy", "cut by the window", "malformed", "segments an episode")
+    return f"{kit.table(head, rows)}\n\n{kit.table(ends, shapes)}"
+
+
+KINDS = ("1 hops", "2 hops", "3 hops", "4 hops")
+
+
+def _judgements(bench: Bench, strategies: Sequence[str], seeds: Sequence[int]) -> Iterator[tuple[str, str, list[Json]]]:
+    """Strategy, what was judged, the judgement of each seed."""
+    yield "off, window of 2,048", "cold start", [bench.judged(bench.start, "off", "wide", f"rollout.max_tokens={WIDE}")]
+    for strategy in strategies:
+        yield strategy, "cold start", [bench.judged(bench.start, strategy, f"{strategy}-start")]
+        done = [seed for seed in seeds if (bench.root / f"{strategy}/seed-{seed}/done").exists()]
+        after = [bench.judged(bench.reinforced(strategy, n), strategy, f"{strategy}-{n}") for n in done]
+        for seed, found in zip(done, after, strict=True):
+            yield strategy, f"after RL, seed {seed}", [found]
+        if len(done) > 1:
+            yield strategy, f"after RL, {len(done)} seeds", after
+
+
+def _interval(found: Sequence[Json], kind: str | None) -> str:
+    """Success over the tasks of a kind, the mean of the seeds' for each task; bootstrap over tasks."""
+    values = [
+        [task["successes"] / task["episodes"] for task in one["tasks"] if kind in (None, task["kind"])] for one in found
+    ]
+    interval = percentile_interval(np.mean(values, axis=0), level=0.95, resamples=10_000, seed=1)
+    return f"{interval.mean:.3f} ({interval.low:.3f} to {interval.high:.3f})"
+
+
+def main() -> None:
+    parser = kit.parser(__doc__)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--strategies", nargs="+", default=list(STRATEGIES), choices=STRATEGIES)
+    parser.add_argument("--split", default="test", choices=["validation", "test"], help="what is judged on")
+    parser.add_argument("--root", type=Path, default=ROOT)
+    parser.add_argument("overrides", nargs="*", help=f"overrides of {CONFIG}, key=value")
+    arguments = parser.parse_intermixed_args()
+    bench = Bench(arguments.root, arguments.split, arguments.overrides)
+    bench.prepare()
+    for seed, strategy in itertools.product(arguments.seeds, arguments.strategies):
+        bench.reinforced(strategy, seed)
+    print(tables(bench, arguments.strategies, arguments.seeds))
+
+
+if __name__ == "__main__":
+    main()
