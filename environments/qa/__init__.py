@@ -68,6 +68,7 @@ _RANGES = {
     "practice": (0, 50),
     "plain_names": (0, 1),
 }
+_OF_THE_WORLD = ("sentences", "practice", "plain_names")
 
 
 class QuestionDomain:
@@ -140,12 +141,17 @@ class QuestionDomain:
         """Under ``config``; raises :class:`mua.errors.ConfigError` for what cannot be had."""
         options, reading = dict(_WHOLE), data_options(config)
         names = {field.name for field in fields(DataOptions)}
+        own = config.data is None or (config.name != NAME and config.data.name != NAME)
         for key, value in config.options.items():
             name = key.removeprefix(f"{NAME}.")
             if name in options:
                 least, most = _RANGES[name]
                 if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
                     raise ConfigError(f"environment.options.{key}: {value!r} is no whole number from {least} to {most}")
+                if name in _OF_THE_WORLD and not own:
+                    raise ConfigError(
+                        f"environment.options.{key}: is about the made-up world, and environment.data is set"
+                    )
                 options[name] = value
             elif name not in names:
                 raise ConfigError(
@@ -162,7 +168,7 @@ class QuestionDomain:
                 "environment.isolation: scorer 'judge' asks endpoints of the run; leave isolation at auto"
             )
         scorer = grader(config.scorer or _OWN_SCORER, services)
-        if config.data is None or (config.name != NAME and config.data.name != NAME):
+        if own:
             if config.scorer is not None and config.name == NAME:
                 for split in SPLITS:
                     self._check(scorer, own_tasks(split))

@@ -167,7 +167,7 @@ def _names() -> tuple[Mapping[str, Mapping[str, Sequence[str]]], Sequence[str], 
     titles = [f"The {one} {other}" for one, other in product(_GIVEN["adjectives"].split(), _GIVEN["nouns"].split())]
     rng.shuffle(titles)
     left, works = iter(stems), iter(titles)
-    dealt = {split: _of_world(left, works, rng) for split in SPLITS}
+    dealt: dict[str, Mapping[str, Sequence[str]]] = {split: _of_world(left, works, rng) for split in SPLITS}
     return dealt, list(left), list(works)
 
 

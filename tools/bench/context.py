@@ -45,12 +45,12 @@ CONFIG, SFT = "configs/tiny-context.yaml", "configs/tiny-context-sft.yaml"
 STRATEGIES = ("off", "discard_tool_results", "digest")
 PRACTICE = 40
 """Worlds that the expert searches; none is that of a split."""
-VOCABULARY = 1024
+VOCABULARY = 896
 WIDE = 2048
 """Tokens of a window in which nothing overflows."""
 STAGES: Mapping[str, tuple[str, Sequence[str]]] = {
     "short": ("init", ("sft.short_first_steps=500", "trainer.steps=500")),
-    "sft": ("short", ("optimizer.learning_rate=1e-3", "trainer.steps=300")),
+    "sft": ("short", ("optimizer.learning_rate=1e-3", "trainer.steps=150")),
 }
 """Of the cold start: what each begins with, and its settings. Short episodes come first, which teach to copy names."""
 
@@ -226,7 +226,7 @@ def _corpus() -> Iterator[list[Json]]:
     for task in other_tasks("train", PRACTICE, plain=True):
         call = json.dumps({"name": "open_page", "arguments": {"title": task.data["start"]}})
         answer = f"<answer>{task.data['reference']}</answer>"
-        yield [{"content": text} for text in (task.data["question"], answer, call)]
+        yield [{"content": text} for text in (task.data["question"], answer, call) * 2]
 
 
 # ---- the tables
@@ -240,10 +240,8 @@ def tables(bench: Bench, strategies: Sequence[str], seeds: Sequence[int]) -> str
         rows.append((strategy, label, _interval(found, None), *by_kind))
         episodes = [episode for one in found for episode in one["episodes"]]
         ended = [str(episode["outcome"]) for episode in episodes]
-        shapes.append(
-            (strategy, label, f"{ended.count('length') / len(ended):.2f}", f"{ended.count('malformed') / len(ended):.2f}",
-             f"{np.mean([len(episode['segments']) for episode in episodes]):.2f}")
-        )  # fmt: skip
+        shares = (f"{ended.count(outcome) / len(ended):.2f}" for outcome in ("length", "malformed"))
+        shapes.append((strategy, label, *shares, f"{np.mean([len(one['segments']) for one in episodes]):.2f}"))
     head = ("strategy", "policy", "success", *KINDS)
     ends = ("strategy", "policy", "cut by the window", "malformed", "segments an episode")
     return f"{kit.table(head, rows)}\n\n{kit.table(ends, shapes)}"
