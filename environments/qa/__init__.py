@@ -141,14 +141,15 @@ class QuestionDomain:
         """Under ``config``; raises :class:`mua.errors.ConfigError` for what cannot be had."""
         options, reading = dict(_WHOLE), data_options(config)
         names = {field.name for field in fields(DataOptions)}
-        own = config.data is None or (config.name != NAME and config.data.name != NAME)
+        # In a mix another domain's data may be named.
+        data = config.data if config.data is None or NAME in (config.name, config.data.name) else None
         for key, value in config.options.items():
             name = key.removeprefix(f"{NAME}.")
             if name in options:
                 least, most = _RANGES[name]
                 if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
                     raise ConfigError(f"environment.options.{key}: {value!r} is no whole number from {least} to {most}")
-                if name in _OF_THE_WORLD and not own:
+                if name in _OF_THE_WORLD and data is not None:
                     raise ConfigError(
                         f"environment.options.{key}: is about the made-up world, and environment.data is set"
                     )
@@ -168,17 +169,17 @@ class QuestionDomain:
                 "environment.isolation: scorer 'judge' asks endpoints of the run; leave isolation at auto"
             )
         scorer = grader(config.scorer or _OWN_SCORER, services)
-        if own:
+        if data is None:
             if config.scorer is not None and config.name == NAME:
                 for split in SPLITS:
                     self._check(scorer, own_tasks(split))
             return QuestionDomain(scorer, None, options)
-        given = load(config.data, reading, NAME)
+        given = load(data, reading, NAME)
         try:
             for tasks in given.values():
                 self._check(scorer, tasks)
         except ConfigError as error:
-            raise ConfigError(f"environment.data: {config.data}: {error}") from None
+            raise ConfigError(f"environment.data: {data}: {error}") from None
         return QuestionDomain(scorer, given, options)
 
     async def start(self) -> None:

@@ -3,8 +3,8 @@
     python -m tools.bench.context [--seeds 1 2 3] [--strategies off discard_tool_results digest] [--split test]
 
 One tiny policy learns from an expert of the domain ``qa`` whose episodes ran under every strategy, so that it has read
-conversations as each of them leaves them; each strategy then trains it by rewards, once for each seed. Both are judged
-on the test split under the strategy they were trained with. What is done is not done again: a killed bench goes on
+conversations as each of them leaves them; each strategy then trains it by rewards, once for each seed. Before and after
+that it is judged on the test split under the strategy. What is done is not done again: a killed bench goes on
 where it was. Leaves everything under ``runs/context`` and prints the tables of docs/benchmarks/context.md.
 """
 
@@ -15,15 +15,19 @@ import itertools
 import json
 import random
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
+from typing import TypeAlias
 
 import numpy as np
 
 from environments.qa.own import other_tasks, question
 from environments.qa.pages import page_of, read
 from environments.qa.world import world, world_key
+from mua.algorithms.advantage import Floats
 from mua.config.load import load_config
 from mua.config.schema import ExperimentConfig
 from mua.endpoint.services import Services
@@ -33,10 +37,11 @@ from mua.environment.selection import Selection
 from mua.errors import MuaError
 from mua.evaluation.estimators import percentile_interval
 from mua.evaluation.recording import recording
+from mua.observe.traces import read_traces
 from mua.rollout.runner import EpisodeRunner
 from mua.tokens.chat_family import ChatFamily
 from mua.tokens.family_loading import load_family
-from mua.types import Generation, Json, Trajectory
+from mua.types import Generation, Json, Outcome, Trajectory
 from tools import kit
 from tools.tiny import build_policy, mua, say
 
@@ -181,22 +186,25 @@ class Bench:
             ]
             self._once(stage, lambda: mua("sft", SFT, *stored, *settings))  # noqa: B023 - called at once
 
-    def reinforced(self, strategy: str, seed: int) -> Path:
-        """The policy that learned from rewards under ``strategy``."""
-        name = f"{strategy}/seed-{seed}"
+    def reinforced(self, strategy: str, seed: int) -> Json:
+        """Reinforcement learning under ``strategy``; what the policy was judged like before and after it."""
+        name = f"{self.split}/{strategy}/seed-{seed}"
         given = [f"model.path={self.start}", f"output={self.root / name}", f"context.strategy={strategy}"]
-        self._once(name, lambda: mua("train", CONFIG, *given, f"seed={seed}", *self.overrides))
-        return self.root / name / "hf"
+        given += [f"evaluation.report_split={self.split}", f"seed={seed}"]
+        self._once(name, lambda: mua("train", CONFIG, *given, *self.overrides))
+        files = sorted((self.root / name / "evaluations" / self.split).glob("step_*.jsonl"))
+        return {"before": list(read_traces(files[0])), "after": list(read_traces(files[-1]))}
 
-    def judged(self, policy: Path, strategy: str, name: str, *settings: str) -> Json:
-        """What the evaluation of ``policy`` under ``strategy`` found."""
-        out = self.root / "judged" / self.split / name
-        given = [f"model.path={policy}", f"output={out}", f"context.strategy={strategy}"]
-        split = [f"evaluation.split={self.split}", *self.overrides, *settings]
-        self._once(f"judged/{self.split}/{name}", lambda: mua("eval", CONFIG, *given, *split))
-        lines = (out / "episodes.jsonl").read_text(encoding="utf-8").splitlines()
-        episodes = [line["trajectory"] for line in map(json.loads, lines) if "trajectory" in line]
-        return {"tasks": json.loads((out / "evaluation.json").read_text())["per_task"], "episodes": episodes}
+    def wide(self) -> list[Trajectory]:
+        """The cold start in a window in which nothing overflows."""
+        name = f"{self.split}/wide"
+        given = [f"model.path={self.start}", f"output={self.root / name}", f"rollout.max_tokens={WIDE}"]
+        given += [f"evaluation.split={self.split}", f"model.max_length={WIDE}"]
+        self._once(name, lambda: mua("eval", CONFIG, *given, *self.overrides))
+        return list(read_traces(self.root / name / "traces"))
+
+    def done(self, strategy: str, seed: int) -> bool:
+        return (self.root / self.split / strategy / f"seed-{seed}" / "done").exists()
 
     def _expert(self) -> None:
         given = [
@@ -234,41 +242,65 @@ def _corpus() -> Iterator[list[Json]]:
 
 def tables(bench: Bench, strategies: Sequence[str], seeds: Sequence[int]) -> str:
     """Of whatever is there."""
+    kinds = {task.id: task.data["kind"] for task in other_tasks(bench.split, 0, plain=True)}
     rows, shapes = [], []
     for strategy, label, found in _judgements(bench, strategies, seeds):
-        by_kind = [_interval(found, kind) for kind in KINDS]
-        rows.append((strategy, label, _interval(found, None), *by_kind))
-        episodes = [episode for one in found for episode in one["episodes"]]
-        ended = [str(episode["outcome"]) for episode in episodes]
-        shares = (f"{ended.count(outcome) / len(ended):.2f}" for outcome in ("length", "malformed"))
-        shapes.append((strategy, label, *shares, f"{np.mean([len(one['segments']) for one in episodes]):.2f}"))
+        by_kind = [_success(found, {task for task, of in kinds.items() if of == kind}) for kind in KINDS]
+        rows.append((strategy, label, _success(found, kinds), *by_kind))
+        episodes = [episode for one in found for episode in one]
+        shares = (f"{np.mean([e.outcome == outcome for e in episodes]):.2f}" for outcome in ENDS)
+        shapes.append((strategy, label, len(episodes), *shares, f"{np.mean([len(e.segments) for e in episodes]):.2f}"))
     head = ("strategy", "policy", "success", *KINDS)
-    ends = ("strategy", "policy", "cut by the window", "malformed", "segments an episode")
-    return f"{kit.table(head, rows)}\n\n{kit.table(ends, shapes)}"
+    ends = ("strategy", "policy", "episodes", "cut by the window", "malformed", "segments an episode")
+    return f"{kit.table(head, rows)}\n\n{kit.table(ends, shapes)}\n\n{_gains(bench, strategies, seeds)}"
 
 
 KINDS = ("1 hops", "2 hops", "3 hops", "4 hops")
+ENDS = (Outcome.LENGTH, Outcome.MALFORMED)
+Judged: TypeAlias = list[list[Trajectory]]
+"""Episodes of one evaluation or of several."""
 
 
-def _judgements(bench: Bench, strategies: Sequence[str], seeds: Sequence[int]) -> Iterator[tuple[str, str, list[Json]]]:
-    """Strategy, what was judged, the judgement of each seed."""
-    yield "off, window of 2,048", "cold start", [bench.judged(bench.start, "off", "wide", f"rollout.max_tokens={WIDE}")]
+def _judgements(bench: Bench, strategies: Sequence[str], seeds: Sequence[int]) -> Iterator[tuple[str, str, Judged]]:
+    """Strategy, what was judged, its evaluations."""
+    if (bench.root / bench.split / "wide" / "done").exists():
+        yield f"off, window of {WIDE:,}", "cold start", [bench.wide()]
     for strategy in strategies:
-        yield strategy, "cold start", [bench.judged(bench.start, strategy, f"{strategy}-start")]
-        done = [seed for seed in seeds if (bench.root / f"{strategy}/seed-{seed}/done").exists()]
-        after = [bench.judged(bench.reinforced(strategy, n), strategy, f"{strategy}-{n}") for n in done]
-        for seed, found in zip(done, after, strict=True):
-            yield strategy, f"after RL, seed {seed}", [found]
-        if len(done) > 1:
-            yield strategy, f"after RL, {len(done)} seeds", after
+        found = {seed: bench.reinforced(strategy, seed) for seed in seeds if bench.done(strategy, seed)}
+        if found:
+            yield strategy, "cold start", [one["before"] for one in found.values()]
+            yield strategy, f"after RL, {len(found)} seeds", [one["after"] for one in found.values()]
+        if len(found) > 1:
+            for seed, one in found.items():
+                yield strategy, f"after RL, seed {seed}", [one["after"]]
 
 
-def _interval(found: Sequence[Json], kind: str | None) -> str:
-    """Success over the tasks of a kind, the mean of the seeds' for each task; bootstrap over tasks."""
-    values = [
-        [task["successes"] / task["episodes"] for task in one["tasks"] if kind in (None, task["kind"])] for one in found
-    ]
-    interval = percentile_interval(np.mean(values, axis=0), level=0.95, resamples=10_000, seed=1)
+def _gains(bench: Bench, strategies: Sequence[str], seeds: Sequence[int]) -> str:
+    """Of each seed what training brought, the difference paired over tasks."""
+    rows = []
+    for strategy in strategies:
+        for seed in filter(lambda seed: bench.done(strategy, seed), seeds):
+            found = bench.reinforced(strategy, seed)
+            before, after = (_by_task([found[name]]) for name in ("before", "after"))
+            rows.append((strategy, seed, _text(np.array([after[task] - before[task] for task in before]))))
+    return kit.table(("strategy", "seed", "after less before, all tasks"), rows)
+
+
+def _success(found: Judged, tasks: Collection[str]) -> str:
+    """Success of ``tasks``, each the mean of its episodes; bootstrap over tasks."""
+    return _text(np.array([share for task, share in _by_task(found).items() if task in tasks]))
+
+
+def _by_task(found: Judged) -> dict[str, float]:
+    successes = defaultdict[str, list[bool]](list)
+    for episode in itertools.chain.from_iterable(found):
+        if episode.scored:
+            successes[episode.task_id].append(episode.success)
+    return {task: fmean(all_) for task, all_ in sorted(successes.items())}
+
+
+def _text(values: Floats) -> str:
+    interval = percentile_interval(values, level=0.95, resamples=10_000, seed=1)
     return f"{interval.mean:.3f} ({interval.low:.3f} to {interval.high:.3f})"
 
 
@@ -277,13 +309,16 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--strategies", nargs="+", default=list(STRATEGIES), choices=STRATEGIES)
     parser.add_argument("--split", default="test", choices=["validation", "test"], help="what is judged on")
+    parser.add_argument("--only-tables", action="store_true", help="of what is there; train nothing")
     parser.add_argument("--root", type=Path, default=ROOT)
     parser.add_argument("overrides", nargs="*", help=f"overrides of {CONFIG}, key=value")
     arguments = parser.parse_intermixed_args()
     bench = Bench(arguments.root, arguments.split, arguments.overrides)
-    bench.prepare()
-    for seed, strategy in itertools.product(arguments.seeds, arguments.strategies):
-        bench.reinforced(strategy, seed)
+    if not arguments.only_tables:
+        bench.prepare()
+        for seed, strategy in itertools.product(arguments.seeds, arguments.strategies):
+            bench.reinforced(strategy, seed)
+        bench.wide()
     print(tables(bench, arguments.strategies, arguments.seeds))
 
 
