@@ -55,7 +55,8 @@ WIDE = 2048
 """Tokens of a window in which nothing overflows."""
 STAGES: Mapping[str, tuple[str, Sequence[str]]] = {
     "short": ("init", ("sft.short_first_steps=500", "trainer.steps=500")),
-    "sft": ("short", ("optimizer.learning_rate=1e-3", "trainer.steps=150")),
+    "all": ("short", ("optimizer.learning_rate=1e-3", "trainer.steps=150")),
+    "sft": ("all", ("optimizer.learning_rate=2e-3", "trainer.steps=220", "sft.batch_size=8", "seed=2")),
 }
 """Of the cold start: what each begins with, and its settings. Short episodes come first, which teach to copy names."""
 
