@@ -24,8 +24,8 @@ from typing import Any
 
 from mua.store.column_types import json_text
 from mua.store.records import EpisodeKey, segment_row, trajectory_inserts, trajectory_size
-from mua.store.tables import episodes, requests, scores, segments, tasks, tool_calls
-from mua.store.texts import text_hash, text_inserts
+from mua.store.tables import episodes, requests, scores, segments, tasks, texts, tool_calls
+from mua.store.texts import hashed_text, text_row
 from mua.store.writer import Insert, Update, Write, Writer
 from mua.types import Group, Json, Trajectory
 
@@ -114,17 +114,17 @@ class EpisodeRecord:
     def _writes(self, trajectory: Trajectory | None) -> Iterator[Write]:
         name = None if trajectory is None else self.key.trajectory_id
         ids = self.key.columns() | {"trajectory_id": name}
-        texts = _Texts()
-        rows = [ids | row for row in self._request_rows(texts, trajectory)]
+        bodies = _Texts(self._recorder.writer.known_texts)
+        rows = [ids | row for row in self._request_rows(bodies, trajectory)]
         calls = [
-            ids | {"number": number, "started_at": call.started_at, "by_user": False, "result": texts.add(call.result)}
+            ids | {"number": number, "started_at": call.started_at, "by_user": False, "result": bodies.add(call.result)}
             | call.values
             for number, call in enumerate(self._calls)
         ]  # fmt: skip
-        yield from texts.inserts()
+        yield from bodies.inserts()
         yield from (Insert(table, made) for table, made in ((requests, rows), (tool_calls, calls)) if made)
 
-    def _request_rows(self, texts: _Texts, trajectory: Trajectory | None) -> Iterator[dict[str, Any]]:
+    def _request_rows(self, bodies: _Texts, trajectory: Trajectory | None) -> Iterator[dict[str, Any]]:
         numbers: defaultdict[str, Iterator[int]] = defaultdict(itertools.count)
         last: dict[str, tuple[int, Sequence[Mapping[str, Any]]]] = {}
         has_segments = trajectory is not None and bool(trajectory.segments)
@@ -147,10 +147,10 @@ class EpisodeRecord:
                     kept = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
                     follows = before if kept else None
                 row |= {"follows": follows, "kept": kept if follows is not None else None}
-                row["messages"] = [texts.add(message) for message in messages[kept:]]
+                row["messages"] = [bodies.add(message) for message in messages[kept:]]
                 last[request.role] = number, messages
             row |= {"role": request.role, "number": number, "started_at": request.started_at}
-            row |= {"tools": texts.add(list(request.tools)) if request.tools else None, "reply": texts.add(reply)}
+            row |= {"tools": bodies.add(list(request.tools)) if request.tools else None, "reply": bodies.add(reply)}
             yield row
 
 
@@ -164,22 +164,32 @@ current_episode: ContextVar[EpisodeRecord | None] = ContextVar("current_episode"
 """Whose requests and calls are under way here; None: nobody records."""
 
 
+_MOST_KNOWN_TEXTS = 100_000
+"""Some 15 MB of hashes."""
+
+
 class _Texts:
     """Bodies to be stored, each once."""
 
-    def __init__(self) -> None:
+    def __init__(self, known: set[str]) -> None:
+        self._known = known
         self._values: dict[str, Any] = {}
 
     def add(self, value: Any) -> str | None:
         if value is None:
             return None
-        name = text_hash(value)
-        self._values[name] = value
+        name, body = hashed_text(value)
+        if name not in self._known:
+            self._values[name] = body
         return name
 
     def inserts(self) -> list[Insert]:
-        # In the order of their hashes: two writers that store the same texts then never wait for each other in a ring.
-        return text_inserts([self._values[name] for name in sorted(self._values)])[1]
+        """Of what no put before has written. They must be written whatever becomes of the rest."""
+        rows = [text_row(name, body) for name, body in self._values.items()]
+        if len(self._known) > _MOST_KNOWN_TEXTS:
+            self._known.clear()
+        self._known.update(self._values)
+        return [Insert(texts, rows, "keep")] if rows else []
 
 
 @dataclass

@@ -102,8 +102,7 @@ class Bench:
             return sum(int(s.loss_mask.sum()) for t in made.trajectories for s in t.segments)
 
         try:
-            with without_gc_pauses():
-                return sum(await asyncio.gather(*(group(ordinal, task) for ordinal, task in enumerate(tasks))))
+            return sum(await asyncio.gather(*(group(ordinal, task) for ordinal, task in enumerate(tasks))))
         finally:
             await runner.close()
 
@@ -127,7 +126,10 @@ async def pairs(bench: Bench, tasks: Sequence[Task], number: int) -> list[tuple[
         await bench.round(tasks, recorded=True)  # warms up
     for pair in range(number):
         order = (False, True) if pair % 2 == 0 else (True, False)
-        made = {recorded: await bench.round(tasks, recorded) for recorded in order}
+        made = {}
+        for recorded in order:
+            with without_gc_pauses():
+                made[recorded] = await bench.round(tasks, recorded)
         found.append((made[False], made[True]))
         print(f"pair {pair + 1}: {made[False].seconds:.3f} s, {made[True].seconds:.3f} s", file=sys.stderr, flush=True)
     return found
@@ -204,9 +206,7 @@ def main() -> None:
     parser.add_argument("--goal", type=float, default=0.02)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        table, ratio = asyncio.run(
-            measure(Path(folder), options.policy, options.groups, options.pairs, options.store)
-        )
+        table, ratio = asyncio.run(measure(Path(folder), options.policy, options.groups, options.pairs, options.store))
     print(table)
     if ratio > 1 + options.goal:
         raise SystemExit(f"above the goal of {options.goal:.0%}")
