@@ -300,8 +300,8 @@ class Writer:
 
 
 def _bodies_first(made: Sequence[Write]) -> list[Write]:
-    """``made`` with what it has for the table ``texts`` in front, in the order of the hashes: texts refer to nothing, and
-    two writers that store the same ones then never wait for each other in a ring."""
+    """``made`` with what it has for the table ``texts`` in front, in the order of hashes: texts refer to nothing,
+    and two writers that store the same ones then never wait for each other in a ring."""
     bodies: dict[str, Row] = {}
     others: list[Write] = []
     for write in made:
