@@ -206,7 +206,7 @@ def _step(config: ExperimentConfig, run: Run, record: RunRecord, step: int) -> N
                 "policy",
                 time.time(),
                 messages=made.messages,
-                in_segment=True,
+                conversation=made.messages,
                 segment=0,
                 token_start=3,
                 token_end=7,
