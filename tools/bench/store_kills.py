@@ -38,6 +38,7 @@ from megatron_bridge.atomic import hidden_folder, publish_folder
 from mua.algorithms.batch import make_batches
 from mua.config.schema import ExperimentConfig
 from mua.store.database import Store, store_url
+from mua.store.faults import NoStore
 from mua.store.queries import lost_step
 from mua.store.retention import checkpoint_steps
 from mua.store.starts import missing_steps, run_of
@@ -68,7 +69,7 @@ class Death:
     def drawn(cls, draw: random.Random, kind: str) -> Death:
         most = {"time": 1, "statement": 400, "commit": 60, "save": 150}[kind]
         # A commit of a few rows takes a fraction of a millisecond on SQLite, some on a PostgreSQL.
-        seconds = {"time": 0.02 + 0.8 * draw.random(), "commit": 0.001 * draw.random() ** 2}.get(kind, 0.0)
+        seconds = {"time": 0.02 + 0.4 * draw.random(), "commit": 0.001 * draw.random() ** 2}.get(kind, 0.0)
         return cls(kind, draw.randrange(1, most + 1), seconds)
 
 
@@ -232,7 +233,11 @@ def faults(config: ExperimentConfig) -> list[str]:
     output = config.output
     if config.store.url is None and not (output / "store.sqlite").exists():
         return ["checkpoints without a store"] if checkpoint_steps(output) else []
-    with Store.open(store_url(output, config.store), write=config.store.url is None) as store, store.read() as found:
+    try:
+        opened = Store.open(store_url(output, config.store), write=config.store.url is None)
+    except NoStore:  # it was killed before there were tables
+        return ["checkpoints without a store"] if checkpoint_steps(output) else []
+    with opened as store, store.read() as found:
         wrong = [str(finding) for finding in verify(found)]
         run = run_of(output)
         if lacking := missing_steps(found, run, max(checkpoint_steps(output), default=0)):
