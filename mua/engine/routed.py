@@ -180,6 +180,7 @@ def generation_json(generation: Generation) -> Json:
         "version": generation.version,
         "cached_tokens": generation.cached_tokens,
         "waited": generation.waited,
+        "engine": generation.engine,
         "arrays": {name: _packed(array) for name, array in arrays.items() if array is not None},
     }
 
@@ -191,6 +192,7 @@ def generation_of(body: Json) -> Generation:
         return Generation(
             arrays["ids"], arrays["logprobs"], body["finish"], int(body["version"]), arrays["versions"],
             int(body["cached_tokens"]), arrays.get("experts"), float(body["waited"]),
+            str(body["engine"]),
         )  # fmt: skip
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise EngineError(f"the engines' router gave an answer that cannot be read: {error!r}") from None

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,17 +31,21 @@ from mua.environment.protocol import Evaluation
 from mua.environment.requests import LARGEST_REWARD
 from mua.environment.user import User
 from mua.errors import EnvironmentFault, MuaError
-from mua.gateway.chat_calls import Refused
+from mua.gateway.chat_calls import ChatCall, Refused
 from mua.gateway.launch import AgentEnd, AgentTask, run_agent
 from mua.gateway.serving import GatewayServer
-from mua.gateway.session import GatewaySession, SessionLimits, TurnRequest
+from mua.gateway.session import GatewaySession, ServedTurn, SessionLimits, TurnRequest
 from mua.rollout.agent import EpisodeSetting, TokenAgent, TokenPolicy
 from mua.rollout.episode import Episode, EpisodeResult, EpisodeState
 from mua.seeds import derived_seed
+from mua.store.recorder import NotedRequest, current_episode, noting
 from mua.tokens.conversation import Conversation
 from mua.tokens.parsing import AssistantTurn, ToolCall
 from mua.types import Generation, Json, Outcome, Segment, ToolSchema
 from mua.untrusted import JsonError, read_json
+
+_LONGEST_NOTE = 200
+"""Characters of what a client may write at will that are kept of a request."""
 
 
 class _StreamAgent(TokenAgent):
@@ -49,16 +53,25 @@ class _StreamAgent(TokenAgent):
 
     def __init__(
         self, policy: TokenPolicy, setting: EpisodeSetting, session: str, seed: int, conversation: Conversation,
-        request: TurnRequest, counts: dict[str, float],
+        request: TurnRequest, counts: dict[str, float], upcoming: Callable[[], int],
     ) -> None:  # fmt: skip
+        """``upcoming`` gives the number of the turn that ends next in the session."""
         super().__init__(policy, setting, session, seed)
         self._conversation = conversation
         self._counts = counts
         self._request = request
+        self._upcoming = upcoming
         self.generation: Generation | None = None
+        self.noted: NotedRequest | None = None
 
     def _turn_seed(self) -> int:
         return derived_seed(self._seed, *self._request.seed)
+
+    def _turn_number(self) -> int:
+        return self._upcoming()
+
+    def _noted(self, request: NotedRequest) -> None:
+        self.noted = request
 
     def _take(self, generation: Generation) -> AssistantTurn:
         self.generation = generation
@@ -123,6 +136,9 @@ class ExternalEpisode(Episode):
         """What the agent got last: "turn", "tool" or "user"."""
         self._reported: Evaluation | None = None
         self._started_turns = 0
+        self._record = current_episode.get()
+        """What comes over the gateway comes in the server's context, not in the episode's."""
+        self._noted: list[tuple[NotedRequest, Conversation]] = []
 
     async def play(self, server: GatewayServer, log_folder: Path) -> EpisodeResult:
         """Let the agent play, and have the episode judged; raises like :meth:`Episode.run`."""
@@ -148,6 +164,7 @@ class ExternalEpisode(Episode):
             self._read_last_line(end)
             if self._outcome is None:
                 self._end(self._outcome_of(end))
+        self._place_requests()
         if not self.session.turns and self._outcome is Outcome.AGENT_END:
             raise EnvironmentFault(self._crash(end, "asked the policy for nothing"))
         return await self._finish()
@@ -195,7 +212,15 @@ class ExternalEpisode(Episode):
                 self._started_turns += 1
         return self._outcome
 
-    def turned(self, turn: AssistantTurn) -> None:
+    def turned(self, turn: AssistantTurn, call: ChatCall, served: ServedTurn) -> None:
+        if self._noted:  # the last is this one: nothing else has run since
+            request, _ = self._noted[-1]
+            request.reply, request.tools = served.message, [tool.openai() for tool in call.tools]
+            told = {
+                "placed": served.placed, "finish": served.finish, "model": call.model[:_LONGEST_NOTE],
+                "overridden": list(call.overridden), "stop": [text[:_LONGEST_NOTE] for text in call.stop[:4]],
+            }  # fmt: skip
+            request.values["sampling"] |= {"gateway": told}
         if self.session.turns > 1:
             self._turn_rewards.append(0.0)
         self._turn, self._heard_last = turn, "turn"
@@ -217,13 +242,26 @@ class ExternalEpisode(Episode):
         if request.most_tokens is not None:
             most = min(request.most_tokens, self._budgets.max_turn_tokens)
             setting = replace(setting, budgets=self._budgets.model_copy(update={"max_turn_tokens": most}))
-        agent = _StreamAgent(self._policy, setting, self._name, self._seed, talk, request, self._asked)
-        with self._clock("generate"):
-            turn = await agent.turn()
+        agent = _StreamAgent(
+            self._policy, setting, self._name, self._seed, talk, request, self._asked, lambda: self.session.turns
+        )
+        try:
+            with self._clock("generate"), noting(self._record):
+                turn = await agent.turn()
+        finally:
+            if agent.noted is not None:
+                self._noted.append((agent.noted, talk))
         if turn is None:
             return None
         assert agent.generation is not None
         return turn, agent.generation
+
+    def _place_requests(self) -> None:
+        """Have the noted requests say where their tokens are among all of the session's segments."""
+        before = self.session.segments_before()
+        for request, talk in self._noted:
+            if request.values.get("segment") is not None:
+                request.values["segment"] += before[talk]
 
     # ---- what the agent asks for
 
@@ -249,7 +287,8 @@ class ExternalEpisode(Episode):
             self._agent.messages.append(said)
             errors = self._counts[f"tool_errors/{name}"]
             try:
-                text = await self._call(call)
+                with noting(self._record):
+                    text = await self._call(call)
             except MuaError as fault:
                 self.failed(fault)
                 raise
@@ -269,7 +308,8 @@ class ExternalEpisode(Episode):
             self._agent.messages.append({"role": "assistant", "content": text})
             self._turn = replace(self._turn, content=text)
             try:
-                state = await self._ask_user()
+                with noting(self._record):
+                    state = await self._ask_user()
             except MuaError as fault:
                 self.failed(fault)
                 raise

@@ -8,7 +8,7 @@ import logging
 import random
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
-from contextlib import asynccontextmanager, contextmanager, nullcontext
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from time import perf_counter
 from typing import NamedTuple
@@ -38,7 +38,7 @@ from mua.rollout.agent import EpisodeSetting, Policy, TokenPolicy
 from mua.rollout.episode import Episode, EpisodeResult
 from mua.rollout.external import ExternalEpisode
 from mua.seeds import derived_seed
-from mua.store.recorder import EpisodeRecord, Recorder
+from mua.store.recorder import EpisodeRecord, Recorder, noting
 from mua.tokens.chat_family import ChatFamily
 from mua.types import Group, Outcome, Trajectory
 from mua.users.factory import UserFactory
@@ -197,7 +197,7 @@ class EpisodeRunner:
                 seed = derived_seed(self._config.seed, ordinal, sample, again)
                 record = self._record(recorder, ordinal, sample, temperature)
                 try:
-                    with nullcontext() if record is None else record.noting():
+                    with noting(record):
                         result = await self._attempt(setting, task, f"{ordinal}/{sample}/{attempt}", seed)
                 except tuple(_FAULTS) as fault:
                     if record is not None and attempt < self._config.rollout.max_retries:

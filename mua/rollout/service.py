@@ -52,7 +52,7 @@ from mua.rollout.scheduler import GroupScheduler, Position, RolloutBatch, StepDe
 from mua.rollout.stream import TaskStream
 from mua.rollout.teacher import Teacher
 from mua.store.part_finding import router_row
-from mua.store.recorder import Recorder
+from mua.store.recorder import NotedRequest, Recorder
 from mua.tokens.family_loading import load_family
 from mua.types import Group, Json, Trajectory
 
@@ -375,10 +375,13 @@ class RolloutService:
         group = await episodes
         if self._teacher is None:
             return group
-        group = await self._teacher.scored(group)
-        if self._recorder is not None:
-            self._recorder.taught(group)
-        return group
+        if (recorder := self._recorder) is None:
+            return await self._teacher.scored(group)
+        asked: list[tuple[int, NotedRequest]] = []
+        try:
+            return await self._teacher.scored(group, lambda sample, request: asked.append((sample, request)))
+        finally:
+            recorder.taught(group, asked)
 
     async def _recorded(self, task: Task, ordinal: int, episodes: Coroutine[Any, Any, Group]) -> Group:
         """The group of ``episodes``, whose beginning and end the recorder keeps."""

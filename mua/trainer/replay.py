@@ -35,7 +35,7 @@ from mua.store.tables import parts, steps, uses
 from mua.trainer.learner import Learner
 from mua.trainer.rank_processes import become_rank, leads
 from mua.trainer.rl import learn, optimizer_steps
-from mua.trainer.run_record import Learned, read_by_loss
+from mua.trainer.run_record import OWN_LOGPROBS, Learned, read_by_loss
 from mua.types import Group, Json
 
 CHANGEABLE = ("algorithm.", "critic.value_clip=")
@@ -140,7 +140,7 @@ class _Replay:
         self._learner.load(self._from)
         drifted = []
         for recorded in self._recorded:
-            own, learned = last if recorded.step == self._step else config, Learned()
+            own, learned = last if recorded.step == self._step else config, Learned(keeps_logprobs=True)
             metrics = learn(own, self._learner, recorded.groups, version=recorded.version, learned=learned)
             if recorded.gradients and learned.digests != recorded.gradients and recorded.step != self._step:
                 drifted.append(recorded.step)
@@ -225,11 +225,13 @@ def _same_arrays(stored: dict[tuple[str, int], dict[str, Any]], learned: Learned
     }  # fmt: skip
     seen = 0
     by_place = {(*name.split("/")[3:5], str(segment)): arrays for (name, segment), arrays in stored.items()}
-    for batch in learned.batches:
-        for sequence in batch:
+    for batch, logprobs in learned.read():
+        for sequence, own in zip(batch, logprobs, strict=True):
             assert sequence.origin is not None
             before = by_place.get((str(sequence.origin[0]), str(sequence.origin[1]), str(sequence.origin[2])))
-            now = read_by_loss(sequence, lengths[sequence.origin])
+            now = read_by_loss(sequence, lengths[sequence.origin], own)
+            if before is not None and OWN_LOGPROBS not in before:  # stored before they were kept
+                now.pop(OWN_LOGPROBS, None)
             if before is None or before.keys() != now.keys():
                 return False
             if any(before[name].tobytes() != now[name].tobytes() for name in now):

@@ -63,7 +63,9 @@ class StandIn:
     def with_logprobs(self, batch: TrainBatch, *, old: bool) -> TrainBatch:
         return batch
 
-    def train_step(self, batch: TrainBatch, loss: object) -> dict[str, float]:
+    kept_logprobs = None
+
+    def train_step(self, batch: TrainBatch, loss: object, *, keep: bool = False) -> dict[str, float]:
         self.updates += 1
         return {"loss": 1.0, "grad_norm": 1.0, "skipped": self.skipped.pop(0) if self.skipped else 0.0}
 
