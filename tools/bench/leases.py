@@ -5,9 +5,8 @@
 STORE is an empty PostgreSQL database, or a file for SQLite. No engines and no episodes: processes, each with its own
 connection, claim and end episodes by :mod:`mua.store.leases` alone, one after the other and as fast as they can, and
 renew what they hold every 10 seconds as ever; the trainer's side looks meanwhile what has ended, every 50 ms. A run's
-earlier episodes (``--done``) lie there, too. Nothing may be lost, ended twice or met by a deadlock. With ``--seconds-each``
-a
-sampler waits so long between a claim and its result: then there are claimed rows beside open ones.
+earlier episodes (``--done``) lie there, too. Nothing may be lost, ended twice or met by a deadlock. With
+``--seconds-each`` a sampler waits so long between a claim and its result: then there are claimed rows beside open ones.
 """
 
 from __future__ import annotations
