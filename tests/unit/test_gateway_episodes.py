@@ -22,6 +22,8 @@ from mua.algorithms.rollout_metrics import rollout_metrics
 from mua.endpoint.services import ChatClient, Services
 from mua.errors import ConfigError, EngineError
 from mua.gateway.launch import AgentTask
+from mua.gateway.responses import response_call, response_events
+from mua.gateway.session import ServedTurn
 from mua.rollout import runner as runner_module
 from mua.rollout.by_hand import SessionDesk, by_hand
 from mua.rollout.runner import EpisodeRunner
@@ -206,13 +208,39 @@ async def test_a_judge_beside_the_environment_or_in_its_place(tmp_path: Path) ->
 async def test_clients_of_openai_and_mcp(tmp_path: Path) -> None:
     trajectory = await play(tmp_path, endless, "in_a_thread")
     assert trajectory.outcome is Outcome.AGENT_END, trajectory.error
-    assert odd_agents.SEEN == ["turn 0", "turn 1", True, "turn 2", "turn 3", "policy"]
-    assert [len(set(s.turn[s.loss_mask].tolist())) for s in trajectory.segments] == [1, 1, 2]
+    streamed = ("response.created", "response.completed", "turn 4")
+    assert ["turn 0", "turn 1", True, "turn 2", "turn 3", streamed, "policy"] == odd_agents.SEEN
+    assert [len(set(s.turn[s.loss_mask].tolist())) for s in trajectory.segments] == [1, 1, 2, 1]
     odd_agents.SEEN.clear()
     trajectory = await play(tmp_path, endless, "over_mcp")
     assert trajectory.outcome is Outcome.AGENT_END, trajectory.error
     assert "get_order" in odd_agents.SEEN[0]
     assert odd_agents.SEEN[1:] == ['{"error": "no such order"}', True] or odd_agents.SEEN[2]
+
+
+def test_a_streamed_response_is_the_whole_one_in_openais_events() -> None:
+    from openai.types.responses import ResponseStreamEvent
+    from pydantic import TypeAdapter
+
+    calls = [
+        {"id": f"c{n}", "type": "function", "function": {"name": f"f{n}", "arguments": "{}" * n}} for n in range(3)
+    ]
+    message = {"role": "assistant", "content": "ä" * 1025, "reasoning_content": "Hm.", "tool_calls": calls}
+    read = response_call(b'{"input": "Hello", "stream": true}', "override")
+    assert read.stream
+    events = list(response_events(ServedTurn(message, "length", 3, 4, 0, 7, 1, "started"), read))
+    adapter: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
+    for number, event in enumerate(events):
+        assert adapter.validate_python(event, strict=True).sequence_number == number
+    whole = events[-1]["response"]
+    assert events[-1]["type"] == "response.incomplete"
+    deltas: dict[str, str] = {}
+    for event in events:
+        if event["type"].endswith(".delta"):
+            deltas[event["item_id"]] = deltas.get(event["item_id"], "") + event["delta"]
+    assert deltas == {"rs_7": "Hm.", "msg_7": "ä" * 1025, "fc_c1": "{}", "fc_c2": "{}{}"}
+    done = [event["item"] for event in events if event["type"] == "response.output_item.done"]
+    assert done == whole["output"]
 
 
 CALL = """
