@@ -153,7 +153,8 @@ def _item_events(item: Json, place: Json) -> Iterator[Json]:
         empty: Json = {"arguments": ""}
     elif item["type"] == "message":
         (part,) = item["content"]
-        at, logprobs = place | {"content_index": 0}, {"logprobs": []}
+        at = place | {"content_index": 0}
+        logprobs: Json = {"logprobs": []}
         parts = [
             {"type": "response.content_part.added", "part": part | {"text": ""}, **at},
             *_pieces("response.output_text.delta", part["text"], at | logprobs),
