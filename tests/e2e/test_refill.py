@@ -1,4 +1,4 @@
-"""Steps that choose their groups, with the real engine: refilled under a curriculum, resumed and replayed, and oversampled.
+"""Steps that choose their groups, with the real engine: refilled under a curriculum, resumed, replayed; oversampled.
 
 The range filter drops groups whose graded rewards are too close, so that some steps roll out more groups than they
 train. Does not cover whether refilling or a curriculum learns better; what steps may take is a property test

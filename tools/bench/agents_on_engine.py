@@ -16,14 +16,17 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
 from mua.environment.registry import get_domain
+from mua.observe.metrics_log import read_metrics
 from mua.observe.traces import read_traces
 from mua.types import Json, Trajectory
 from tests.agents_support import LIBRARIES, agreed, command_of, differing
-from tests.e2e_support import DETERMINISTIC, metrics_of, mua
 from tools import kit
 from tools.bench.agent_libraries import shares
 from tools.tiny import SMALL, build_policy, write_conversations
@@ -60,6 +63,18 @@ sft: {{data: {data}, batch_size: 16}}
 """
 
 
+def mua(*arguments: str | Path, cwd: Path) -> None:
+    """Run a command that must succeed; what it says goes to files in ``cwd``."""
+    paths = [str(kit.ROOT / "tests" / "e2e" / "domains"), str(kit.ROOT)]
+    variables = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
+    words = [str(argument) for argument in arguments]
+    with (cwd / f"{words[0]}.out").open("w") as out, (cwd / f"{words[0]}.err").open("w") as err:
+        command = [sys.executable, "-m", "mua.cli", *words]
+        status = subprocess.run(command, cwd=cwd, env=variables, stdout=out, stderr=err, timeout=3600).returncode
+    if status:
+        raise SystemExit(f"mua {words[0]} ended with {status}: {(cwd / f'{words[0]}.err').read_text()[-3000:]}")
+
+
 def tuned(domain_name: str, folder: Path, steps: int) -> Path:
     """The recipe of a fine-tuned policy, made in ``folder`` unless it is there."""
     done, recipe = folder / "tuned.yaml", folder / "recipe.yaml"
@@ -78,7 +93,7 @@ def tuned(domain_name: str, folder: Path, steps: int) -> Path:
         )
     )
     overrides = [f"trainer.steps={steps}", f"trainer.save_every={steps}", "optimizer.learning_rate=5.0e-3"]
-    mua("sft", recipe, *overrides, cwd=folder, seconds=3600)
+    mua("sft", recipe, *overrides, cwd=folder)
     done.write_text(f"extends: {recipe}\nmodel: {{path: {folder}/out/hf}}\n")
     return done
 
@@ -87,7 +102,8 @@ def trained(recipe: Path, folder: Path, agent: Json | None) -> Path:
     """The output folder of two steps; a folder that holds some is made afresh."""
     folder.mkdir()
     section = [] if agent is None else [f"agent={json.dumps(agent)}"]
-    mua("train", recipe, *section, *DETERMINISTIC, cwd=folder, seconds=3600)
+    deterministic = ("trainer.deterministic=true", "engine.deterministic=true")
+    mua("train", recipe, *section, *deterministic, cwd=folder)
     return folder / "out"
 
 
@@ -122,7 +138,7 @@ def told(domain: str, agent: str, output: Path, built_in: dict[tuple[int, int], 
     played = [t for step in (0, 1) for t in episodes(output, step).values()]
     turns = sum(len(t.turn_rewards) for t in played)
     calls = sum(t.metrics.get("tool_calls", 0) for t in played)
-    steps = "; ".join(f"{line['loss']:.4f}, {line['grad_norm']:.4f}" for line in metrics_of(output))
+    steps = "; ".join(f"{line['loss']:.4f}, {line['grad_norm']:.4f}" for line in read_metrics(output / "metrics.jsonl"))
     segments = equal = compared = ""
     wrong = []
     if built_in is not None:
