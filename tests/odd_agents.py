@@ -178,6 +178,10 @@ def in_a_thread(task: AgentTask) -> None:
         input=[{"role": "user", "content": "Hello"}, *response.output, {"role": "user", "content": "On"}],
     )
     SEEN.append(more.output_text)
+    asked = [{"role": "user", "content": "Hello"}, *response.output, {"role": "user", "content": "Go on"}]
+    with client.responses.stream(model="m", instructions="Help.", input=asked) as events:
+        kinds = [event.type for event in events]
+        SEEN.append((kinds[0], kinds[-1], events.get_final_response().output_text))
     SEEN.append(client.models.list().data[0].id)
 
 

@@ -544,6 +544,12 @@ class ExperimentConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _agents_judge_has_an_endpoint(self) -> Self:
+        if self.agent is not None and self.agent.judge is not None and self.judge is None:
+            raise ValueError("agent.judge asks the endpoint of judge.llm; add the section judge")
+        return self
+
+    @model_validator(mode="after")
     def _samplers_have_a_store(self) -> Self:
         if self.samplers.enabled and not self.store.enabled:
             raise ValueError("samplers.enabled needs store.enabled: true: samplers lease their episodes from the store")

@@ -36,6 +36,7 @@ from mua.gateway.launch import AgentEnd, AgentTask, run_agent
 from mua.gateway.serving import GatewayServer
 from mua.gateway.session import GatewaySession, ServedTurn, SessionLimits, TurnRequest
 from mua.rollout.agent import EpisodeSetting, TokenAgent, TokenPolicy
+from mua.rollout.agent_judge import AgentJudge
 from mua.rollout.episode import Episode, EpisodeResult, EpisodeState
 from mua.seeds import derived_seed
 from mua.store.recorder import NotedRequest, current_episode, noting
@@ -119,9 +120,11 @@ class ExternalEpisode(Episode):
 
     def __init__(
         self, setting: EpisodeSetting, environment: EnvironmentInstance, user: User, policy: TokenPolicy, *,
-        config: AgentConfig, session: str, seed: int, guarded: bool = True,
+        config: AgentConfig, session: str, seed: int, guarded: bool = True, judge: AgentJudge | None = None,
     ) -> None:  # fmt: skip
+        """``judge`` is there where the configuration has ``agent.judge``."""
         self._config = config
+        self._judge = judge
         self._policy = policy
         self._name, self._seed = session, seed
         self._asked: dict[str, float] = {}
@@ -322,7 +325,7 @@ class ExternalEpisode(Episode):
 
     def report(self, report: Json) -> None:
         if self._config.reward != "report":
-            raise Refused(400, "agent.reward is environment; the agent's own report is not asked for")
+            raise Refused(400, f"agent.reward is {self._config.reward}; the agent's own report is not asked for")
         reward, success = report.get("reward"), report.get("success")
         number = math.nan if isinstance(reward, bool) or not isinstance(reward, int | float) else reward
         if not abs(number) <= LARGEST_REWARD:
@@ -345,6 +348,19 @@ class ExternalEpisode(Episode):
                 raise EnvironmentFault(self._crash(None, f"reported what is no reward: {refused}")) from None
 
     async def _evaluate(self) -> Evaluation:
+        own = None if self._config.reward == "judge" else await self._own_evaluation()
+        if self._judge is None:
+            assert own is not None, "checked with the configuration"
+            return own
+        seed = derived_seed(self._seed, "judge")
+        found = await self._judge.evaluation(self._agent.messages, own, seed=seed)
+        self._asked["gateway/judge_score"] = found.details["judge"]["score"]
+        if own is not None:
+            self._asked["gateway/own_reward"] = own.reward
+        return found
+
+    async def _own_evaluation(self) -> Evaluation:
+        """The environment's, or the agent's report."""
         if self._config.reward == "environment":
             return await super()._evaluate()
         if self._reported is None:

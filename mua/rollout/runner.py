@@ -35,6 +35,7 @@ from mua.errors import (
 from mua.gateway.launch import check_agent
 from mua.gateway.serving import GatewayServer
 from mua.rollout.agent import EpisodeSetting, Policy, TokenPolicy
+from mua.rollout.agent_judge import agent_judge
 from mua.rollout.episode import Episode, EpisodeResult
 from mua.rollout.external import ExternalEpisode
 from mua.seeds import derived_seed
@@ -112,6 +113,7 @@ class EpisodeRunner:
         self._pauses = pauses or Pauses()
         self.gateway = None if config.agent is None else GatewayServer(config.agent)
         """Where agents of the configuration ask for turns; None without ``agent``."""
+        self._judge = agent_judge(config, services)
         if config.agent is not None:
             check_agent(config.agent)
             if not isinstance(policy, TokenPolicy):
@@ -281,7 +283,7 @@ class EpisodeRunner:
         assert isinstance(self._policy, TokenPolicy), "checked at the start"
         episode = ExternalEpisode(
             setting, environment, user, self._policy,
-            config=self.gateway.config, session=session, seed=seed, guarded=guarded,
+            config=self.gateway.config, session=session, seed=seed, guarded=guarded, judge=self._judge,
         )  # fmt: skip
         return await episode.play(self.gateway, self._config.output / "logs" / "agents")
 

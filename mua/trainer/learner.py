@@ -185,8 +185,10 @@ class Learner:
 
     @announced
     def watch_gradients(self, *, keep: bool = False) -> None:
-        """From now on note a digest of every gradient of the policy, and with ``keep`` a copy on its rank."""
-        self.policy.optimizer.watch = GradientWatch(keep=keep)
+        """From now on note a digest of every gradient of each network, and with ``keep`` a copy of the policy's on its
+        rank."""
+        for name, network in self.networks.items():
+            network.optimizer.watch = GradientWatch(keep=keep and name == checkpoint.POLICY)
         self._kept_gradients = []
 
     @property
@@ -195,13 +197,15 @@ class Learner:
         return self.policy.optimizer.watch is not None
 
     @announced
-    def gradient_digests(self) -> list[str]:
-        """Of the policy's steps since the last call, over all ranks; none unless they are watched."""
-        watch = self.policy.optimizer.watch
-        if watch is None:
-            return []
-        digests, self._kept_gradients = watch.take()
-        return digests
+    def gradient_digests(self) -> dict[str, list[str]]:
+        """Of the optimizer steps since the last call, over all ranks, by network; none unless they are watched."""
+        found: dict[str, list[str]] = {}
+        for name, network in self.networks.items():
+            if network.optimizer.watch is not None:
+                found[name], kept = network.optimizer.watch.take()
+                if name == checkpoint.POLICY:
+                    self._kept_gradients = kept
+        return found
 
     @announced
     def hold_gradients(self) -> None:

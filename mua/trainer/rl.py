@@ -332,7 +332,7 @@ def learn(
     learned = learned or Learned()
     with timeline.phase(TrainerPhase.BATCH):
         metrics = _learn(config, learner, groups, version, timeline, learned)
-        learned.digests = learner.gradient_digests() if learned.batches and learner.watches_gradients else []
+        learned.digests = learner.gradient_digests() if learned.batches and learner.watches_gradients else {}
         return metrics
 
 

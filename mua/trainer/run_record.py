@@ -34,6 +34,8 @@ LOSS_ARRAYS = (
     "weights", "advantages", "old_logprobs", "reference_logprobs", "values", "returns",
 )  # fmt: skip
 """Of what the loss read of a segment, what is not the segment's own."""
+DIGESTS_OF = {"policy": "gradients", "critic": "critic_gradients"}
+"""Where ``steps.details`` has the digests of a network's gradients, one an optimizer step."""
 
 OWN_LOGPROBS = "update_logprobs"
 """The trainer's own log-probabilities, as the update found them; where they were not computed before it."""
@@ -133,12 +135,11 @@ class RunRecord:
             "updates": [batch.denominators for batch in learned.batches],
             "layout": layout_of(self._config),
         }  # fmt: skip
-        if learned.digests:
-            details["gradients"] = learned.digests
+        details |= {DIGESTS_OF[network]: digests for network, digests in learned.digests.items() if digests}
         row = {
             "run_id": self.run, "step": step, "part": self.part, "state": "done", "version": step,
             "metrics": dict(metrics), "denominators": learned.batches[0].denominators if learned.batches else {},
-            "gradient": learned.digests[0] if learned.digests else None, "details": details, "started_at": began,
+            "gradient": next(iter(learned.digests.get("policy", [])), None), "details": details, "started_at": began,
             "ended_at": ended,
         }  # fmt: skip
         lengths = {
@@ -196,7 +197,8 @@ class Learned:
         self.logprobs: list[list[Float32Array] | None] = []
         """Of each batch's first update, of each sequence float32 ``[T]``; None where they were there before."""
         self.epochs = 0
-        self.digests: list[str] = []
+        self.digests: dict[str, list[str]] = {}
+        """Of the gradients of each network's optimizer steps; none where they are not watched."""
 
     def read(self) -> Iterator[tuple[TrainBatch, Sequence[Float32Array | None]]]:
         """Each batch with the log-probabilities of its sequences."""
