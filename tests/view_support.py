@@ -50,9 +50,7 @@ def write_shop(
 
 
 class _Shop:
-    def __init__(
-        self, run: str, step_count: int, groups: int, size: int, better: float, seed: int, turns: int
-    ) -> None:
+    def __init__(self, run: str, step_count: int, groups: int, size: int, better: float, seed: int, turns: int) -> None:
         self.run, self.step_count, self.groups, self.size = run, step_count, groups, size
         self.better, self.turns = better, turns
         self.draw = np.random.default_rng(seed)
@@ -128,7 +126,10 @@ class _Shop:
         order = 1000 + key.ordinal
         wanted = {"cancel": "cancel order", "refund": "have the money back for order", "refuse": "return opened order"}
         messages: list[Json] = [
-            {"role": "system", "content": "You are the shop's agent. Cancel and refund by the policy, refuse the rest."},
+            {
+                "role": "system",
+                "content": "You are the shop's agent. Cancel and refund by the policy.",
+            },
             {"role": "user", "content": f"Hello, I want to {wanted[kind]} {order}."},
         ]
         call = {"name": "get_order", "arguments": {"order": order}}

@@ -72,7 +72,9 @@ def vendored(package: Package, folder: Path) -> dict[str, bytes]:
         for theirs, ours in {**package.files, "LICENSE": package.licence}.items():
             member = opened.extractfile(f"package/{theirs}")
             assert member is not None, f"{package.name}: {theirs} is no file"
-            lines = [line for line in member.read().decode().splitlines() if not line.startswith("//# sourceMappingURL")]
+            lines = [
+                line for line in member.read().decode().splitlines() if not line.startswith("//# sourceMappingURL")
+            ]
             found[ours] = ("\n".join(lines).strip("\n") + "\n" + AFTER.get(ours, "")).encode()
     return found
 

@@ -30,7 +30,6 @@ from mua.store.texts import text_hash, text_inserts
 from mua.store.writer import Insert, Update, Write, Writer
 from mua.types import Group, Json, Trajectory
 
-
 _NO_LABELS: Mapping[str, str] = MappingProxyType({})
 
 

@@ -1,4 +1,4 @@
-"""One trajectory: its conversation, verdict, requests and uses; the tokens of a segment with all that is known of each."""
+"""One trajectory: conversation, verdict, requests and uses; the tokens of a segment with all that is known of each."""
 
 from __future__ import annotations
 
@@ -27,9 +27,7 @@ _OF_LOSS = ("weights", "advantages", "old_logprobs", "reference_logprobs", "valu
 def trajectory(connection: Connection, run: ViewedRun, name: str) -> Json:
     """All of a trajectory but its tokens, which :func:`tokens` gives. Raises :class:`NotThere`."""
     t = trajectories.c
-    row = (
-        connection.execute(sa.select(trajectories).where(t.id == name, t.run_id == run.id)).mappings().one_or_none()
-    )
+    row = connection.execute(sa.select(trajectories).where(t.id == name, t.run_id == run.id)).mappings().one_or_none()
     if row is None:
         raise NotThere(f"trajectory {name}: not in run {run.key}")
     labels = connection.execute(

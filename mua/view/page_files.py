@@ -51,9 +51,9 @@ def whole_page(title: str, blobs: Iterable[tuple[str, bytes]]) -> Iterable[str]:
         f"default-src 'none'; script-src data: {_digest(imports)} {_digest(_START)}; style-src 'unsafe-inline'; "
         "img-src data:; base-uri 'none'; form-action 'none'"
     )
-    before, after = _page(title, styles, imports, f'<meta http-equiv="Content-Security-Policy" content="{policy}">').split(
-        "<!-- data -->"
-    )
+    before, after = _page(
+        title, styles, imports, f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
+    ).split("<!-- data -->")
     yield before
     for name, content in blobs:
         text = base64.b64encode(content).decode()

@@ -18,9 +18,7 @@ MOST_TASKS = 2000
 """Listed, those with the largest differences first; figures are of all."""
 
 
-def compared(
-    first: tuple[Connection, ViewedRun, int], second: tuple[Connection, ViewedRun, int]
-) -> Json:
+def compared(first: tuple[Connection, ViewedRun, int], second: tuple[Connection, ViewedRun, int]) -> Json:
     """Success and reward of both on every task that has a scored episode in both.
 
     Each side is a connection, a run and a round of evaluation (0: training). The task is the unit.

@@ -58,7 +58,7 @@ class BadQuestion(MuaError):
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class ListQuestion:
     """What a list shows."""
 
     filter: TrajectoryFilter
@@ -70,7 +70,7 @@ class Question:
     """One of :data:`SUSPICIONS`, or ``any``."""
 
 
-def question_of(run: ViewedRun, given: Mapping[str, str]) -> Question:
+def question_of(run: ViewedRun, given: Mapping[str, str]) -> ListQuestion:
     """From the parameters of an address. Raises :class:`BadQuestion` for an unknown or wrong one."""
     texts = {"domain", "task", "outcome", "kind", "text"}
     numbers, flags = {"step", "round", "ordinal"}, {"success", "scored", "tool_error", "kept"}
@@ -93,7 +93,7 @@ def question_of(run: ViewedRun, given: Mapping[str, str]) -> Question:
     if not 0 < limit <= MOST_ROWS:
         raise BadQuestion(f"limit: 1 to {MOST_ROWS}, not {limit}")
     offset = _number("offset", given.get("offset") or "0")
-    return Question(TrajectoryFilter(**chosen), order, limit, offset, given.get("said") or None, suspect)
+    return ListQuestion(TrajectoryFilter(**chosen), order, limit, offset, given.get("said") or None, suspect)
 
 
 def _number(name: str, value: str) -> int:
@@ -103,23 +103,16 @@ def _number(name: str, value: str) -> int:
 
 
 class TrajectoryLists:
-    """Answers :class:`Question` s, and remembers gaps and suspicions until something new is in the store."""
+    """Answers :class:`ListQuestion` s, and remembers gaps and suspicions until something new is in the store."""
 
     def __init__(self) -> None:
         self._gaps: dict[str, tuple[Json, dict[str, float]]] = {}
         self._suspects: dict[str, tuple[Json, dict[str, list[str]]]] = {}
         self._lock = threading.Lock()
 
-    def page(self, connection: Connection, run: ViewedRun, asked: Question) -> Json:
+    def page(self, connection: Connection, run: ViewedRun, asked: ListQuestion) -> Json:
         """``total`` and the ``rows`` of one page; ``searched`` says of how many a search in conversations read."""
-        chosen, searched = asked.filter, None
-        suspects = self.suspects(connection, run) if asked.suspect else {}
-        if asked.suspect:
-            held = [name for name, why in suspects.items() if asked.suspect in ("any", *why)]
-            chosen = _within(chosen, held[:MOST_FOUND])
-        if asked.said:
-            found, searched = search_conversations(connection, chosen, asked.said)
-            chosen = _within(chosen, found)
+        chosen, searched = self.narrowed(connection, run, asked)
         order: Any = asked.order
         if asked.order == "gap":
             gaps = self.gaps(connection, run)
@@ -131,8 +124,28 @@ class TrajectoryLists:
         else:
             total = count_trajectories(connection, chosen)
             rows = list(list_trajectories(connection, chosen, asked.limit, offset=asked.offset, order=order))
-        self._complete(connection, rows, suspects)
+        self._complete(connection, run, rows)
         return {"total": total, "rows": rows, "searched": searched}
+
+    def narrowed(
+        self, connection: Connection, run: ViewedRun, asked: ListQuestion
+    ) -> tuple[TrajectoryFilter, Json | None]:
+        """The filter that also says what the words in conversations and the suspicions leave, and what was read."""
+        chosen, searched = asked.filter, None
+        if asked.suspect:
+            held = [n for n, why in self.suspects(connection, run).items() if asked.suspect in ("any", *why)]
+            chosen = _within(chosen, held[:MOST_FOUND])
+        if asked.said:
+            found, searched = search_conversations(connection, chosen, asked.said)
+            chosen = _within(chosen, found)
+        return chosen, searched
+
+    def rows_of(self, connection: Connection, run: ViewedRun, ids: list[str]) -> list[Json]:
+        """The rows of ``ids``, with their suspicions."""
+        self.suspects(connection, run)
+        rows = list(list_trajectories(connection, _within(TrajectoryFilter(run=run.id), ids)))
+        self._complete(connection, run, rows)
+        return rows
 
     def gaps(self, connection: Connection, run: ViewedRun) -> dict[str, float]:
         """The largest gap of each of the newest trajectories that have one, by id."""
@@ -152,8 +165,10 @@ class TrajectoryLists:
                 self._suspects[run.key] = state, suspicions(connection, run.id)
             return self._suspects[run.key][1]
 
-    def _complete(self, connection: Connection, rows: list[Json], suspects: Mapping[str, list[str]]) -> None:
-        """What a row shows beyond its own columns."""
+    def _complete(self, connection: Connection, run: ViewedRun, rows: list[Json]) -> None:
+        """What a row shows beyond its own columns; suspicions where somebody asked for them before."""
+        with self._lock:
+            suspects = self._suspects.get(run.key, (None, {}))[1]
         ids = [row["id"] for row in rows]
         gaps = gaps_of(connection, ids)
         c = tool_calls.c
@@ -208,14 +223,19 @@ def search_conversations(connection: Connection, chosen: TrajectoryFilter, words
     needle = json_text(words)[1:-1].lower()
     deadline, read, found = time.monotonic() + SEARCH_SECONDS, 0, []
     c = trajectories.c
-    ids = list(connection.execute(sa.select(c.id).where(chosen.condition()).order_by(c.ended_at.desc(), c.id)).scalars())
+    ids = list(
+        connection.execute(sa.select(c.id).where(chosen.condition()).order_by(c.ended_at.desc(), c.id)).scalars()
+    )
     for at in range(0, len(ids), MOST_ROWS):
         some = ids[at : at + MOST_ROWS]
         blobs = dict(connection.execute(sa.select(c.id, c.messages).where(c.id.in_(some))).tuples().all())
         for name in some:
             read += 1
             blob = blobs.get(name)
-            if blob is not None and needle in decompress(blob, f"messages of {name}").decode("utf-8", "replace").lower():
+            if (
+                blob is not None
+                and needle in decompress(blob, f"messages of {name}").decode("utf-8", "replace").lower()
+            ):
                 found.append(name)
         if len(found) >= MOST_FOUND or time.monotonic() > deadline:
             break

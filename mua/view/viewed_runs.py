@@ -1,4 +1,4 @@
-"""Which runs are looked at: stores named on the command line, each opened for reading alone, and what lies beside them."""
+"""Which runs are looked at: stores named by a person, each opened for reading alone, and what lies beside them."""
 
 from __future__ import annotations
 
@@ -97,6 +97,7 @@ class ViewedRuns:
         return self._runs[key]
 
     def keys(self) -> list[str]:
+        """Of all runs, in the order in which they were seen."""
         return list(self._runs)
 
     def _seen(self, row: Json, store: Store, number: int, folder: Path | None, config: Any) -> str:

@@ -22,7 +22,7 @@ from aiohttp import web
 
 from mua.errors import MuaError
 from mua.store.faults import StoreError
-from mua.view.answers import Answers, as_bytes
+from mua.view.page_answers import Answers, as_bytes
 from mua.view.page_files import MODULES, STATIC, STYLES, served_page
 from mua.view.trajectory_lists import BadQuestion
 from mua.view.viewed_runs import NotThere
@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 
 
 class ViewServer:
-    """Serves :class:`mua.view.answers.Answers` on one address."""
+    """Serves :class:`mua.view.page_answers.Answers` on one address."""
 
     def __init__(self, answers: Answers, host: str = LOOPBACK, port: int = 0) -> None:
         self.answers, self.host, self.port = answers, host, port

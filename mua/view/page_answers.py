@@ -27,14 +27,14 @@ class Answers:
 
     def __init__(self, viewed: ViewedRuns) -> None:
         self.viewed = viewed
-        self._lists = TrajectoryLists()
+        self.lists = TrajectoryLists()
         self._of_run: dict[str, Callable[[Connection, ViewedRun, Parameters], Any]] = {
             "run": lambda c, run, _: overview(c, run) | {"suspicions": SUSPICIONS},
             "changes": lambda c, run, _: changes(c, run.id),
             "curves": _curves,
             "steps": lambda c, run, _: {"steps": step_list(c, run)},
             "step": lambda c, run, given: one_step(c, run, _number(given, "step")),
-            "trajectories": lambda c, run, given: self._lists.page(c, run, question_of(run, given)),
+            "trajectories": lambda c, run, given: self.lists.page(c, run, question_of(run, given)),
             "trajectory": lambda c, run, given: trajectory(c, run, _text(given, "id")),
             "tokens": _tokens,
         }
