@@ -93,10 +93,10 @@ def tokens(connection: Connection, run: ViewedRun, name: str, segment: int, use:
 
 
 def _where(array: npt.NDArray[Any], known: npt.NDArray[np.bool_]) -> list[Any]:
-    """As a list; None where it is not ``known`` or no finite number. Seven digits, which float32 has."""
+    """As a list; None where it is not ``known`` or no finite number. Nine digits are a float32 to the bit."""
     whole = array.dtype.kind in "iu"
     return [
-        None if not good or value != value or abs(value) == np.inf else value if whole else float(f"{value:.7g}")
+        None if not good or value != value or abs(value) == np.inf else value if whole else float(f"{value:.9g}")
         for value, good in zip(array.tolist(), known.tolist(), strict=True)
     ]
 

@@ -69,7 +69,7 @@ def step_lines(connection: Connection, run: ViewedRun) -> list[dict[str, Any]]:
     if lines := run.metric_lines():
         return lines
     chosen = sa.select(steps.c.step, steps.c.metrics).where(steps.c.run_id == run.id, ~lost_step())
-    rows = connection.execute(chosen.order_by(steps.c.step)).tuples()
+    rows = connection.execute(chosen.order_by(steps.c.step))
     return [{"step": step} | (metrics or {}) for step, metrics in rows]
 
 
@@ -119,7 +119,7 @@ def evaluations(connection: Connection, run: ViewedRun) -> list[Json]:
     )  # fmt: skip
     settings = _evaluation_settings(run.config)
     rounds: defaultdict[int, list[Any]] = defaultdict(list)
-    for row in connection.execute(chosen).tuples():
+    for row in connection.execute(chosen):
         rounds[row[0]].append(row)
     return [_evaluation(number, rows, settings) for number, rows in rounds.items()]
 
@@ -162,7 +162,7 @@ def training_kinds(connection: Connection, run: str) -> list[Json]:
         .group_by(t.domain, tasks.c.details)
     )  # fmt: skip
     found: dict[tuple[str, str], Json] = {}
-    for domain, details, won, scored, count, reward in connection.execute(chosen).tuples():
+    for domain, details, won, scored, count, reward in connection.execute(chosen):
         row = found.setdefault(
             (domain, kind_of(details)),
             {"domain": domain, "kind": kind_of(details), "won": 0, "scored": 0, "episodes": 0, "rewards": 0.0},
@@ -193,7 +193,7 @@ def outcomes(connection: Connection, run: str) -> list[Json]:
     )
     return [
         {"evaluation": bool(e), "outcome": outcome, "scored": scored, "episodes": count, "won": won}
-        for e, outcome, scored, count, won in connection.execute(chosen).tuples()
+        for e, outcome, scored, count, won in connection.execute(chosen)
     ]
 
 
@@ -207,7 +207,7 @@ def tools(connection: Connection, run: str) -> list[Json]:
         .order_by(sa.func.count().desc())
     )
     keys = ("name", "by_user", "calls", "errors", "seconds")
-    return [dict(zip(keys, row, strict=True)) for row in connection.execute(chosen.limit(200)).tuples()]
+    return [dict(zip(keys, row, strict=True)) for row in connection.execute(chosen.limit(200))]
 
 
 def endpoints(connection: Connection, run: str) -> list[Json]:
@@ -221,15 +221,13 @@ def endpoints(connection: Connection, run: str) -> list[Json]:
         .order_by(c.role, sa.func.count().desc())
     )  # fmt: skip
     keys = ("role", "endpoint", "requests", "errors", "seconds", "tokens")
-    return [dict(zip(keys, row, strict=True)) for row in connection.execute(chosen.limit(200)).tuples()]
+    return [dict(zip(keys, row, strict=True)) for row in connection.execute(chosen.limit(200))]
 
 
 def events(connection: Connection, run: ViewedRun, lines: Iterable[Mapping[str, Any]]) -> Iterator[Json]:
     """Starts of the run, lost steps, checkpoints, restarts of engines, faults of the infrastructure; by time."""
     found = [*_starts(connection, run.id), *_checkpoints(connection, run.id), *_faults(connection, run.id)]
-    when = dict(
-        connection.execute(sa.select(steps.c.step, steps.c.ended_at).where(steps.c.run_id == run.id)).tuples().all()
-    )
+    when = dict(connection.execute(sa.select(steps.c.step, steps.c.ended_at).where(steps.c.run_id == run.id)).all())
     yield from sorted(
         [*found, *_restarts(lines, when)], key=lambda e: (e["at"] is None, e["at"] or 0.0, e["step"] or 0)
     )
@@ -242,7 +240,7 @@ def _starts(connection: Connection, run: str) -> Iterator[Json]:
         yield _event("start" if row["part"] == 1 else "restart", row["started_at"], row["from_step"],
                      f"{begun}{where}, part {row['part']}, from step {row['from_step']}")  # fmt: skip
     lost = sa.select(steps.c.step, steps.c.part, steps.c.ended_at).where(steps.c.run_id == run, lost_step())
-    for step, part, at in connection.execute(lost.order_by(steps.c.step)).tuples():
+    for step, part, at in connection.execute(lost.order_by(steps.c.step)):
         yield _event("lost", at, step, f"step {step} of part {part} was lost and made again")
     ended = connection.execute(sa.select(runs.c.state, runs.c.ended_at).where(runs.c.id == run)).one()
     if ended.ended_at is not None:
@@ -252,7 +250,7 @@ def _starts(connection: Connection, run: str) -> Iterator[Json]:
 def _checkpoints(connection: Connection, run: str) -> Iterator[Json]:
     c = versions.c
     saved = sa.select(c.version, c.checkpoint, c.synced_at).where(c.run_id == run, c.checkpoint.is_not(None))
-    for version, name, at in connection.execute(saved.order_by(c.version)).tuples():
+    for version, name, at in connection.execute(saved.order_by(c.version)):
         yield _event("checkpoint", at, version - 1, f"checkpoint {name}")
 
 
@@ -266,7 +264,7 @@ def _faults(connection: Connection, run: str) -> Iterator[Json]:
         .group_by(t.outcome, t.version_high, t.round)
         .limit(500)
     )  # fmt: skip
-    for outcome, version, round_, count, at, error, name in connection.execute(chosen).tuples():
+    for outcome, version, round_, count, at, error, name in connection.execute(chosen):
         where = "training" if round_ == 0 else f"evaluation {round_}"
         said = f": {error}" if error else ""
         yield _event("fault", at, version, f"{count} × {outcome} in {where}{said}") | {"trajectory": name}
@@ -276,7 +274,7 @@ def _faults(connection: Connection, run: str) -> Iterator[Json]:
         .group_by(requests.c.role, requests.c.error)
         .limit(200)
     )
-    for role, error, count, at in connection.execute(failed).tuples():
+    for role, error, count, at in connection.execute(failed):
         yield _event("fault", at, None, f"{count} failed requests to {role}, the last now: {error}")
 
 
@@ -316,7 +314,7 @@ def step_list(connection: Connection, run: ViewedRun) -> list[Json]:
     keys = ("step", "trajectories", "tokens", "reward/mean", "success")
     return [
         dict(zip(keys, row, strict=True)) | {"part": 1, "lost": False, "state": "done"}
-        for row in connection.execute(imported).tuples()
+        for row in connection.execute(imported)
     ]
 
 

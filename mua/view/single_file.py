@@ -158,13 +158,13 @@ def _rows(answers: Answers, run: ViewedRun, names: list[str], keys: Mapping[tupl
             steps: defaultdict[str, list[int]] = defaultdict(list)
             for name, step in connection.execute(
                 sa.select(uses.c.trajectory_id, uses.c.step).where(uses.c.trajectory_id.in_(some)).distinct()
-            ).tuples():
+            ):
                 steps[name].append(step)
             called: defaultdict[str, list[str]] = defaultdict(list)
             for name, tool in connection.execute(
                 sa.select(tool_calls.c.trajectory_id, tool_calls.c.name)
                 .where(tool_calls.c.trajectory_id.in_(some)).distinct()
-            ).tuples():  # fmt: skip
+            ):  # fmt: skip
                 called[name].append(tool)
             for row in rows[at:]:
                 row |= {"key": keys[run.key, row["id"]], "steps": steps[row["id"]], "tools": called[row["id"]]}

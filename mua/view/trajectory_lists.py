@@ -177,10 +177,10 @@ class TrajectoryLists:
             .where(c.trajectory_id.in_(ids))
             .group_by(c.trajectory_id)
         )
-        calls = {name: (count, errors) for name, count, errors in connection.execute(called).tuples()}
+        calls = {name: (count, errors) for name, count, errors in connection.execute(called)}
         labels = sa.select(trajectories.c.id, tasks.c.details, tasks.c.split, tasks.c.taken_step)
         joined = labels.select_from(trajectories.join(tasks, same_task())).where(trajectories.c.id.in_(ids))
-        of_task = {name: rest for name, *rest in connection.execute(joined).tuples()}
+        of_task = {name: rest for name, *rest in connection.execute(joined)}
         for row in rows:
             details, split, taken = of_task.get(row["id"], (None, None, None))
             row |= {"kind": kind_of(details), "split": split, "step": taken, "gap": gaps.get(row["id"]),
@@ -206,7 +206,7 @@ def gaps_of(connection: Connection, ids: list[str]) -> dict[str, float]:
             .where(uses.c.trajectory_id.in_(some), uses.c.epoch == 0, uses.c.arrays.is_not(None),
                    segments.c.arrays.is_not(None), uses.c.source.is_(None))
         )  # fmt: skip
-        for name, step, read, sampled in connection.execute(chosen).tuples():
+        for name, step, read, sampled in connection.execute(chosen):
             own = unpack_arrays(read, f"uses of {name}")
             if "old_logprobs" not in own or not (trained := own["weights"] != 0).any():
                 continue
@@ -228,7 +228,7 @@ def search_conversations(connection: Connection, chosen: TrajectoryFilter, words
     )
     for at in range(0, len(ids), MOST_ROWS):
         some = ids[at : at + MOST_ROWS]
-        blobs = dict(connection.execute(sa.select(c.id, c.messages).where(c.id.in_(some))).tuples().all())
+        blobs = dict(connection.execute(sa.select(c.id, c.messages).where(c.id.in_(some))).all())
         for name in some:
             read += 1
             blob = blobs.get(name)

@@ -82,7 +82,7 @@ class ViewedRuns:
         for number, (store, folder) in enumerate(self._places):
             with store.read() as connection:
                 rows = list(list_runs(connection))
-                configs = dict(connection.execute(sa.select(runs.c.id, runs.c.config)).tuples().all())
+                configs = dict(connection.execute(sa.select(runs.c.id, runs.c.config)).all())
             for row in rows:
                 key = self._seen(row, store, number, folder if len(rows) == 1 else None, configs.get(row["id"]) or {})
                 found.append(row | {"key": key, "store": store.name})
