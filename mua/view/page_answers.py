@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping
+from decimal import Decimal
 from typing import Any, TypeAlias
 
 import orjson
@@ -93,6 +94,8 @@ def as_bytes(value: Any) -> bytes:
 def _blob(value: object) -> object:
     if isinstance(value, bytes):
         return f"{len(value)} bytes"
+    if isinstance(value, Decimal):  # what PostgreSQL sums and averages integers to
+        return float(value)
     raise TypeError(f"no JSON: {type(value).__name__}")
 
 
@@ -103,4 +106,4 @@ def _plain(value: Any) -> Any:
         return [_plain(inner) for inner in value]
     if isinstance(value, float):
         return value if math.isfinite(value) else None
-    return f"{len(value)} bytes" if isinstance(value, bytes) else value
+    return _blob(value) if isinstance(value, bytes | Decimal) else value

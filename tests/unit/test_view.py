@@ -1,7 +1,7 @@
 """What may be asked of a run's store, who may ask, the page in one file, ``mua show``.
 
 Not here: the page itself in a browser (tests/unit/test_view_browser.py), the time of a first paint
-(tools/bench/view.py), runs of the trainer.
+(tools/bench/view.py), PostgreSQL (test_store_verification.py), runs of the trainer.
 """
 
 from __future__ import annotations
@@ -34,9 +34,8 @@ from mua.view.single_file import _even, export_page
 from mua.view.token_texts import TokenTexts
 from mua.view.trajectory_lists import BadQuestion
 from mua.view.viewed_runs import NotThere, opened_runs
-from tests.tokens_fixtures import chat_family, model_folder
-from tests.view_served import served
-from tests.view_support import HOSTILE, write_shop
+from tools.bench.shop_run import HOSTILE, shop_model, write_shop
+from tools.view_served import served
 
 RUN = "shop-grpo"
 
@@ -133,7 +132,7 @@ def test_tokens_say_who_wrote_them_and_what_the_loss_read(answers: Answers, fold
     columns = data["columns"]
     with Store.open(folder, write=False) as store, store.read() as connection:
         segment = next(read_trajectories(connection, [row["id"]])).segments[0]
-    assert "".join(columns["texts"]) == chat_family("qwen3", False).decode(segment.ids)
+    assert "".join(columns["texts"]) == shop_model()[1].decode(segment.ids)
     assert columns["provenance"] == segment.provenance.tolist()
     known = np.array([value is not None for value in columns["logprobs"]])
     assert (known == segment.loss_mask).all()
@@ -159,7 +158,7 @@ def test_trajectory_has_verdict_user_and_requests(answers: Answers) -> None:
 
 
 def test_token_text_is_the_tokenizers_own() -> None:
-    texts, family = TokenTexts(model_folder("qwen3")), chat_family("qwen3", False)
+    texts, family = TokenTexts(shop_model()[0]), shop_model()[1]
     draw = np.random.default_rng(0)
     for _ in range(50):
         ids = draw.integers(0, family.codec.vocabulary_size, 30).tolist()
@@ -319,7 +318,7 @@ def test_run_without_a_store_is_read_from_its_traces(folder: Path, tmp_path: Pat
         names = [row["id"] for row in chosen if row["scored"] and row["ordinal"] < 3]
         TraceWriter(tmp_path / "traces").write(0, read_trajectories(connection, names))
     told: list[str] = []
-    with opened_runs([str(tmp_path)], model=model_folder("qwen3"), tell=told.append) as viewed:
+    with opened_runs([str(tmp_path)], model=shop_model()[0], tell=told.append) as viewed:
         answers = Answers(viewed)
         (run,) = viewed.keys()
         assert "reading its traces" in told[0]

@@ -20,9 +20,9 @@ from mua.store.writer import Update, execute
 from mua.view.page_answers import Answers
 from mua.view.single_file import export_page
 from mua.view.viewed_runs import opened_runs
-from tests.browser_support import PATIENCE_MS, BrowserUnavailable, chromium
-from tests.view_served import served
-from tests.view_support import write_shop
+from tools.bench.shop_run import write_shop
+from tools.view_browser import PATIENCE_MS, BrowserUnavailable, chromium
+from tools.view_served import served
 
 IMAGES = Path(__file__).parents[2] / "docs" / "images"
 RUN, OTHER = "shop-grpo", "shop-dapo"
@@ -153,7 +153,7 @@ def test_from_the_runs_to_one_token(answers: Answers, open_page: Callable[[str],
         page.evaluate("scrollTo(0, 0)")
         page.keyboard.press("t")
         assert page.evaluate("document.documentElement.dataset.theme") == "dark"
-        shot(page, "trajectory", full_page=True)
+        shot(page, "trajectory")
         assert "should be" in page.locator("[data-verdict]").inner_text()
         page.keyboard.press("u")
         wait_total(page, asked["total"])

@@ -30,7 +30,7 @@ const settings = (series, { width, height, title, range, onPoint, x }) => {
     const points = { show: one.steps.length < 60, size: 6 };
     lines.push({ label: one.name, stroke, width: 1.6, spanGaps: true, points, value: (_, v) => (v === null ? "–" : Number(v.toPrecision(5)).toString()) });
     if (!one.low) return;
-    const thin = { stroke: `${stroke}55`, width: 1, spanGaps: true, points: { show: false } };
+    const thin = { class: "bound", stroke: `${stroke}55`, width: 1, spanGaps: true, points: { show: false } };
     lines.push({ ...thin, label: "low" }, { ...thin, label: "high" });
     bands.push({ series: [lines.length, lines.length - 1], fill: `${stroke}22` });
   });

@@ -26,8 +26,7 @@ export const Compare = ({ query, version, theme }) => {
   const change = (more) => go(["compare"], { ...query, ...more });
   return html`<h1>Two runs side by side</h1>
     <${Answered} of=${runs}>${({ runs: all }) => html`<${Answered} of=${a.error ? a : b}>${() => ready && html`
-      <p><${Side} name="a" runs=${all} query=${chosen} evaluations=${a.data.evaluations} change=${change} /> against
-        <${Side} name="b" runs=${all} query=${chosen} evaluations=${b.data.evaluations} change=${change} /></p>
+      <p><${Side} name="a" runs=${all} query=${chosen} evaluations=${a.data.evaluations} change=${change} />${" against "}<${Side} name="b" runs=${all} query=${chosen} evaluations=${b.data.evaluations} change=${change} /></p>
       <div class="charts"><${Chart} title="held-out success" range=${[0, 1]} theme=${theme} x="policy version" height=${240}
         series=${[curve(`a: ${query.a}`, a.data.evaluations), curve(`b: ${query.b}`, b.data.evaluations)]} /></div>
       <${Compared} chosen=${chosen} version=${version} />`}<//>`}<//>`;

@@ -25,7 +25,10 @@ export const duration = (seconds) => {
 
 // The picture of a control character stands for it, so that nothing is invisible.
 export const visible = (text) =>
-  text.replace(/[\x00-\x08\x0b-\x1f\x7f]/g, (c) => String.fromCharCode(c === "\x7f" ? 0x2421 : 0x2400 + c.charCodeAt(0)));
+  text
+    .replace(/[\x00-\x08\x0b-\x1f\x7f]/g, (c) => String.fromCharCode(c === "\x7f" ? 0x2421 : 0x2400 + c.charCodeAt(0)))
+    // What turns the direction of writing or has no width is spelt out.
+    .replace(/[\u200b\u200e\u200f\u202a-\u202e\u2066-\u2069\ufeff]/g, (c) => `\\u${c.charCodeAt(0).toString(16)}`);
 
 export const address = (parts, query = {}) => {
   const given = Object.entries(query).filter(([, value]) => value !== undefined && value !== null && value !== "");

@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 
@@ -15,9 +17,11 @@ from mua.store.records import EpisodeKey, trajectory_inserts
 from mua.store.tables import parts, requests, runs, scores, steps, tasks, tool_calls, uses, versions
 from mua.store.texts import text_inserts
 from mua.store.writer import Insert, Write, execute
+from mua.tokens.chat_family import ChatFamily
 from mua.tokens.codec import content, fixed
+from mua.tokens.family_loading import load_family
 from mua.types import Json, Outcome, Provenance, Segment, Trajectory
-from tests.tokens_fixtures import chat_family, model_folder
+from workbench.tokenizer import train_tokenizer
 
 KINDS = ("cancel", "refund", "refuse")
 HOSTILE = '</script><script>window.hacked=1</script><img src=x onerror="window.hacked=1">'
@@ -26,6 +30,18 @@ EVERY = 4
 """Steps between two evaluations."""
 _BEGAN = 1_790_000_000.0
 _HELD_OUT = 12
+_ROOT = TemporaryDirectory(prefix="mua-shop-")
+
+
+@cache
+def shop_model() -> tuple[Path, ChatFamily]:
+    """A folder with a small tokenizer, gone with the process, and its chat family."""
+    folder = Path(_ROOT.name)
+    said = "Hello, I want to cancel order 1000. Your order is done, answer 12345. Thank you, bye. And what else? "
+    called = '<tool_call> {"name": "get_order"} für Zoë 🙂 '
+    train_tokenizer([said, called] * 30, folder, family="qwen3", vocab_size=480)
+    (folder / "config.json").write_text(json.dumps({"model_type": "qwen3"}))
+    return folder, load_family(folder, thinking=False)
 
 
 def write_shop(
@@ -56,11 +72,11 @@ class _Shop:
         self.draw = np.random.default_rng(seed)
         self.lines: list[Json] = []
         self.round = 0
-        self._codec = chat_family("qwen3", False).codec
+        self._codec = shop_model()[1].codec
         self._encoded: dict[tuple[str, Provenance, bool], tuple[np.ndarray, np.ndarray]] = {}
 
     def head(self, folder: Path) -> Iterator[Write]:
-        config = {"model": {"path": str(model_folder("qwen3"))}, "evaluation": {"level": 0.95}, "name": "shop"}
+        config = {"model": {"path": str(shop_model()[0])}, "evaluation": {"level": 0.95}, "name": "shop"}
         yield Insert(runs, [{
             "id": self.run, "output": str(folder), "name": "shop", "state": "running", "started_at": _BEGAN,
             "config": config, "provenance": {"host": "node-1"},
