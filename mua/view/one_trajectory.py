@@ -72,7 +72,7 @@ def tokens(connection: Connection, run: ViewedRun, name: str, segment: int, use:
     row = connection.execute(chosen).mappings().one_or_none()
     if row is None:
         raise NotThere(f"trajectory {name}: has no segment {segment}")
-    part = segment_from_row(row)
+    part = segment_from_row(dict(row))
     own, step = _read_by_loss(connection, name, segment, use)
     mask = part.loss_mask
     columns: dict[str, Any] = {

@@ -330,42 +330,47 @@ def one_step(connection: Connection, run: ViewedRun, step: int) -> Json:
     ]
     metrics = next((line for line in step_lines(connection, run) if line["step"] == step), {})
     named = next((row["details"]["groups"] for row in rows if "groups" in (row["details"] or {})), None)
+    groups = _groups(connection, run, step, named)
+    if not rows and not groups:
+        raise NotThere(f"step {step} of run {run.key}: not in the store")
+    shown = [{name: value for name, value in row.items() if name not in ("metrics", "details")} for row in rows]
+    for row, whole in zip(shown, rows, strict=True):
+        row["details"] = {name: value for name, value in (whole["details"] or {}).items() if name != "groups"}
+    both = ((rows[0]["metrics"] or {}) if rows else {}) | metrics
+    return {
+        "step": step,
+        "rows": shown,
+        "groups": groups,
+        "metrics": {name: _finite(value) for name, value in both.items()},
+    }
+
+
+def _groups(connection: Connection, run: ViewedRun, step: int, named: list[Any] | None) -> list[Json]:
+    """The groups of a step with their trajectories. ``named`` are those of its row: ordinal, task, trajectories,
+    whether it was trained on; None: those that its tasks say."""
     c, t = tasks.c, trajectories.c
     if named is None:
         taken = sa.select(c.ordinal).where(c.run_id == run.id, c.round == 0, c.taken_step == step)
         chosen = dict.fromkeys(connection.execute(taken.order_by(c.ordinal)).scalars(), True)
     else:
         chosen = {int(group[0]): bool(group[3]) for group in named}
-    if not rows and not chosen:
-        raise NotThere(f"step {step} of run {run.key}: not in the store")
     ids = None if named is None else {name for group in named for name in group[2]}
-    members: defaultdict[int, list[Json]] = defaultdict(list)
+    found: dict[int, Json] = {
+        ordinal: {"ordinal": ordinal, "trained": trained, "trajectories": []} for ordinal, trained in chosen.items()
+    }
     columns = (t.id, t.ordinal, t.sample, t.outcome, t.scored, t.reward, t.success, t.turns, t.sampled_tokens)
-    kinds: dict[int, Json] = {}
-    for row in connection.execute(
+    of_groups = (
         sa.select(*columns, t.task_id, t.domain, c.details)
         .select_from(trajectories.outerjoin(tasks, same_task()))
         .where(t.run_id == run.id, t.round == 0, t.ordinal.in_(list(chosen)))
         .order_by(t.ordinal, t.sample)
-    ).mappings():
+    )
+    for row in connection.execute(of_groups).mappings():
         if ids is None or row["id"] in ids:
-            members[row["ordinal"]].append({column.name: row[column.name] for column in columns})
-            kinds[row["ordinal"]] = {
-                "task": row["task_id"], "domain": row["domain"], "kind": kind_of(row["details"]),
-            }  # fmt: skip
-    groups = [
-        {"ordinal": ordinal, "trained": trained, "trajectories": members[ordinal]} | kinds.get(ordinal, {})
-        for ordinal, trained in chosen.items()
-    ]
-    for row in rows:
-        row["details"] = {name: value for name, value in (row["details"] or {}).items() if name != "groups"}
-    both = ((rows[0]["metrics"] or {}) if rows else {}) | metrics
-    return {
-        "step": step,
-        "rows": [{name: value for name, value in row.items() if name != "metrics"} for row in rows],
-        "groups": groups,
-        "metrics": {name: _finite(value) for name, value in both.items()},
-    }
+            group = found[row["ordinal"]]
+            group["trajectories"].append({column.name: row[column.name] for column in columns})
+            group |= {"task": row["task_id"], "domain": row["domain"], "kind": kind_of(row["details"])}
+    return list(found.values())
 
 
 def _interval(values: list[float], config: EvaluationConfig) -> Json | None:

@@ -110,7 +110,8 @@ def _even(count: int) -> list[int]:
 
 def _whole(answers: Answers, run: ViewedRun, name: str) -> tuple[Json, bool]:
     trajectory = answers.answer("trajectory", {"run": run.key, "id": name})
-    segments, gone = [], trajectory["messages"] is None
+    segments: list[Any] = []
+    gone = trajectory["messages"] is None
     for part in trajectory["segment_list"]:
         if not part["kept"]:
             segments.append(None)

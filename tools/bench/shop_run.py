@@ -93,7 +93,7 @@ class _Shop:
         for group in range(self.groups):
             ordinal = step * self.groups + group
             kind = KINDS[ordinal % len(KINDS)]
-            yield self._task(0, ordinal, kind, f"shop/train/{ordinal % 40}", "train", began) | {"taken_step": step}
+            yield self._task(0, ordinal, kind, f"shop/train/{ordinal % 40}", "train", began, step)
             for sample in range(self.size):
                 key = EpisodeKey(self.run, 1, 0, ordinal, sample)
                 made.append((key, self._played(key, kind, f"shop/train/{ordinal % 40}", step)))
@@ -122,12 +122,14 @@ class _Shop:
             key = EpisodeKey(self.run, 1, self.round, ordinal, 0)
             yield from self._rows(key, self._played(key, kind, name, version, fault=False), at)
 
-    def _task(self, round_: int, ordinal: int, kind: str, name: str, split: str, at: float) -> Insert:
-        return _Task(tasks, [{
+    def _task(
+        self, round_: int, ordinal: int, kind: str, name: str, split: str, at: float, step: int | None = None
+    ) -> Insert:
+        return Insert(tasks, [{
             "run_id": self.run, "round": round_, "ordinal": ordinal, "kind": "evaluation" if round_ else "train",
             "domain": "shop", "task_id": name, "size": 1 if round_ else self.size, "split": split,
             "state": "complete" if round_ else "taken", "made_at": at, "ended_at": at,
-            "details": {"kind": kind, "difficulty": "easy"},
+            "details": {"kind": kind, "difficulty": "easy"}, "taken_step": step,
         }])  # fmt: skip
 
     def _played(self, key: EpisodeKey, kind: str, task: str, version: int, *, fault: bool = True) -> Trajectory:
@@ -156,7 +158,7 @@ class _Shop:
                     {"id": f"call_{turn}", "type": "function",
                      "function": {"name": "get_order", "arguments": json.dumps(call["arguments"])}}]},
                 {"role": "tool", "tool_call_id": f"call_{turn}", "content": result},
-                {"role": "assistant", "content": f"Your order {order} is done, answer {int(draw.integers(1e6))}."},
+                {"role": "assistant", "content": f"Your order {order} is done, answer {draw.integers(10**6)}."},
                 {"role": "user", "content": "Thank you, bye." if turn == self.turns - 1 else "And what else?"},
             ]  # fmt: skip
         details: Json = {"database": [], "unsaid": [], "untrue": [], "claims_true": 1}
@@ -221,12 +223,12 @@ class _Shop:
         told = [{"role": "system", "content": "You play a customer."}, trajectory.messages[-1]]
         hashes, writes = text_inserts([*told, {"content": "bye"}])
         yield from writes
-        policy = [
+        policy: list[Json] = [
             {"role": "policy", "number": number, "turn": number, "endpoint": "engine 0", "segment": 0,
              "token_start": 3, "token_end": 6, "messages": None, "reply": None}
             for number in range(len(trajectory.turn_rewards))
         ]  # fmt: skip
-        user = {"role": "user", "number": 0, "turn": 1, "endpoint": "users", "segment": None, "token_start": None,
+        user: Json = {"role": "user", "number": 0, "turn": 1, "endpoint": "users", "segment": None, "token_start": None,
                 "token_end": None, "messages": hashes[:2], "reply": hashes[2]}  # fmt: skip
         yield Insert(requests, [
             key.columns() | name | row | {"started_at": at - 2, "seconds": 0.3, "completion_tokens": 20}
@@ -263,10 +265,3 @@ class _Shop:
             "timeline/episode_tools_seconds": 0.4, "timeline/episode_user_seconds": 1.1,
             "engine/restarts": float(step >= self.step_count // 2),
         }  # fmt: skip
-
-
-class _Task(Insert):
-    """An insert of one row that takes more columns."""
-
-    def __or__(self, more: Json) -> Insert:
-        return Insert(self.table, [dict(self.rows[0]) | more])
