@@ -163,7 +163,8 @@ class EpisodeRunner:
         """One trajectory for each of ``episodes``, given to ``on_trajectory`` as they end."""
         episodes = list(episodes)
         if self._recorder is not None:
-            self._recorder.evaluation([(p.ordinal, p.task.domain, p.task.id, p.task.split) for p in episodes])
+            of = [(p.ordinal, p.task.domain, p.task.id, p.task.split, p.task.labels) for p in episodes]
+            self._recorder.evaluation(of)
 
         async def one(placed: Placed) -> None:
             found = await self.trajectory(placed.task, placed.ordinal, placed.sample, temperature=temperature)

@@ -388,7 +388,7 @@ class RolloutService:
         if (recorder := self._recorder) is None:
             return await episodes
         size = self._config.algorithm.group_size
-        recorder.opened(ordinal, task.domain, task.id, size, self._version, task.split)
+        recorder.opened(ordinal, task.domain, task.id, size, self._version, task.split, task.labels)
         try:
             group = await episodes
         except BaseException:

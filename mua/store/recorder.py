@@ -15,11 +15,12 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 from mua.store.column_types import json_text
@@ -28,6 +29,8 @@ from mua.store.tables import episodes, requests, scores, segments, tasks, texts,
 from mua.store.texts import hashed_text, text_row
 from mua.store.writer import Insert, Update, Write, Writer
 from mua.types import Group, Json, Trajectory
+
+_NO_LABELS: Mapping[str, str] = MappingProxyType({})
 
 
 @dataclass(slots=True)
@@ -228,16 +231,21 @@ class Recorder:
         attempt = self._attempts.get((round_, ordinal, sample), 1)
         return EpisodeKey(self.run_id, self.part, round_, ordinal, sample, attempt)
 
-    def opened(self, ordinal: int, domain: str, task_id: str, size: int, version: int, split: str | None) -> None:
-        """A group of training begins, or begins again."""
-        row = self.group_row(ordinal, domain, task_id, size, version, split)
+    def opened(
+        self, ordinal: int, domain: str, task_id: str, size: int, version: int, split: str | None,
+        labels: Mapping[str, str] = _NO_LABELS,
+    ) -> None:  # fmt: skip
+        """A group of training begins, or begins again. ``labels`` are kind and difficulty of the task."""
+        row = self.group_row(ordinal, domain, task_id, size, version, split, labels)
         self.writer.put([Insert(tasks, [row], "replace")])
 
     def group_row(
-        self, ordinal: int, domain: str, task_id: str, size: int, version: int, split: str | None
-    ) -> dict[str, Any]:
+        self, ordinal: int, domain: str, task_id: str, size: int, version: int, split: str | None,
+        labels: Mapping[str, str] = _NO_LABELS,
+    ) -> dict[str, Any]:  # fmt: skip
         """The row of ``tasks`` of a group of training that begins now, by the policy ``version``."""
-        return self._task(0, ordinal, domain, task_id, size, split) | {"kind": "train", "version": version}
+        own = {"kind": "train", "version": version, "details": dict(labels) or None}
+        return self._task(0, ordinal, domain, task_id, size, split) | own
 
     def completed(self, group: Group) -> None:
         """All episodes of a group have ended; they were given to :meth:`EpisodeRecord.ended` before."""
@@ -280,15 +288,15 @@ class Recorder:
 
         self.writer.put(made, sum(trajectory_size(t) for t in changed) + 512 * len(asked))
 
-    def evaluation(self, places: Sequence[tuple[int, str, str, str | None]]) -> None:
-        """An evaluation begins: ordinal, domain, task and split of each of its episodes."""
+    def evaluation(self, places: Sequence[tuple[int, str, str, str | None, Mapping[str, str]]]) -> None:
+        """An evaluation begins: ordinal, domain, task, split and labels of the task of each of its episodes."""
         self.round += 1
-        sizes: dict[tuple[int, str, str, str | None], int] = {}
-        for place in places:
-            sizes[place] = sizes.get(place, 0) + 1
+        labels = {place[:4]: place[4] for place in places}
+        sizes = Counter(place[:4] for place in places)
         rows = [
-            self._task(self.round, ordinal, domain, task_id, size, split) | {"kind": "evaluation", "version": None}
-            for (ordinal, domain, task_id, split), size in sizes.items()
+            self._task(self.round, *place[:3], sizes[place], place[3])
+            | {"kind": "evaluation", "version": None, "details": dict(own) or None}
+            for place, own in labels.items()
         ]
         self.writer.put([Insert(tasks, rows)] if rows else [])
 
