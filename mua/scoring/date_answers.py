@@ -21,6 +21,7 @@ LONGEST = 60
 """Characters of a day."""
 _FILLED = (datetime(2004, 1, 2, 1, 1, 1), datetime(2008, 10, 11, 2, 2, 2))
 _YEAR = re.compile(r"(?<!\d)\d{4}(?!\d)|(?<!\d)\d{8}(?!\d)")
+_YEAR_FIRST = re.compile(r"(\d{4})[-/.](\d{1,2})[-/.](\d{1,2})")
 _FILLING = re.compile(r"(?<=\d)(?:st|nd|rd|th)\b|\bof\b|\bthe\b", re.I)
 
 
@@ -69,6 +70,11 @@ def read_day(text: str, order: str = "unknown") -> date | None:
     text = " ".join(_FILLING.sub(" ", text.strip().strip("$").removesuffix(".")).split())
     if len(text) > LONGEST or not text.isprintable() or not _YEAR.search(text):
         return None
+    if (numbers := _YEAR_FIRST.fullmatch(text)) is not None:  # dateutil would take day_first at its word here, too
+        try:
+            return date(*map(int, numbers.groups()))
+        except ValueError:
+            return None
     ways = {"month_first": (False,), "day_first": (True,)}.get(order, (False, True))
     found = {_parsed(text, day_first, filled) for day_first in ways for filled in _FILLED}
     return found.pop() if len(found) == 1 else None

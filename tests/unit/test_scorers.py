@@ -271,6 +271,7 @@ async def test_days():
     assert await right("date", "2021-03-04", "03/04/2021", order="month_first")
     assert await right("date", "2021-04-03", "03/04/2021", order="day_first")
     assert await right("date", "2021-04-13", "13/04/2021")
+    assert await right("date", "2021-03-04", "4 March 2021")  # the year first: never day before month
 
 
 def test_every_reference_of_the_pairs_can_be_read_as_mathematics(graders: dict[str, Grader]):
