@@ -24,6 +24,7 @@ CORE = [
     "psutil>=6.0",
     "pybase64>=1.4",
     "pydantic>=2.11",
+    "python-dateutil>=2.9",
     "pyyaml>=6.0",
     "rapidfuzz>=3.9",
     "rich>=14.0",

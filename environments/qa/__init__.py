@@ -27,7 +27,7 @@ from mua.environment.protocol import Environment, Isolation, Move, PromptStyle, 
 from mua.environment.user import User
 from mua.errors import ConfigError
 from mua.scoring.choice_answers import ChoiceScorer
-from mua.scoring.scorer import Grader
+from mua.scoring.scorer import ChecksTogether, Grader
 from mua.scoring.scorer_registry import grader
 from workbench.canned import Canned
 
@@ -176,10 +176,9 @@ class QuestionDomain:
             return QuestionDomain(scorer, None, options)
         given = load(data, reading, NAME)
         try:
-            for tasks in given.values():
-                self._check(scorer, tasks)
+            self._check(scorer, [task for tasks in given.values() for task in tasks])
         except ConfigError as error:
-            raise ConfigError(f"environment.data: {data}: {error}") from None
+            raise ConfigError(f"environment.data: {data}: {error} (field {reading.answer!r})") from None
         return QuestionDomain(scorer, given, options)
 
     async def start(self) -> None:
@@ -191,8 +190,11 @@ class QuestionDomain:
 
     @staticmethod
     def _check(scorer: Grader, tasks: Sequence[Task]) -> None:
-        for task in tasks:
-            scorer.scorer.check(question_of(task))
+        questions = [question_of(task) for task in tasks]
+        for question in questions:
+            scorer.scorer.check(question)
+        if isinstance(scorer.scorer, ChecksTogether):
+            scorer.scorer.check_together(questions)
 
     def _form(self) -> str:
         """How an answer is to be given, by the first form that is looked for."""

@@ -265,6 +265,13 @@ async def test_choices_are_shown_with_their_labels(tmp_path: Path):
     assert await earned(domain, task, "A") == 0.0
 
 
+def test_a_reference_that_is_no_mathematics_is_found_when_the_data_is_read(tmp_path: Path):
+    rows = [{"q": f"Question {n}.", "a": answer} for n, answer in enumerate([r"\frac{x}{2}", "7", r"\frac{1}+"])]
+    place = written(tmp_path, *rows)
+    with pytest.raises(ConfigError, match=r"line 3: scorer 'symbolic' cannot read .*\(field 'a'\)"):
+        over(place, options={"question": "q", "answer": "a"}, scorer={"name": "symbolic"})
+
+
 async def test_a_scorer_with_processes_ends_with_its_domain(tmp_path: Path):
     place = written(tmp_path, {"question": "Simplify.", "answer": r"\frac{x}{2}"})
     config = EnvironmentConfig.model_validate({"name": "qa", "data": place, "scorer": {"name": "symbolic"}})
