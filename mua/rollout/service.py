@@ -33,6 +33,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import yaml
+from sqlalchemy.engine import Connection
 
 from mua.algorithms.batch import enough_scored, usable
 from mua.config.load import dump_config
@@ -405,16 +406,16 @@ class RolloutService:
         if recorder is None or recorder.part == 1 or not config.store.take_finished:
             return {}
         first = min(start.waiting, default=start.next)
-        with recorder.writer.store.read() as connection:
-            found = list(finished_groups(
-                connection, recorder.run_id, recorder.part, first=first, size=config.algorithm.group_size
-            ))  # fmt: skip
-            numbers = sorted({member.part for group in found for member in group.members})
-            given = configurations(connection, recorder.run_id, numbers)
+        run, part, size = recorder.run_id, recorder.part, config.algorithm.group_size
+
+        def look(connection: Connection) -> tuple[list[FinishedGroup], dict[int, Json]]:
+            groups = list(finished_groups(connection, run, part, first=first, size=size))
+            return groups, configurations(connection, run, sorted({m.part for g in groups for m in g.members}))
+
+        found, given = recorder.writer.store.patiently(look, config.store.outage_seconds)
         ours = yaml.safe_load(dump_config(config))
         others: set[int] = set()
-        for number in numbers:
-            theirs = given.get(number, {})
+        for number, theirs in given.items():
             different = list(episode_differences(theirs, ours))
             different += [] if step or theirs.get("model") == ours["model"] else ["model.path"]
             if different:
