@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -30,7 +31,7 @@ def test_groups_of_policies_that_stand_are_found_and_taken(tmp_path: Path) -> No
         def begin(step: int) -> tuple[str, int]:
             return begin_part(store, tmp_path, "test", {}, {}, from_step=step, seconds=5)[:2]
 
-        def ended(part: int, ordinal: int, version: int, samples: int = 2, attempt: int = 1, **changed: object) -> None:
+        def ended(part: int, ordinal: int, version: int, samples: int = 2, attempt: int = 1, **changed: Any) -> None:
             made: list[Write] = []
             for sample in range(samples):
                 key = EpisodeKey(run, part, 0, ordinal, sample, attempt)
