@@ -7,6 +7,7 @@ import base64
 import logging
 from collections.abc import Sequence
 from dataclasses import asdict
+from http import HTTPStatus
 from time import monotonic
 from typing import Any
 
@@ -21,6 +22,10 @@ from mua.errors import DeadlineExceeded, EngineError, one_line
 from mua.types import Generation, Json
 
 log = logging.getLogger(__name__)
+CONTRACT = 1
+"""Counts every change of what the trainer and the samplers of a run tell each other: requests and answers of the
+router, and what leases and rows of results mean to both. Sides that differ in it refuse each other."""
+CONTRACT_HEADER = "X-Mua-Sampler-Contract"
 _LOOK_SECONDS = 0.5
 _ANSWER_SECONDS = 10.0
 _AGAIN_SECONDS = 0.5
@@ -43,13 +48,18 @@ class RoutedEngines:
         self.state: Json = {}
         """What the router said last."""
         self._url, self._key, self.name, self._silence = url, key, sampler, silence_seconds
-        self._heard = monotonic()
+        self._unanswered: float | None = None
+        """When the first of the questions ended that were not answered since the last answer."""
+        self.lost = False
+        """Whether the router has been silent for too long: two questions at least, so that a moment in which this
+        process itself stood still is not taken for the router's silence."""
+        self._refusal = ""
         self._watch: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> RoutedEngines:
         self._session = aiohttp.ClientSession(
             base_url=self._url,
-            headers={"Authorization": f"Bearer {self._key}"},
+            headers={"Authorization": f"Bearer {self._key}", CONTRACT_HEADER: str(CONTRACT)},
             connector=aiohttp.TCPConnector(limit=0),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=_ANSWER_SECONDS),
         )
@@ -62,14 +72,17 @@ class RoutedEngines:
             await asyncio.gather(self._watch, return_exceptions=True)
         await self._session.close()
 
-    @property
-    def lost(self) -> bool:
-        """Whether the router has been silent for too long."""
-        return monotonic() - self._heard > self._silence
+    async def answers(self) -> bool:
+        """Whether the router answers now."""
+        return await self._ask(wants=False)
 
     async def room(self) -> int:
-        """How many episodes may be started now; 0 where the router does not answer."""
-        return int(self.state["room"]) if await self._ask(wants=True) else 0
+        """How many episodes may be started now; 0 where the router does not answer. Raises :class:`EngineError` where
+        it refuses samplers of this mua."""
+        room = int(self.state["room"]) if await self._ask(wants=True) else 0
+        if self._refusal:
+            raise EngineError(self._refusal, passing=False)
+        return room
 
     async def started(self, count: int) -> None:
         """So many episodes were."""
@@ -116,7 +129,8 @@ class RoutedEngines:
             if response.status != 200:
                 raise EngineError(
                     f"the engines' router at {self._url} answered {response.status}: "
-                    f"{text[:300].decode(errors='replace')}"
+                    f"{text[:300].decode(errors='replace')}",
+                    passing=response.status != HTTPStatus.CONFLICT,
                 )
         found: Json = orjson.loads(text)
         return found
@@ -128,21 +142,31 @@ class RoutedEngines:
 
     async def _ask(self, *, wants: bool, started: int = 0) -> bool:
         """Learn the state; whether the router answered."""
-        query = {"sampler": self.name, "wants": str(int(wants)), "started": str(started)}
-        limit = aiohttp.ClientTimeout(total=_ANSWER_SECONDS)
-        try:
-            async with self._session.get("/state", params=query, timeout=limit) as response:
-                if response.status != 200:
-                    return False
-                self.state = orjson.loads(await response.read())
-        except (aiohttp.ClientError, ConnectionError, TimeoutError, ValueError):
+        state = await self._state(wants, started)
+        if state is None:
+            self._unanswered, first = self._unanswered or monotonic(), self._unanswered
+            self.lost = first is not None and monotonic() - first > self._silence
             return False
-        self._heard = monotonic()
-        if self.state["paused"]:
+        self.state, self._unanswered, self.lost = state, None, False
+        if state["paused"]:
             self.pauses.begin()
         else:
             self.pauses.end()
         return True
+
+    async def _state(self, wants: bool, started: int) -> Json | None:
+        query = {"sampler": self.name, "wants": str(int(wants)), "started": str(started)}
+        limit = aiohttp.ClientTimeout(total=_ANSWER_SECONDS)
+        try:
+            async with self._session.get("/state", params=query, timeout=limit) as response:
+                if response.status == HTTPStatus.CONFLICT:
+                    self._refusal = (await response.read())[:300].decode(errors="replace")
+                if response.status != 200:
+                    return None
+                found: Json = orjson.loads(await response.read())
+                return found
+        except (aiohttp.ClientError, ConnectionError, TimeoutError, ValueError):
+            return None
 
 
 # ---- how turns and faults travel

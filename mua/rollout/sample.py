@@ -30,6 +30,7 @@ from mua.errors import ConfigError, Preempted
 from mua.masking import mask_credentials
 from mua.rollout.leasing import LeasingSampler
 from mua.rollout.runner import EpisodeRunner
+from mua.rollout.sampler_code import check_code, check_contract, made_with
 from mua.store.database import Store
 from mua.store.faults import NoStore, StoreError, StoreUnreachable
 from mua.store.part_finding import RunningPart, find_part, state_of_run
@@ -39,6 +40,8 @@ from mua.types import Json
 
 log = logging.getLogger(__name__)
 _LOOK_SECONDS = 1.0
+_BUSY = 4.0
+"""For so many ``samplers.lease_seconds`` a router may be silent whose trainer gives signs of life in the store."""
 ROUTER_GONE = "the engines' router is gone"
 OF_THE_TRAINER = (
     "name", "output", "placement", "store", "samplers", "engine", "megatron", "optimizer", "critic", "cluster",
@@ -184,16 +187,23 @@ def _over(watching: asyncio.Task[str], engines: RoutedEngines) -> str | None:
 
 
 async def _until_silent(store: Store, part: RunningPart, silence: float) -> None:
-    """The trainer whose router is gone is silent in the store, too, before long. Raises :class:`RouterLost` where it is
-    not: this sampler alone does not reach it."""
+    """The trainer whose router is gone is silent in the store, too, before long, or answers again: it was busy. Raises
+    :class:`RouterLost` where it does neither: this sampler alone does not reach it."""
+    over = asyncio.create_task(_until_over(store, part, silence), name="watch of the run")
     try:
-        async with asyncio.timeout(silence + 5 * _LOOK_SECONDS):
-            await _until_over(store, part, silence)
+        async with RoutedEngines(part.url, part.key, "", silence) as engines, asyncio.timeout(_BUSY * silence):
+            while not over.done() and not await engines.answers():
+                await asyncio.sleep(_LOOK_SECONDS)
+            if over.done():
+                over.result()
     except TimeoutError:
         raise RouterLost(
             f"run {part.run_id} goes on, but its engines' router at {part.url} does not answer this machine; set "
             "samplers.address of the run to an address of the trainer's machine that this one reaches"
         ) from None
+    finally:
+        over.cancel()
+        await asyncio.gather(over, return_exceptions=True)
 
 
 async def _until_over(store: Store, part: RunningPart, silence: float) -> str:
@@ -225,7 +235,8 @@ def tasks_of(selection: Selection) -> dict[tuple[str, str], Task]:
 
 def configuration_of(part: RunningPart, file: Path | None, overrides: Sequence[str]) -> ExperimentConfig:
     """The run's configuration: that of the store, or of ``file``, which must agree with it. Raises
-    :class:`ConfigError`."""
+    :class:`ConfigError`, also where the trainer's code and ours do not go together."""
+    check_contract(part.run_id, part.made)  # another version may have written keys that this one cannot read
     if file is None and part.secrets:
         raise ConfigError(
             f"run {part.run_id} has secrets that no store keeps ({', '.join(part.secrets[:4])}); give its "
@@ -243,6 +254,7 @@ def configuration_of(part: RunningPart, file: Path | None, overrides: Sequence[s
             f"{file or 'the command line'}: {different[0]}: the run has another value; samplers roll out what the "
             f"run does{'' if len(different) == 1 else ' (also: ' + ', '.join(different[1:5]) + ')'}"
         )
+    check_code(part.run_id, part.made, made_with(loaded.environment.shares), loaded.samplers.other_code)
     ours, theirs = tokenizer_digest(loaded.model.path), part.provenance.get("tokenizer")
     if theirs is not None and ours != theirs:
         raise ConfigError(

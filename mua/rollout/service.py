@@ -51,6 +51,7 @@ from mua.rollout.by_hand import SessionDesk
 from mua.rollout.leasing import LeasingSampler
 from mua.rollout.runner import EpisodeRunner, Placed, evaluation_places
 from mua.rollout.sample import episode_differences, secrets_of, tasks_of
+from mua.rollout.sampler_code import made_with
 from mua.rollout.scheduler import GroupScheduler, Position, RolloutBatch, StepDemand, sampled_tokens
 from mua.rollout.stream import TaskStream
 from mua.rollout.teacher import Teacher
@@ -352,12 +353,12 @@ class RolloutService:
         router = EngineRouter(self._pool, config.samplers)
         await router.start()
         stack.push_async_callback(router.close)
-        secrets = secrets_of(config)
+        secrets, made = secrets_of(config), made_with(config.environment.shares)
 
         def presence() -> list[Json]:
             load = self._pool.load()
             figures = {"capacity": load.capacity, "running": load.running, "waiting": load.waiting}
-            own = router_row(part, router.url, router.key, secrets, version=self._version, **figures)
+            own = router_row(part, router.url, router.key, secrets, made, version=self._version, **figures)
             return [own, *self._pool.rows()]
 
         board = Board(
