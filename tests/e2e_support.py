@@ -55,6 +55,7 @@ megatron: {{max_tokens_per_microbatch: 512, threads: 1}}
 optimizer: {{learning_rate: 1.0e-3, weight_decay: 0.0}}
 trainer: {{steps: 2, save_every: 1}}
 evaluation: {{split: validation, tasks: 4}}
+observe: {{traces: true}}
 sft: {{data: {data}, batch_size: 16, short_first_steps: 1000}}
 """
 

@@ -397,8 +397,10 @@ class ObserveConfig(Section):
 
     tensorboard: bool = True
     """Write scalars for TensorBoard under ``<output>/tensorboard``; ``metrics.jsonl`` is always written."""
-    traces: bool = True
-    """One JSON line a trajectory under ``<output>/traces``."""
+    traces: bool | None = None
+    """One JSON line a trajectory, under ``<output>/traces`` and, of evaluations within training, under
+    ``<output>/evaluations``. None: where the run keeps no store, from which ``mua store export`` writes the same lines,
+    and of ``mua eval``."""
     progress: bool = True
     """Progress bars on a terminal, a line every half minute elsewhere."""
 
@@ -498,6 +500,11 @@ class ExperimentConfig(Section):
         user = self.user.llm if self.user.asks_model else None
         judge = self.judge.llm if self.judge is not None else None
         return {name: llm for name, llm in (("user.llm", user), ("judge.llm", judge)) if llm is not None}
+
+    @property
+    def writes_traces(self) -> bool:
+        """Whether training leaves its episodes as trace files."""
+        return not self.store.enabled if self.observe.traces is None else self.observe.traces
 
     @property
     def evaluated_splits(self) -> list[Literal["train", "validation", "test"]]:

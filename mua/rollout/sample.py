@@ -36,6 +36,7 @@ from mua.store.faults import NoStore, StoreError, StoreUnreachable
 from mua.store.part_finding import RunningPart, find_part, state_of_run
 from mua.tokens.family_loading import load_family
 from mua.tokens.same_tokenizer import tokenizer_digest
+from mua.types import Json
 
 log = logging.getLogger(__name__)
 _LOOK_SECONDS = 1.0
@@ -246,7 +247,8 @@ def configuration_of(part: RunningPart, file: Path | None, overrides: Sequence[s
         stored.write_text(yaml.safe_dump(part.config, sort_keys=False, allow_unicode=True), encoding="utf-8")
         of_run = load_config(stored)
         loaded = load_config(file or stored, overrides)
-    different = list(_different(of_run, loaded))
+    sides = [yaml.safe_load(dump_config(config)) for config in (of_run, loaded)]
+    different = list(episode_differences(*sides))
     if different:
         raise ConfigError(
             f"{file or 'the command line'}: {different[0]}: the run has another value; samplers roll out what the "
@@ -262,9 +264,9 @@ def configuration_of(part: RunningPart, file: Path | None, overrides: Sequence[s
     return loaded
 
 
-def _different(of_run: ExperimentConfig, ours: ExperimentConfig) -> Iterator[str]:
-    """Keys that decide what an episode is and are not the same."""
-    sides = [dict(_flat(yaml.safe_load(dump_config(config)), ())) for config in (of_run, ours)]
+def episode_differences(of_run: Json, ours: Json) -> Iterator[str]:
+    """Keys that decide what an episode is and are not the same in two configurations as ``dump_config`` writes them."""
+    sides = [dict(_flat(config, ())) for config in (of_run, ours)]
     for key in dict.fromkeys([*sides[0], *sides[1]]):
         free = any(key == own or key.startswith(f"{own}.") for own in OF_THE_TRAINER)
         if sides[0].get(key) != sides[1].get(key) and (not free or key in OF_EPISODES):

@@ -211,6 +211,8 @@ class Recorder:
     """Of the evaluation under way, counted from 1 over the run; 0: there was none."""
     sampler: str | None = None
     _attempts: dict[tuple[int, int, int], int] = field(default_factory=dict)
+    _taken_over: dict[tuple[int, int], EpisodeKey] = field(default_factory=dict)
+    """Of episodes of training that an earlier start has ended."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def episode(self, ordinal: int, sample: int, sampling: Json, *, evaluation: bool) -> EpisodeRecord:
@@ -219,15 +221,20 @@ class Recorder:
         with self._lock:
             attempt = self._attempts.get((round_, ordinal, sample), 0) + 1
             self._attempts[round_, ordinal, sample] = attempt
+            if not evaluation:
+                self._taken_over.pop((ordinal, sample), None)
         return EpisodeRecord(self, EpisodeKey(self.run_id, self.part, round_, ordinal, sample, attempt), sampling)
 
     def learned(self, ordinal: int, sample: int, attempt: int) -> None:
         """An episode of training was ended by another sampler, in this attempt."""
         with self._lock:
             self._attempts[0, ordinal, sample] = attempt
+            self._taken_over.pop((ordinal, sample), None)
 
     def key(self, ordinal: int, sample: int, round_: int = 0) -> EpisodeKey:
         """Of the last attempt."""
+        if round_ == 0 and (ordinal, sample) in self._taken_over:
+            return self._taken_over[ordinal, sample]
         attempt = self._attempts.get((round_, ordinal, sample), 1)
         return EpisodeKey(self.run_id, self.part, round_, ordinal, sample, attempt)
 
@@ -259,6 +266,14 @@ class Recorder:
         ]  # fmt: skip
         done = Update(tasks, self._named(group.ordinal), {"state": "complete", "ended_at": time.time()})
         self.writer.put([Insert(episodes, rows, "replace"), done])
+
+    def took_over(self, group: Group, split: str | None, members: Sequence[EpisodeKey], version: int) -> None:
+        """A group that an earlier start has ended, as ``members``, is this one's as it is."""
+        with self._lock:
+            self._taken_over |= {(member.ordinal, member.sample): member for member in members}
+        first = group.trajectories[0]
+        self.opened(group.ordinal, first.domain, group.task_id, len(members), version, split)
+        self.completed(group)
 
     def cancelled(self, ordinal: int) -> None:
         """A group of training is given up; it may begin again."""

@@ -156,7 +156,7 @@ class Training:
         self._config, self._learner, self._run, self._rollouts = config, learner, run, rollouts
         self._preemption = preemption
         self._phases = Phases(config, learner, rollouts, run.timeline)
-        self._traces = TraceWriter(config.output / "traces") if config.observe.traces else None
+        self._traces = TraceWriter(config.output / "traces") if config.writes_traces else None
 
     def loop(self) -> None:
         """The run from its next step to its end, or to the safe point after it was asked to leave."""

@@ -88,7 +88,8 @@ def experiment(
     return ExperimentConfig(
         name="run", output=output, model={"path": "model"}, environment={"name": "help_desk"},
         trainer={"steps": STEPS, "save_every": 0, **trainer}, algorithm={"group_size": SIZE, "groups_per_step": 1},
-        evaluation={"report_split": report}, observe={"tensorboard": False, "progress": False}, engine=engine or {},
+        evaluation={"report_split": report}, engine=engine or {},
+        observe={"tensorboard": False, "progress": False, "traces": True},
     )  # fmt: skip
 
 

@@ -77,7 +77,7 @@ class Bench:
             return Round(time.perf_counter() - began, cpu_seconds() - cpu, tokens, 0.0)
         self._rounds += 1
         run, part, _ = begin_part(
-            self._store, Path(f"bench-{self._rounds}"), "bench", {}, {}, from_step=0, seconds=60.0
+            self._store, self._config.output / str(self._rounds), "bench", {}, {}, from_step=0, seconds=60.0
         )  # fmt: skip
         with Writer.of(self._store, self._config.store) as writer:
             began, cpu = time.perf_counter(), cpu_seconds()
