@@ -24,9 +24,9 @@ def ranking(documents: Sequence[Document]) -> Ranking[Document]:
     return Ranking(documents, _words, title=TITLE, repeats=True)
 
 
-def _words(text: str) -> list[str]:
+def _words(texts: list[str]) -> list[list[str]]:
     # Imported late: it takes a while, and few domains need it.
     import bm25s  # type: ignore[import-untyped]
 
-    found: list[list[str]] = bm25s.tokenize([text], return_ids=False, show_progress=False)
-    return found[0]
+    found: list[list[str]] = bm25s.tokenize(texts, return_ids=False, show_progress=False)
+    return found

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Callable, Sequence
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -45,28 +45,32 @@ class Titled(Protocol):
 
 
 P = TypeVar("P", bound=Titled)
+Words: TypeAlias = Callable[[list[str]], list[list[str]]]
 
 
 class Ranking(Generic[P]):
     """Ranks pages for queries. Read only once it is made, so threads may share it."""
 
     def __init__(
-        self, pages: Sequence[P], words: Callable[[str], list[str]] = words_of, *, title: int = TITLE,
-        repeats: bool = False,
-    ) -> None:  # fmt: skip
-        """``words`` are what a text is found by, ``title`` how often those of a title count; ``repeats``: a word that a
-        query has twice counts twice."""
+        self, pages: Sequence[P], words: Words | None = None, *, title: int = TITLE, repeats: bool = False
+    ) -> None:
+        """``words`` are what each of several texts is found by (None: :func:`words_of`), ``title`` how often those of a
+        title count; ``repeats``: a word that a query has twice counts twice."""
         # Imported late: it takes a while, and only a search of a corpus needs it.
         import bm25s  # type: ignore[import-untyped]
 
-        self._pages, self._words, self._repeats = pages, words, repeats
+        self._pages, self._repeats = pages, repeats
+        self._words: Words = words or (lambda texts: [words_of(text) for text in texts])
+        found = zip(
+            self._words([page.title for page in pages]), self._words([page.text for page in pages]), strict=True
+        )
         self._ranks: Any = bm25s.BM25()
-        self._ranks.index([words(page.title) * title + words(page.text) for page in pages], show_progress=False)
+        self._ranks.index([of_title * title + of_text for of_title, of_text in found], show_progress=False)
         self._vocabulary = self._ranks.vocab_dict
 
     def best(self, query: str, count: int) -> list[P]:
         """At most ``count`` pages that share a word with ``query``, best first; equals in the order of the corpus."""
-        words = [word for word in self._words(query) if word in self._vocabulary]
+        words = [word for word in self._words([query])[0] if word in self._vocabulary]
         if not words:
             return []
         scores = self._ranks.get_scores(words if self._repeats else list(dict.fromkeys(words)))
