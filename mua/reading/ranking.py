@@ -61,11 +61,9 @@ class Ranking(Generic[P]):
 
         self._pages, self._repeats = pages, repeats
         self._words: Words = words or (lambda texts: [words_of(text) for text in texts])
-        found = zip(
-            self._words([page.title for page in pages]), self._words([page.text for page in pages]), strict=True
-        )
+        titles, texts = self._words([page.title for page in pages]), self._words([page.text for page in pages])
         self._ranks: Any = bm25s.BM25()
-        self._ranks.index([of_title * title + of_text for of_title, of_text in found], show_progress=False)
+        self._ranks.index([a * title + b for a, b in zip(titles, texts, strict=True)], show_progress=False)
         self._vocabulary = self._ranks.vocab_dict
 
     def best(self, query: str, count: int) -> list[P]:
