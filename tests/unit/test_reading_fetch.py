@@ -171,7 +171,7 @@ async def test_nothing_is_carried_from_one_page_to_the_next() -> None:
         (page("", status="204 No Content"), "status 204"),
         (page(""), "the page is empty"),
         (page(b"\x89PNG\r\n", "image/png"), "the page is image/png, and only text, HTML and PDF are read"),
-        (page(b"%PDF-1.7", "application/pdf"), "the page is application/pdf"),
+        (page(b"PK", "application/zip"), "the page is application/zip"),
         (page(b"\0\1\2\0" * 9, None), "the page is no text"),
         (page(b"x", "x" * 200), "the page is something else"),
         (page(b"x", content_encoding="br"), "in a way that nobody asked for"),
