@@ -48,6 +48,7 @@ TOOLS = [
     "lxml-html-clean>=0.4",
     "math-verify[antlr4_13_2]>=0.7",
     "mcp>=2.0",
+    "pypdf>=6.4",
     "trafilatura>=2.0",
 ]
 

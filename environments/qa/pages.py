@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from threading import Lock
 
-from environments.kit.ranking import Document, Index
+from environments.kit.ranking import Document, ranking
 from environments.qa.world import ASIDES, RELATIONS, Entity, words_of, world
 
 SENTENCES = 28
@@ -20,12 +20,12 @@ class Pages:
     """All pages of one world, and their index."""
 
     def __init__(self, documents: Sequence[Document]) -> None:
-        self._index = Index(documents)
+        self._index = ranking(documents)
         self._by_title: Mapping[str, Document] = {one.title.casefold(): one for one in documents}
 
     def lookup(self, query: str, count: int) -> list[Document]:
         """The best pages for ``query``, best first."""
-        return self._index.search(query, count)
+        return self._index.best(query, count)
 
     def open(self, title: str) -> Document | None:
         """The page of that title, whatever its case."""
