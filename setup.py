@@ -94,6 +94,7 @@ DEV = [
     "mcp-server-git",
     "mcp-server-time",
     "mypy>=1.15",
+    "playwright>=1.50",
     "pytest>=8.3",
     "pytest-asyncio>=1.0",
     "pytest-timeout>=2.3",
@@ -116,6 +117,7 @@ setup(
     # that reads them. A folder with a dot in its name, as the .dist-info of the engine's CPU stand-in, needs naming.
     package_data={
         "": ["*.jinja", "*.jinja2", "*.md", "*.txt", "*.json", "*.jsonl", "*.jsonl.gz", "*.json.gz", "*.npz", "*.yaml"],
+        "mua.view": ["static/*.js", "static/*.css", "static/vendor/*"],
         "mua.compat": ["**/*.dist-info/*"],
     },
     python_requires=">=3.12",

@@ -546,6 +546,79 @@ OutcomeName = Annotated[str | None, option("--outcome", "such as user_stop")]
 Success = Annotated[bool | None, typer.Option("--success/--failed", help="how it ended")]
 
 
+Only = Annotated[
+    list[str] | None, option("--only", "a filter as in the page's address, such as tool_error=true; may be repeated")
+]
+Failed = Annotated[bool | None, typer.Option("--failed/--success", help="how it ended")]
+Kind = Annotated[str | None, option("--kind", "kind of task, as its domain calls it")]
+
+
+@command(app, "view")
+def view_command(
+    places: Annotated[list[str], argument("RUN...", "output folders, store files, or postgresql://USER@HOST/DATABASE")],
+    export: Annotated[Path | None, option("--export", "write one HTML file with everything instead of serving")] = None,
+    only: Only = None,
+    most: Annotated[int | None, option("--most", "trajectories in the file, at most")] = None,
+    megabytes: Annotated[float, option("--megabytes", "of trajectories in the file, at most")] = 20.0,
+    host: Annotated[str, option("--host", "address to listen on")] = "127.0.0.1",
+    port: Annotated[int, option("--port", "0: any that is free")] = 0,
+    model: Annotated[Path | None, option("--model", "folder with the tokenizer; by default the run's")] = None,
+) -> None:
+    """Look at runs in a browser, live, or as one file."""
+    from mua.view.page_answers import Answers
+    from mua.view.viewed_runs import opened_runs
+
+    given = _filters(only)
+    if given and export is None:
+        raise ConfigError("--only: chooses the trajectories of an --export; the page has filters of its own")
+    with opened_runs(places, model=model, tell=lambda line: print(line, file=sys.stderr)) as viewed:
+        answers = Answers(viewed)
+        if export is None:
+            from mua.view.web import serve
+
+            serve(answers, host, port, lambda url: print(f"{url}\nCtrl-C ends it", flush=True))
+            return
+        from mua.view.single_file import export_page
+
+        made = export_page(answers, export, only=given, most=most, megabytes=megabytes)
+    sample = f", a sample of {made.of:,} (--megabytes, --most, --only)" if made.trajectories < made.of else ""
+    pruned = f"; the tokens or messages of {made.pruned:,} are pruned" if made.pruned else ""
+    print(f"{export}: {made.trajectories:,} trajectories{sample}, {made.bytes / 2**20:.1f} MiB{pruned}")
+
+
+@command(app, "show")
+def show_command(
+    place: Annotated[str, argument("RUN", "output folder, store file, or postgresql://USER@HOST/DATABASE")],
+    trajectory: Annotated[str | None, argument("TRAJECTORY", "its id; without one the newest that fits")] = None,
+    failed: Failed = None,
+    kind: Kind = None,
+    outcome: OutcomeName = None,
+    step: StepNumber = None,
+    only: Only = None,
+    sample: Annotated[int | None, option("--sample", "draw one with this seed")] = None,
+    run: RunId = None,
+    model: Annotated[Path | None, option("--model", "folder with the tokenizer; by default the run's")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Print one trajectory of a run, with mask, advantages and verdict."""
+    from mua.view.terminal import show
+
+    given = {
+        "success": None if failed is None else str(not failed).lower(), "kind": kind, "outcome": outcome,
+        "step": None if step is None else str(step),
+    }  # fmt: skip
+    filters = _filters(only) | {name: value for name, value in given.items() if value is not None}
+    show(place, filters, run=run, name=trajectory, sample=sample, model=model, as_json=as_json)
+
+
+def _filters(only: list[str] | None) -> dict[str, str]:
+    pairs = [text.partition("=") for text in only or ()]
+    for name, equals, _ in pairs:
+        if not equals:
+            raise ConfigError(f"--only {name}: write NAME=VALUE, such as success=false")
+    return {name: value for name, _, value in pairs}
+
+
 @command(store_app, "ls")
 def store_ls(
     store: StorePlace,

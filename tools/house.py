@@ -53,7 +53,7 @@ FLOORS = (
     ("mua.gateway", "mua.scoring"),
     ("mua.rollout",),
     ("mua.evaluation", "mua.plan"),
-    ("mua.launch",),
+    ("mua.launch", "mua.view"),
     ("mua.trainer",),
     ("environments", "workbench"),
     ("mua.cli",),

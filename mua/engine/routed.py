@@ -48,7 +48,11 @@ class RoutedEngines:
         self.state: Json = {}
         """What the router said last."""
         self._url, self._key, self.name, self._silence = url, key, sampler, silence_seconds
-        self._heard = monotonic()
+        self._unanswered: float | None = None
+        """When the first of the questions ended that were not answered since the last answer."""
+        self.lost = False
+        """Whether the router has been silent for too long: two questions at least, so that a moment in which this
+        process itself stood still is not taken for the router's silence."""
         self._refusal = ""
         self._watch: asyncio.Task[None] | None = None
 
@@ -68,10 +72,9 @@ class RoutedEngines:
             await asyncio.gather(self._watch, return_exceptions=True)
         await self._session.close()
 
-    @property
-    def lost(self) -> bool:
-        """Whether the router has been silent for too long."""
-        return monotonic() - self._heard > self._silence
+    async def answers(self) -> bool:
+        """Whether the router answers now."""
+        return await self._ask(wants=False)
 
     async def room(self) -> int:
         """How many episodes may be started now; 0 where the router does not answer. Raises :class:`EngineError` where
@@ -139,6 +142,19 @@ class RoutedEngines:
 
     async def _ask(self, *, wants: bool, started: int = 0) -> bool:
         """Learn the state; whether the router answered."""
+        state = await self._state(wants, started)
+        if state is None:
+            self._unanswered, first = self._unanswered or monotonic(), self._unanswered
+            self.lost = first is not None and monotonic() - first > self._silence
+            return False
+        self.state, self._unanswered, self.lost = state, None, False
+        if state["paused"]:
+            self.pauses.begin()
+        else:
+            self.pauses.end()
+        return True
+
+    async def _state(self, wants: bool, started: int) -> Json | None:
         query = {"sampler": self.name, "wants": str(int(wants)), "started": str(started)}
         limit = aiohttp.ClientTimeout(total=_ANSWER_SECONDS)
         try:
@@ -146,16 +162,11 @@ class RoutedEngines:
                 if response.status == HTTPStatus.CONFLICT:
                     self._refusal = (await response.read())[:300].decode(errors="replace")
                 if response.status != 200:
-                    return False
-                self.state = orjson.loads(await response.read())
+                    return None
+                found: Json = orjson.loads(await response.read())
+                return found
         except (aiohttp.ClientError, ConnectionError, TimeoutError, ValueError):
-            return False
-        self._heard = monotonic()
-        if self.state["paused"]:
-            self.pauses.begin()
-        else:
-            self.pauses.end()
-        return True
+            return None
 
 
 # ---- how turns and faults travel
@@ -169,6 +180,7 @@ def generation_json(generation: Generation) -> Json:
         "version": generation.version,
         "cached_tokens": generation.cached_tokens,
         "waited": generation.waited,
+        "engine": generation.engine,
         "arrays": {name: _packed(array) for name, array in arrays.items() if array is not None},
     }
 
@@ -180,6 +192,7 @@ def generation_of(body: Json) -> Generation:
         return Generation(
             arrays["ids"], arrays["logprobs"], body["finish"], int(body["version"]), arrays["versions"],
             int(body["cached_tokens"]), arrays.get("experts"), float(body["waited"]),
+            str(body["engine"]),
         )  # fmt: skip
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise EngineError(f"the engines' router gave an answer that cannot be read: {error!r}") from None

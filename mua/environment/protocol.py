@@ -47,6 +47,11 @@ class Task:
     """By convention ``kind`` names the sort of task and ``difficulty`` is easy, medium or hard: evaluation makes its
     tables by them, and ``environment.difficulties`` chooses."""
 
+    @property
+    def labels(self) -> dict[str, str]:
+        """``kind`` and ``difficulty``, those of them that the task has."""
+        return {name: str(self.data[name]) for name in ("kind", "difficulty") if name in self.data}
+
 
 @dataclass(frozen=True, slots=True)
 class Transcript:

@@ -105,7 +105,7 @@ class Board:
         """
         if self._failure is not None:
             raise self._failure
-        row = self._recorder.group_row(ordinal, task.domain, task.id, size, version, task.split)
+        row = self._recorder.group_row(ordinal, task.domain, task.id, size, version, task.split, task.labels)
         offered = _Offered(row, on_episode, asyncio.get_running_loop().create_future())
         self._offered[ordinal] = offered
         self._order(lambda connection: open_group(connection, row))

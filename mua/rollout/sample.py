@@ -36,9 +36,12 @@ from mua.store.faults import NoStore, StoreError, StoreUnreachable
 from mua.store.part_finding import RunningPart, find_part, state_of_run
 from mua.tokens.family_loading import load_family
 from mua.tokens.same_tokenizer import tokenizer_digest
+from mua.types import Json
 
 log = logging.getLogger(__name__)
 _LOOK_SECONDS = 1.0
+_BUSY = 4.0
+"""For so many ``samplers.lease_seconds`` a router may be silent whose trainer gives signs of life in the store."""
 ROUTER_GONE = "the engines' router is gone"
 OF_THE_TRAINER = (
     "name", "output", "placement", "store", "samplers", "engine", "megatron", "optimizer", "critic", "cluster",
@@ -184,16 +187,23 @@ def _over(watching: asyncio.Task[str], engines: RoutedEngines) -> str | None:
 
 
 async def _until_silent(store: Store, part: RunningPart, silence: float) -> None:
-    """The trainer whose router is gone is silent in the store, too, before long. Raises :class:`RouterLost` where it is
-    not: this sampler alone does not reach it."""
+    """The trainer whose router is gone is silent in the store, too, before long, or answers again: it was busy. Raises
+    :class:`RouterLost` where it does neither: this sampler alone does not reach it."""
+    over = asyncio.create_task(_until_over(store, part, silence), name="watch of the run")
     try:
-        async with asyncio.timeout(silence + 5 * _LOOK_SECONDS):
-            await _until_over(store, part, silence)
+        async with RoutedEngines(part.url, part.key, "", silence) as engines, asyncio.timeout(_BUSY * silence):
+            while not over.done() and not await engines.answers():
+                await asyncio.sleep(_LOOK_SECONDS)
+            if over.done():
+                over.result()
     except TimeoutError:
         raise RouterLost(
             f"run {part.run_id} goes on, but its engines' router at {part.url} does not answer this machine; set "
             "samplers.address of the run to an address of the trainer's machine that this one reaches"
         ) from None
+    finally:
+        over.cancel()
+        await asyncio.gather(over, return_exceptions=True)
 
 
 async def _until_over(store: Store, part: RunningPart, silence: float) -> str:
@@ -237,7 +247,8 @@ def configuration_of(part: RunningPart, file: Path | None, overrides: Sequence[s
         stored.write_text(yaml.safe_dump(part.config, sort_keys=False, allow_unicode=True), encoding="utf-8")
         of_run = load_config(stored)
         loaded = load_config(file or stored, overrides)
-    different = list(_different(of_run, loaded))
+    sides = [yaml.safe_load(dump_config(config)) for config in (of_run, loaded)]
+    different = list(episode_differences(*sides))
     if different:
         raise ConfigError(
             f"{file or 'the command line'}: {different[0]}: the run has another value; samplers roll out what the "
@@ -253,9 +264,9 @@ def configuration_of(part: RunningPart, file: Path | None, overrides: Sequence[s
     return loaded
 
 
-def _different(of_run: ExperimentConfig, ours: ExperimentConfig) -> Iterator[str]:
-    """Keys that decide what an episode is and are not the same."""
-    sides = [dict(_flat(yaml.safe_load(dump_config(config)), ())) for config in (of_run, ours)]
+def episode_differences(of_run: Json, ours: Json) -> Iterator[str]:
+    """Keys that decide what an episode is and are not the same in two configurations as ``dump_config`` writes them."""
+    sides = [dict(_flat(config, ())) for config in (of_run, ours)]
     for key in dict.fromkeys([*sides[0], *sides[1]]):
         free = any(key == own or key.startswith(f"{own}.") for own in OF_THE_TRAINER)
         if sides[0].get(key) != sides[1].get(key) and (not free or key in OF_EPISODES):

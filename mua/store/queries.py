@@ -9,8 +9,9 @@ from typing import Any, Literal
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
+from mua.store.column_types import json_text
 from mua.store.faults import StoreError
-from mua.store.tables import parts, runs, segments, steps, tasks, trajectories, uses
+from mua.store.tables import parts, runs, segments, steps, tasks, tool_calls, trajectories, uses
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +33,16 @@ class TrajectoryFilter:
     """Of the oldest of its sampled tokens."""
     kept: bool | None = None
     """Whether its tokens are still there."""
+    ordinal: int | None = None
+    """Of its group."""
+    kind: str | None = None
+    """Of its task, as its domain calls it."""
+    tool_error: bool | None = None
+    """Whether a call of a tool failed."""
+    text: str | None = None
+    """What its id, its task, its error or the name of a tool it called contains, whatever the case."""
+    ids: tuple[str, ...] | None = None
+    """One of these, some thousands at most."""
 
     def condition(self) -> sa.ColumnElement[bool]:
         """As a condition on the table ``trajectories``."""
@@ -39,7 +50,7 @@ class TrajectoryFilter:
         equal = {
             columns.run_id: self.run, columns.round: self.round, columns.domain: self.domain,
             columns.task_id: self.task, columns.outcome: self.outcome, columns.success: self.success,
-            columns.scored: self.scored,
+            columns.scored: self.scored, columns.ordinal: self.ordinal,
         }  # fmt: skip
         found = [column == value for column, value in equal.items() if value is not None]
         if self.least_reward is not None:
@@ -52,6 +63,17 @@ class TrajectoryFilter:
         if self.step is not None:
             used = sa.select(uses.c.trajectory_id).where(uses.c.step == self.step, uses.c.run_id == columns.run_id)
             found.append(columns.id.in_(used))
+        if self.kind is not None:
+            found.append(sa.exists().where(same_task(), labelled("kind", self.kind)))
+        if self.tool_error is not None:
+            failed = sa.exists().where(tool_calls.c.trajectory_id == columns.id, tool_calls.c.error.is_not(None))
+            found.append(failed if self.tool_error else ~failed)
+        if self.text:
+            called = sa.exists().where(tool_calls.c.trajectory_id == columns.id, _holds(tool_calls.c.name, self.text))
+            own = (_holds(column, self.text) for column in (columns.id, columns.task_id, columns.error))
+            found.append(sa.or_(*own, called))
+        if self.ids is not None:
+            found.append(columns.id.in_(self.ids))
         return sa.and_(sa.true(), *found)
 
     def shown(self) -> str:
@@ -60,7 +82,24 @@ class TrajectoryFilter:
         return ", ".join(f"{name} {value}" for name, value in given.items() if value is not None) or "all"
 
 
-Order = Literal["id", "reward", "ended_at"]
+Order = Literal["newest", "oldest", "reward", "tokens", "turns", "seconds"]
+"""Of a list of trajectories: the latest, the earliest, or the largest first."""
+
+
+def same_task() -> sa.ColumnElement[bool]:
+    """That a row of ``tasks`` is the group of a row of ``trajectories``."""
+    t, own = trajectories.c, tasks.c
+    return (own.run_id == t.run_id) & (own.round == t.round) & (own.ordinal == t.ordinal)
+
+
+def labelled(name: str, value: str) -> sa.ColumnElement[bool]:
+    """That a row of ``tasks`` has this label (``kind``, ``difficulty``)."""
+    written = json_text({name: value})[1:-1]  # as JsonText writes it; other than these texts nothing holds it
+    return sa.type_coerce(tasks.c.details, sa.Text).contains(written, autoescape=True)
+
+
+def _holds(column: sa.Column[Any], text: str) -> sa.ColumnElement[bool]:
+    return sa.func.lower(sa.type_coerce(column, sa.Text)).contains(text.lower(), autoescape=True)
 
 
 def trajectory_ids(connection: Connection, chosen: TrajectoryFilter) -> list[str]:
@@ -117,14 +156,29 @@ def list_tasks(
 
 
 def list_trajectories(
-    connection: Connection, chosen: TrajectoryFilter, limit: int | None = None
+    connection: Connection,
+    chosen: TrajectoryFilter,
+    limit: int | None = None,
+    *,
+    offset: int = 0,
+    order: Order = "newest",
 ) -> Iterator[dict[str, Any]]:
-    """A row a trajectory without its blobs, newest first, with how often it was trained on."""
-    columns = [column for column in trajectories.c if column.name not in ("messages", "metrics", "details")]
-    used = sa.select(sa.func.count(sa.distinct(uses.c.step))).where(uses.c.trajectory_id == trajectories.c.id)
+    """A row a trajectory without its blobs, with how often it was trained on."""
+    c = trajectories.c
+    columns = [column for column in c if column.name not in ("messages", "metrics", "details")]
+    used = sa.select(sa.func.count(sa.distinct(uses.c.step))).where(uses.c.trajectory_id == c.id)
     rows = sa.select(*columns, used.scalar_subquery().label("trained"))
-    order = (trajectories.c.ended_at.desc(), trajectories.c.id)
-    return _dicts(connection, rows.where(chosen.condition()).order_by(*order).limit(limit))
+    first = {
+        "newest": c.ended_at.desc(), "oldest": c.ended_at, "reward": c.reward.desc(), "tokens": c.tokens.desc(),
+        "turns": c.turns.desc(), "seconds": sa.func.coalesce(c.ended_at - c.started_at, 0.0).desc(),
+    }[order]  # fmt: skip
+    return _dicts(connection, rows.where(chosen.condition()).order_by(first, c.id).limit(limit).offset(offset))
+
+
+def count_trajectories(connection: Connection, chosen: TrajectoryFilter) -> int:
+    """How many a filter leaves."""
+    counted = sa.select(sa.func.count()).select_from(trajectories).where(chosen.condition())
+    return int(connection.execute(counted).scalar_one())
 
 
 def single_run(connection: Connection, run: str | None) -> str:

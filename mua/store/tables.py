@@ -135,7 +135,7 @@ tasks = Table(
     Column("made_at", Seconds, nullable=False),
     Column("ended_at", Seconds),
     Column("taken_step", BigInt),
-    Column("details", JsonText),
+    Column("details", JsonText),  # kind and difficulty of the task, where it has them
     Index(None, "run_id", "state", "round", "ordinal"),
 )  # fmt: skip
 episodes = Table(

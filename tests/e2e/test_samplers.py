@@ -109,7 +109,9 @@ def test_a_database_that_goes_away_and_a_trainer_that_is_killed(
 ) -> None:
     """The trainer rolls out too. Its start goes over to the next one, and so does the sampler, without being told."""
     url, output = server.database(), tmp_path / "out"
-    command = ("train", recipe, f"trainer.steps={STEPS}", f"store.url={url}", *QUICK, *DETERMINISTIC)
+    command = (
+        "train", recipe, f"trainer.steps={STEPS}", f"store.url={url}", "rollout.concurrency=1", *QUICK, *DETERMINISTIC,
+    )  # fmt: skip
     with ExitStack() as stack:
         player = sampler(stack, tmp_path / "sampler-0", url)  # before there is a run
         with running(*command, cwd=tmp_path) as run:

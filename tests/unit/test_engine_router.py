@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import time
 from collections.abc import Sequence
 from dataclasses import asdict
 
@@ -157,6 +158,20 @@ async def test_load_decides_who_starts_what_and_time_stands_still_with_the_engin
 async def test_an_address_that_is_not_ours_is_refused() -> None:
     with pytest.raises(EngineError, match=r"samplers\.address 192\.0\.2\.1.*name an address of this machine"):
         await EngineRouter(TellablePool(), SamplersConfig(address="192.0.2.1")).start()
+
+
+async def test_a_process_that_stood_still_does_not_take_the_router_for_gone() -> None:
+    router = EngineRouter(TellablePool(), SamplersConfig())
+    async with RoutedEngines("http://127.0.0.1:1", "k", "a", 0.2) as nowhere:
+        await router.start()
+        async with RoutedEngines(router.url, router.key, "b", 0.2) as engines:
+            for _ in range(3):
+                time.sleep(0.5)  # imports, or a machine that is busy
+                assert not engines.lost
+                assert await engines.answers()
+        while not nowhere.lost:
+            assert not await nowhere.answers()
+        await router.close()
 
 
 async def test_a_sampler_of_another_contract_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -204,8 +204,9 @@ def _work(url: str, name: str, seed: int, dies: bool) -> None:
 def test_processes_that_claim_at_once_and_are_killed(url: str) -> None:
     with Store.open(url) as store:
         begin(store, 25)
-        spawn = multiprocessing.get_context("spawn")
-        workers = [spawn.Process(target=_work, args=(url, f"w{n}", n, n < 2)) for n in range(4)]
+        server = multiprocessing.get_context("forkserver")
+        server.set_forkserver_preload([__name__])  # imported once for all of them
+        workers = [server.Process(target=_work, args=(url, f"w{n}", n, n < 2)) for n in range(4)]
         for worker in workers:
             worker.start()
         for worker in workers:

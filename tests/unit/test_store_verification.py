@@ -1,4 +1,5 @@
-"""``verify`` finds a planted fault of each kind and nothing in a whole store; pruning; exports; ``mua store``.
+"""``verify`` finds a planted fault of each kind and nothing in a whole store; pruning; exports; ``mua store``;
+what ``mua view`` asks, of both databases.
 
 Not here: stores that runs of the trainer wrote.
 """
@@ -9,6 +10,7 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow.parquet
@@ -28,6 +30,8 @@ from mua.store.tables import parts, segments, steps, trajectories, uses
 from mua.store.verification import verify
 from mua.store.writer import Insert, Writer, execute
 from mua.types import Trajectory
+from mua.view.page_answers import Answers, as_bytes
+from mua.view.viewed_runs import ViewedRuns
 from tests.store_support import count, played, spoil, write_run
 from tests.unit.test_store import same, store
 
@@ -76,6 +80,34 @@ def test_whole_store_has_no_faults(store: Store) -> None:
         assert all(connection.exec_driver_sql(query).all() for query in queries), "the page's questions have answers"
     assert len(whole(store)) == 10
     same(whole(store)["s/1/0/0/1/1"], played(0, 1, 0, success=True))
+
+
+def test_what_the_view_asks_is_answered_by_both_databases(store: Store) -> None:
+    write_run(store)
+    write_run(store, "s", 2)
+    answers = Answers(ViewedRuns([(store, None)], None))
+
+    def ask(path: str, **given: str) -> Any:
+        return json.loads(as_bytes(answers.answer(path, {"run": "r", **given})))
+
+    assert [row["key"] for row in ask("runs")["runs"]] == ["r", "s"]
+    whole = ask("run")
+    assert whole["outcomes"] == [{"evaluation": False, "outcome": "user_stop", "scored": True, "episodes": 8, "won": 4}]
+    assert whole["kinds"][0]["won"] == 4
+    assert whole["tools"][0]["calls"] == 8
+    assert [row["trajectories"] for row in ask("steps")["steps"]] == [2] * 4
+    assert len(ask("step", step="2")["groups"]) == 1
+    for given in (
+        {"success": "true"}, {"text": "LOOK", "success": "true"}, {"said": "hello", "success": "true"},
+        {"tool_error": "false", "order": "reward", "success": "true"}, {"order": "gap", "success": "true"},
+    ):  # fmt: skip
+        assert ask("trajectories", **given)["total"] == 4, given
+    assert ask("trajectories", kind="none")["total"] == ask("trajectories", tool_error="true")["total"] == 0
+    ask("trajectories", suspect="any", order="seconds")
+    assert len(ask("trajectory", id=ONE)["requests"]) == 3
+    assert len(ask("tokens", id=ONE, segment="0")["columns"]["weights"]) == 12
+    assert ask("compare", a="r", b="s", ra="0", rb="0")["common"] == 2
+    assert ask("changes")["steps"] == 4
 
 
 _NAN = pack_arrays({"weights": np.full(12, np.nan, np.float32)})

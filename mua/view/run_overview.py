@@ -1,0 +1,402 @@
+"""What a run did as a whole: held-out success with intervals, curves, outcomes, tools, the time of stages, events."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from functools import lru_cache
+from statistics import fmean
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from mua.config.schema import EvaluationConfig
+from mua.evaluation.summary import interval_of
+from mua.store.queries import list_steps, lost_step, same_task
+from mua.store.tables import parts, requests, runs, steps, tasks, tool_calls, trajectories, versions
+from mua.types import Json
+from mua.view.viewed_runs import NotThere, ViewedRun
+
+SHOWN_POINTS = 1000
+"""Of one curve: more than a screen has columns are thinned out."""
+FIRST_CURVES = (
+    "success", "reward/mean", "actor/entropy", "entropy", "mismatch/logprob_difference", "mismatch/kl", "grad_norm",
+    "tokens/sampled", "turns/mean", "version_lag/mean", "timeline/overlap_efficiency",
+)  # fmt: skip
+"""Drawn before anybody chooses, where the run has them."""
+STAGES, EPISODE_STAGES = "timeline/", "timeline/episode_"
+
+
+def overview(connection: Connection, run: ViewedRun) -> Json:
+    """Everything of the first page of a run."""
+    lines = step_lines(connection, run)
+    row = connection.execute(sa.select(runs).where(runs.c.id == run.id)).mappings().one_or_none()
+    if row is None:
+        raise NotThere(f"run {run.key}: is gone from its store")
+    names = sorted({name for line in lines for name in line if name != "step"})
+    first = [name for name in FIRST_CURVES if name in names]
+    return {
+        "run": {name: row[name] for name in ("id", "name", "state", "output", "started_at", "ended_at", "provenance")},
+        "key": run.key,
+        "config": run.config,
+        "evaluations": evaluations(connection, run),
+        "kinds": training_kinds(connection, run.id),
+        "outcomes": outcomes(connection, run.id),
+        "tools": tools(connection, run.id),
+        "endpoints": endpoints(connection, run.id),
+        "events": list(events(connection, run, lines)),
+        "metric_names": names,
+        "curves": curves(lines, first),
+        "stages": stages(lines),
+        "state": changes(connection, run.id),
+    }
+
+
+def changes(connection: Connection, run: str) -> Json:
+    """What tells whether anything is new since the last look; cheap."""
+    done = sa.select(sa.func.count(), sa.func.max(steps.c.step)).where(steps.c.run_id == run)
+    ended = sa.select(sa.func.count(), sa.func.max(trajectories.c.ended_at)).where(trajectories.c.run_id == run)
+    (count, newest), (played, last) = (tuple(connection.execute(chosen).one()) for chosen in (done, ended))
+    state = connection.execute(sa.select(runs.c.state).where(runs.c.id == run)).scalar()
+    return {"steps": count, "step": newest, "trajectories": played, "ended_at": last, "state": state}
+
+
+def step_lines(connection: Connection, run: ViewedRun) -> list[dict[str, Any]]:
+    """The metrics of every step that stands, in order: those of the run's file, which has evaluations and checkpoints
+    too, or else those that the store has."""
+    if lines := run.metric_lines():
+        return lines
+    chosen = sa.select(steps.c.step, steps.c.metrics).where(steps.c.run_id == run.id, ~lost_step())
+    rows = connection.execute(chosen.order_by(steps.c.step))
+    return [{"step": step} | (metrics or {}) for step, metrics in rows]
+
+
+def curves(lines: Iterable[Mapping[str, Any]], names: Iterable[str]) -> dict[str, list[list[Any]]]:
+    """``[steps, values]`` of each metric; of more than :data:`SHOWN_POINTS` every n-th step and the last."""
+    lines = list(lines)
+    found = {}
+    for name in names:
+        points = [(line["step"], _finite(line[name])) for line in lines if name in line]
+        apart = math.ceil(len(points) / SHOWN_POINTS) or 1
+        kept = points[::apart] + (points[-1:] if points and (len(points) - 1) % apart else [])
+        found[name] = [[step for step, _ in kept], [value for _, value in kept]]
+    return found
+
+
+def stages(lines: Iterable[Mapping[str, Any]]) -> Json:
+    """Seconds of the trainer's and of an episode's stages by step (docs/timeline.md), each as :func:`curves`."""
+    lines = list(lines)
+    names = sorted({name for line in lines for name in line if _stage(name)})
+    episode = [name for name in names if name.startswith(EPISODE_STAGES)]
+    return {"trainer": curves(lines, [n for n in names if n not in episode]), "episode": curves(lines, episode)}
+
+
+def _stage(name: str) -> bool:
+    whole = ("timeline/episode_seconds", "timeline/episode_queued_seconds", "timeline/engine_generating_seconds")
+    return name.startswith(STAGES) and name.endswith("_seconds") and name not in whole
+
+
+def evaluations(connection: Connection, run: ViewedRun) -> list[Json]:
+    """A row a round of evaluation: its policy version, and success with interval of all tasks, by domain and by kind.
+
+    The task is the unit, with the mean of its scored episodes (mua/evaluation/summary.py); the level is
+    ``evaluation.level``.
+    """
+    t = trajectories.c
+    chosen = (
+        sa.select(
+            t.round, t.domain, t.task_id, tasks.c.split, tasks.c.details,
+            sa.func.sum(_one(t.success & t.scored)), sa.func.sum(_one(t.scored)), sa.func.count(),
+            sa.func.sum(sa.case((t.scored, t.reward), else_=0.0)), sa.func.max(t.version_high),
+            sa.func.max(t.ended_at),
+        )
+        .select_from(trajectories.outerjoin(tasks, same_task()))
+        .where(t.run_id == run.id, t.round > 0)
+        .group_by(t.round, t.domain, t.task_id, tasks.c.split, tasks.c.details)
+        .order_by(t.round)
+    )  # fmt: skip
+    settings = _evaluation_settings(run.config)
+    rounds: defaultdict[int, list[Any]] = defaultdict(list)
+    for row in connection.execute(chosen):
+        rounds[row[0]].append(row)
+    return [_evaluation(number, rows, settings) for number, rows in rounds.items()]
+
+
+def _evaluation(number: int, rows: list[Any], settings: EvaluationConfig) -> Json:
+    by_kind: defaultdict[str, list[float]] = defaultdict(list)
+    by_domain: defaultdict[str, list[float]] = defaultdict(list)
+    rewards = []
+    for _, domain, _, _, details, won, scored, _, reward, *_ in rows:
+        if scored:
+            by_kind[kind_of(details)].append(won / scored)
+            by_domain[domain].append(won / scored)
+            rewards.append(reward / scored)
+    everything = [value for values in by_domain.values() for value in values]
+    episodes = sum(row[7] for row in rows)
+    return {
+        "round": number,
+        "split": rows[0][3],
+        "version": max((row[9] for row in rows if row[9] is not None), default=None),
+        "ended_at": max(row[10] for row in rows),
+        "tasks": len(rows),
+        "episodes": episodes,
+        "unscored": episodes - sum(row[6] for row in rows),
+        "reward": fmean(rewards) if rewards else None,
+        "success": _interval(everything, settings),
+        "kinds": {kind: _interval(values, settings) for kind, values in sorted(by_kind.items())},
+        "domains": {domain: _interval(values, settings) for domain, values in sorted(by_domain.items())},
+        "level": settings.level,
+    }
+
+
+def training_kinds(connection: Connection, run: str) -> list[Json]:
+    """Success in training by domain and kind of task; episodes are the unit."""
+    t = trajectories.c
+    chosen = (
+        sa.select(t.domain, tasks.c.details, sa.func.sum(_one(t.success & t.scored)), sa.func.sum(_one(t.scored)),
+                  sa.func.count(), sa.func.avg(sa.case((t.scored, t.reward))))
+        .select_from(trajectories.outerjoin(tasks, same_task()))
+        .where(t.run_id == run, t.round == 0)
+        .group_by(t.domain, tasks.c.details)
+    )  # fmt: skip
+    found: dict[tuple[str, str], Json] = {}
+    for domain, details, won, scored, count, reward in connection.execute(chosen):
+        row = found.setdefault(
+            (domain, kind_of(details)),
+            {"domain": domain, "kind": kind_of(details), "won": 0, "scored": 0, "episodes": 0, "rewards": 0.0},
+        )
+        row["won"], row["scored"], row["episodes"] = row["won"] + won, row["scored"] + scored, row["episodes"] + count
+        row["rewards"] += (reward or 0.0) * scored
+    rows = [found[key] for key in sorted(found)]
+    for row in rows:
+        total = row.pop("rewards")
+        row["reward"] = total / row["scored"] if row["scored"] else None
+    return rows
+
+
+def kind_of(details: Any) -> str:
+    """Of a task by the details of its row; ``-`` where it has none."""
+    return str(details.get("kind", "-")) if isinstance(details, dict) else "-"
+
+
+def outcomes(connection: Connection, run: str) -> list[Json]:
+    """How episodes ended, training and evaluation apart."""
+    t = trajectories.c
+    evaluated = sa.case((t.round > 0, 1), else_=0).label("evaluation")
+    chosen = (
+        sa.select(evaluated, t.outcome, t.scored, sa.func.count(), sa.func.sum(_one(t.success)))
+        .where(t.run_id == run)
+        .group_by(evaluated, t.outcome, t.scored)
+        .order_by(evaluated, sa.func.count().desc())
+    )
+    return [
+        {"evaluation": bool(e), "outcome": outcome, "scored": scored, "episodes": count, "won": won}
+        for e, outcome, scored, count, won in connection.execute(chosen)
+    ]
+
+
+def tools(connection: Connection, run: str) -> list[Json]:
+    """Calls, failures and seconds by tool."""
+    c = tool_calls.c
+    chosen = (
+        sa.select(c.name, c.by_user, sa.func.count(), sa.func.count(c.error), sa.func.avg(c.seconds))
+        .where(c.run_id == run)
+        .group_by(c.name, c.by_user)
+        .order_by(sa.func.count().desc())
+    )
+    keys = ("name", "by_user", "calls", "errors", "seconds")
+    return [dict(zip(keys, row, strict=True)) for row in connection.execute(chosen.limit(200))]
+
+
+def endpoints(connection: Connection, run: str) -> list[Json]:
+    """Requests, failures, seconds and tokens by role and endpoint."""
+    c = requests.c
+    chosen = (
+        sa.select(c.role, c.endpoint, sa.func.count(), sa.func.count(c.error), sa.func.avg(c.seconds),
+                  sa.func.sum(c.completion_tokens))
+        .where(c.run_id == run)
+        .group_by(c.role, c.endpoint)
+        .order_by(c.role, sa.func.count().desc())
+    )  # fmt: skip
+    keys = ("role", "endpoint", "requests", "errors", "seconds", "tokens")
+    return [dict(zip(keys, row, strict=True)) for row in connection.execute(chosen.limit(200))]
+
+
+def events(connection: Connection, run: ViewedRun, lines: Iterable[Mapping[str, Any]]) -> Iterator[Json]:
+    """Starts of the run, lost steps, checkpoints, restarts of engines, faults of the infrastructure; by time."""
+    found = [*_starts(connection, run.id), *_checkpoints(connection, run.id), *_faults(connection, run.id)]
+    when = dict(connection.execute(sa.select(steps.c.step, steps.c.ended_at).where(steps.c.run_id == run.id)).all())
+    yield from sorted(
+        [*found, *_restarts(lines, when)], key=lambda e: (e["at"] is None, e["at"] or 0.0, e["step"] or 0)
+    )
+
+
+def _starts(connection: Connection, run: str) -> Iterator[Json]:
+    for row in connection.execute(sa.select(parts).where(parts.c.run_id == run).order_by(parts.c.part)).mappings():
+        begun = "started" if row["part"] == 1 else "restarted"
+        where = f" on {row['host']} (process {row['pid']})" if row["host"] else ""
+        yield _event("start" if row["part"] == 1 else "restart", row["started_at"], row["from_step"],
+                     f"{begun}{where}, part {row['part']}, from step {row['from_step']}")  # fmt: skip
+    lost = sa.select(steps.c.step, steps.c.part, steps.c.ended_at).where(steps.c.run_id == run, lost_step())
+    for step, part, at in connection.execute(lost.order_by(steps.c.step)):
+        yield _event("lost", at, step, f"step {step} of part {part} was lost and made again")
+    ended = connection.execute(sa.select(runs.c.state, runs.c.ended_at).where(runs.c.id == run)).one()
+    if ended.ended_at is not None:
+        yield _event("end", ended.ended_at, None, f"ended: {ended.state}")
+
+
+def _checkpoints(connection: Connection, run: str) -> Iterator[Json]:
+    c = versions.c
+    saved = sa.select(c.version, c.checkpoint, c.synced_at).where(c.run_id == run, c.checkpoint.is_not(None))
+    for version, name, at in connection.execute(saved.order_by(c.version)):
+        yield _event("checkpoint", at, version - 1, f"checkpoint {name}")
+
+
+def _faults(connection: Connection, run: str) -> Iterator[Json]:
+    """Episodes that could not be scored, and those that were tried again, by policy version and outcome."""
+    t = trajectories.c
+    chosen = (
+        sa.select(t.outcome, t.version_high, t.round, sa.func.count(), sa.func.max(t.ended_at), sa.func.min(t.error),
+                  sa.func.min(t.id))
+        .where(t.run_id == run, ~t.scored)
+        .group_by(t.outcome, t.version_high, t.round)
+        .limit(500)
+    )  # fmt: skip
+    for outcome, version, round_, count, at, error, name in connection.execute(chosen):
+        where = "training" if round_ == 0 else f"evaluation {round_}"
+        said = f": {error}" if error else ""
+        yield _event("fault", at, version, f"{count} × {outcome} in {where}{said}") | {"trajectory": name}
+    failed = (
+        sa.select(requests.c.role, requests.c.error, sa.func.count(), sa.func.max(requests.c.started_at))
+        .where(requests.c.run_id == run, requests.c.error.is_not(None))
+        .group_by(requests.c.role, requests.c.error)
+        .limit(200)
+    )
+    for role, error, count, at in connection.execute(failed):
+        yield _event("fault", at, None, f"{count} failed requests to {role}, the last now: {error}")
+
+
+def _restarts(lines: Iterable[Mapping[str, Any]], when: Mapping[int, float | None]) -> Iterator[Json]:
+    before = 0.0
+    for line in lines:
+        now = line.get("engine/restarts")
+        if now is None:
+            continue
+        if now > before:
+            yield _event("engine", when.get(line["step"]), line["step"], f"{now - before:.0f} engine restarts")
+        before = now  # a run that continues counts anew
+
+
+def _event(kind: str, at: float | None, step: int | None, text: str) -> Json:
+    return {"kind": kind, "at": at, "step": step, "text": text}
+
+
+def step_list(connection: Connection, run: ViewedRun) -> list[Json]:
+    """A row a step with the figures that a list needs; of an imported run those that its groups name."""
+    lines = {line["step"]: line for line in step_lines(connection, run)}
+    kept = ("success", "reward/mean", "loss", "grad_norm")
+    rows = []
+    for row in list_steps(connection, run.id):
+        metrics = (row.pop("metrics") or {}) | lines.get(row["step"], {})
+        rows.append(row | {name: _finite(metrics.get(name)) for name in kept})
+    if rows:
+        return rows
+    t, c = trajectories.c, tasks.c
+    imported = (
+        sa.select(c.taken_step, sa.func.count(), sa.func.sum(t.sampled_tokens), sa.func.avg(t.reward),
+                  sa.func.avg(_one(t.success)))
+        .select_from(tasks.join(trajectories, same_task()))
+        .where(c.run_id == run.id, c.taken_step.is_not(None))
+        .group_by(c.taken_step).order_by(c.taken_step)
+    )  # fmt: skip
+    keys = ("step", "trajectories", "tokens", "reward/mean", "success")
+    return [
+        dict(zip(keys, row, strict=True)) | {"part": 1, "lost": False, "state": "done"}
+        for row in connection.execute(imported)
+    ]
+
+
+def one_step(connection: Connection, run: ViewedRun, step: int) -> Json:
+    """A step: its rows, metrics, and groups with their trajectories and what was trained on of each."""
+    rows = [
+        dict(row)
+        for row in connection.execute(
+            sa.select(steps, lost_step().label("lost"))
+            .where(steps.c.run_id == run.id, steps.c.step == step)
+            .order_by(steps.c.part.desc())
+        ).mappings()
+    ]
+    metrics = next((line for line in step_lines(connection, run) if line["step"] == step), {})
+    named = next((row["details"]["groups"] for row in rows if "groups" in (row["details"] or {})), None)
+    groups = _groups(connection, run, step, named)
+    if not rows and not groups:
+        raise NotThere(f"step {step} of run {run.key}: not in the store")
+    shown = [{name: value for name, value in row.items() if name not in ("metrics", "details")} for row in rows]
+    for row, whole in zip(shown, rows, strict=True):
+        row["details"] = {name: value for name, value in (whole["details"] or {}).items() if name != "groups"}
+    both = ((rows[0]["metrics"] or {}) if rows else {}) | metrics
+    return {
+        "step": step,
+        "rows": shown,
+        "groups": groups,
+        "metrics": {name: _finite(value) for name, value in both.items()},
+    }
+
+
+def _groups(connection: Connection, run: ViewedRun, step: int, named: list[Any] | None) -> list[Json]:
+    """The groups of a step with their trajectories. ``named`` are those of its row: ordinal, task, trajectories,
+    whether it was trained on; None: those that its tasks say."""
+    c, t = tasks.c, trajectories.c
+    if named is None:
+        taken = sa.select(c.ordinal).where(c.run_id == run.id, c.round == 0, c.taken_step == step)
+        chosen = dict.fromkeys(connection.execute(taken.order_by(c.ordinal)).scalars(), True)
+    else:
+        chosen = {int(group[0]): bool(group[3]) for group in named}
+    ids = None if named is None else {name for group in named for name in group[2]}
+    found: dict[int, Json] = {
+        ordinal: {"ordinal": ordinal, "trained": trained, "trajectories": []} for ordinal, trained in chosen.items()
+    }
+    columns = (t.id, t.ordinal, t.sample, t.outcome, t.scored, t.reward, t.success, t.turns, t.sampled_tokens)
+    of_groups = (
+        sa.select(*columns, t.task_id, t.domain, c.details)
+        .select_from(trajectories.outerjoin(tasks, same_task()))
+        .where(t.run_id == run.id, t.round == 0, t.ordinal.in_(list(chosen)))
+        .order_by(t.ordinal, t.sample)
+    )
+    for row in connection.execute(of_groups).mappings():
+        if ids is None or row["id"] in ids:
+            group = found[row["ordinal"]]
+            group["trajectories"].append({column.name: row[column.name] for column in columns})
+            group |= {"task": row["task_id"], "domain": row["domain"], "kind": kind_of(row["details"])}
+    return list(found.values())
+
+
+def _interval(values: list[float], config: EvaluationConfig) -> Json | None:
+    return _interval_of(tuple(sorted(values)), config.level, config.resamples) if values else None
+
+
+@lru_cache(maxsize=4096)
+def _interval_of(values: tuple[float, ...], level: float, resamples: int) -> Json:
+    """The interval that the run itself reports for these tasks."""
+    found = interval_of(EvaluationConfig(level=level, resamples=resamples), values)
+    return {"mean": found.mean, "low": found.low, "high": found.high, "tasks": len(values)}
+
+
+def _evaluation_settings(config: Json) -> EvaluationConfig:
+    """Level and resamples of the run's intervals; the defaults where its configuration does not say."""
+    chosen = config.get("evaluation")
+    own = {name: chosen[name] for name in ("level", "resamples") if name in chosen} if isinstance(chosen, dict) else {}
+    try:
+        return EvaluationConfig.model_validate(own)
+    except ValueError:  # a store that others wrote
+        return EvaluationConfig()
+
+
+def _one(condition: Any) -> Any:
+    return sa.case((condition, 1), else_=0)
+
+
+def _finite(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value

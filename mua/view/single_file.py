@@ -1,0 +1,195 @@
+"""``mua view --export``: the page with its answers in it, one file that opens anywhere, without a network.
+
+    index     runs, overviews, steps, rows of the trajectories that are in the file, comparisons
+    t/<n>     one trajectory with its tokens, unpacked when it is opened
+
+Each is JSON, compressed with gzip, as base64.
+"""
+
+from __future__ import annotations
+
+import gzip
+import itertools
+import os
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+
+from mua.errors import DiskError
+from mua.observe.files import naming
+from mua.store.queries import trajectory_ids
+from mua.store.tables import tool_calls, uses
+from mua.types import Json
+from mua.view.page_answers import Answers, as_bytes
+from mua.view.page_files import whole_page
+from mua.view.run_overview import curves, step_lines
+from mua.view.trajectory_lists import MOST_ROWS, BadQuestion, question_of
+from mua.view.viewed_runs import ViewedRun
+
+MEGABYTES = 20.0
+"""Of trajectories in a file, as it lies on the disk; a browser opens several times as much, slowly."""
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """What is in the file."""
+
+    trajectories: int
+    of: int
+    """That the filters leave, over all runs."""
+    pruned: int
+    """Of those in the file, whose tokens or messages are gone."""
+    bytes: int
+
+
+def export_page(
+    answers: Answers, out: Path, *, only: Mapping[str, str], most: int | None = None, megabytes: float = MEGABYTES
+) -> Exported:
+    """Write ``out`` with the trajectories that the filters ``only`` leave (as mua.view.trajectory_lists.question_of).
+
+    Of more than ``most``, or than fit into ``megabytes``, a sample spread evenly over each run is in the file, and its
+    page says so. Raises :class:`BadQuestion`, :class:`DiskError`.
+    """
+    for name in only:
+        if name in ("order", "limit", "offset", "run"):
+            raise BadQuestion(f"{name}: no filter of an export")
+    names = answers.viewed.keys()
+    runs = [answers.viewed.get(key) for key in names]
+    chosen = {run.key: _ids(answers, run, only) for run in runs}
+    wanted = sum(map(len, chosen.values()))
+    packed: dict[str, list[tuple[str, bytes]]] = {run.key: [] for run in runs}
+    numbers, size, pruned = itertools.count(), 0, 0
+    for run, name in _spread(runs, chosen, most):
+        whole, gone = _whole(answers, run, name)
+        blob = gzip.compress(as_bytes(whole), 6, mtime=0)
+        if size and size + 4 * len(blob) / 3 > megabytes * 2**20:
+            break
+        size, pruned = size + 4 * len(blob) // 3, pruned + gone
+        packed[run.key].append((name, blob))
+    keys = {(run.key, name): str(next(numbers)) for run in runs for name, _ in packed[run.key]}
+    count = len(keys)
+    note = f"This file holds {count:,} of {wanted:,} trajectories" + (
+        f" that {', '.join(f'{name}={value}' for name, value in only.items())} leaves" if only else ""
+    ) + (", a sample spread evenly over each run." if count < wanted else ".")  # fmt: skip
+    index = _index(answers, runs, {run.key: [name for name, _ in packed[run.key]] for run in runs}, keys, note)
+    blobs = itertools.chain(
+        [("index", gzip.compress(as_bytes(index), 6, mtime=0))],
+        ((f"t/{keys[run.key, name]}", blob) for run in runs for name, blob in packed[run.key]),
+    )
+    _write(out, whole_page(f"mua view: {', '.join(run.key for run in runs)}", blobs))
+    return Exported(count, wanted, pruned, out.stat().st_size)
+
+
+def _ids(answers: Answers, run: ViewedRun, only: Mapping[str, str]) -> list[str]:
+    """In the order of the run's stream."""
+    asked = question_of(run, only)
+    with run.store.read() as connection:
+        kept, _ = answers.lists.narrowed(connection, run, asked)
+        return trajectory_ids(connection, kept)
+
+
+def _spread(
+    runs: Sequence[ViewedRun], chosen: Mapping[str, list[str]], most: int | None
+) -> Iterator[tuple[ViewedRun, str]]:
+    """Trajectories of all runs in turn, each run's in an order whose every beginning lies evenly over it."""
+    orders = [[(run, chosen[run.key][at]) for at in _even(len(chosen[run.key]))] for run in runs]
+    turns = (pair for row in itertools.zip_longest(*orders) for pair in row if pair is not None)
+    yield from itertools.islice(turns, most)
+
+
+def _even(count: int) -> list[int]:
+    """0 to ``count`` - 1 by van der Corput's sequence: ever finer halves."""
+    width = max(1, (count - 1).bit_length())
+    order = (int(f"{number:0{width}b}"[::-1], 2) for number in range(2**width))
+    return [at for at in order if at < count]
+
+
+def _whole(answers: Answers, run: ViewedRun, name: str) -> tuple[Json, bool]:
+    trajectory = answers.answer("trajectory", {"run": run.key, "id": name})
+    segments: list[Any] = []
+    gone = trajectory["messages"] is None
+    for part in trajectory["segment_list"]:
+        if not part["kept"]:
+            segments.append(None)
+            gone = True
+            continue
+        segments.append(answers.answer("tokens", {"run": run.key, "id": name, "segment": str(part["number"])}))
+    return {"trajectory": trajectory, "tokens": segments}, gone
+
+
+def _index(
+    answers: Answers, runs: Sequence[ViewedRun], kept: Mapping[str, list[str]], keys: Mapping[tuple[str, str], str],
+    note: str,
+) -> Json:  # fmt: skip
+    of_run = {}
+    for run in runs:
+        given = {"run": run.key}
+        listed = answers.answer("steps", given)
+        with run.store.read() as connection:
+            lines = step_lines(connection, run)
+        of_run[run.key] = {
+            "run": answers.answer("run", given),
+            "changes": answers.answer("changes", given),
+            "steps": listed,
+            "step": {
+                str(row["step"]): answers.answer("step", given | {"step": str(row["step"])}) for row in listed["steps"]
+            },
+            "curves": curves(lines, sorted({name for line in lines for name in line if name != "step"})),
+            "rows": _rows(answers, run, kept[run.key], keys),
+        }
+    everything = answers.answer("runs", {})["runs"]
+    return {
+        "note": note,
+        "runs": [row for row in everything if row["key"] in of_run],
+        "of_run": of_run,
+        "compared": dict(_comparisons(answers, of_run)),
+    }
+
+
+def _rows(answers: Answers, run: ViewedRun, names: list[str], keys: Mapping[tuple[str, str], str]) -> list[Json]:
+    rows: list[Json] = []
+    with run.store.read() as connection:
+        for at in range(0, len(names), MOST_ROWS):
+            some = names[at : at + MOST_ROWS]
+            rows += answers.lists.rows_of(connection, run, some)
+            steps: defaultdict[str, list[int]] = defaultdict(list)
+            for name, step in connection.execute(
+                sa.select(uses.c.trajectory_id, uses.c.step).where(uses.c.trajectory_id.in_(some)).distinct()
+            ):
+                steps[name].append(step)
+            called: defaultdict[str, list[str]] = defaultdict(list)
+            for name, tool in connection.execute(
+                sa.select(tool_calls.c.trajectory_id, tool_calls.c.name)
+                .where(tool_calls.c.trajectory_id.in_(some)).distinct()
+            ):  # fmt: skip
+                called[name].append(tool)
+            for row in rows[at:]:
+                row |= {"key": keys[run.key, row["id"]], "steps": steps[row["id"]], "tools": called[row["id"]]}
+    return rows
+
+
+def _comparisons(answers: Answers, of_run: Mapping[str, Json]) -> Iterator[tuple[str, Any]]:
+    """Of every two runs: training, and the newest evaluation of each."""
+    rounds = {key: one["run"]["evaluations"] for key, one in of_run.items()}
+    for a, b in itertools.permutations(of_run, 2):
+        newest = [str(rounds[key][-1]["round"]) if rounds[key] else "0" for key in (a, b)]
+        for ra, rb in {("0", "0"), (newest[0], newest[1])}:
+            yield f"{a} {b} {ra} {rb}", answers.answer("compare", {"a": a, "b": b, "ra": ra, "rb": rb})
+
+
+def _write(out: Path, pieces: Iterable[str]) -> None:
+    partial = out.with_name(f".{out.name}.partial")
+    try:
+        with naming(out):
+            with partial.open("w", encoding="utf-8") as file:
+                for piece in pieces:
+                    file.write(piece)
+            os.replace(partial, out)
+    except OSError as error:
+        raise DiskError(f"{out}: cannot be written: {error.strerror}") from None
+    finally:
+        partial.unlink(missing_ok=True)

@@ -1,0 +1,178 @@
+"""Which runs are looked at: stores named by a person, each opened for reading alone, and what lies beside them."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+import yaml
+
+from megatron_bridge.plain_files import BridgeError
+from mua.config.load import dump_config, load_config
+from mua.errors import MuaError
+from mua.observe.metrics_log import METRICS_FILE, read_metrics
+from mua.observe.output import CONFIG_FILE
+from mua.store.database import Store
+from mua.store.faults import NoStore, StoreError
+from mua.store.importing import import_writes
+from mua.store.queries import list_runs
+from mua.store.tables import runs
+from mua.store.writer import execute
+from mua.types import Json
+from mua.view.token_texts import TokenTexts
+
+TRACES = "traces"
+"""Folder of a run's trace files; see mua/observe/traces.py."""
+
+
+class NotThere(MuaError):
+    """A run, step or trajectory that was asked for is in no store that is looked at."""
+
+
+@dataclass
+class ViewedRun:
+    """One run of one store."""
+
+    key: str
+    """Its id, or ``<id>@2`` where two stores have a run of that id."""
+    id: str
+    store: Store
+    folder: Path | None
+    """Where its metrics and checkpoints are, if they are on this machine."""
+    config: Json
+    """Masked, of its last start."""
+    token_texts: TokenTexts
+    _lines: list[dict[str, Any]] = field(default_factory=list)
+    _read_size: int = -1
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def metric_lines(self) -> list[dict[str, Any]]:
+        """The lines of ``metrics.jsonl``, one a step, in order; empty where there is no such file."""
+        path = None if self.folder is None else self.folder / METRICS_FILE
+        with self._lock:
+            if path is None or not path.is_file():
+                return []
+            if (size := path.stat().st_size) != self._read_size:
+                by_step: dict[int, dict[str, Any]] = {}
+                for line in read_metrics(path):
+                    by_step[line["step"]] = by_step.get(line["step"], {}) | line
+                self._lines, self._read_size = [by_step[step] for step in sorted(by_step)], size
+            return self._lines
+
+
+class ViewedRuns:
+    """The runs of all stores that were named; a run that begins later appears. Safe in threads."""
+
+    def __init__(self, places: Sequence[tuple[Store, Path | None]], model: Path | None) -> None:
+        self._places, self._model = places, model
+        self._runs: dict[str, ViewedRun] = {}
+        self._lock = threading.Lock()
+        self.refresh()
+
+    def refresh(self) -> list[Json]:
+        """A row a run, newest first, as :func:`mua.store.queries.list_runs`, with its ``key`` and ``store``."""
+        found = []
+        for number, (store, folder) in enumerate(self._places):
+            with store.read() as connection:
+                rows = list(list_runs(connection))
+                configs = dict(connection.execute(sa.select(runs.c.id, runs.c.config)).all())
+            for row in rows:
+                key = self._seen(row, store, number, folder if len(rows) == 1 else None, configs.get(row["id"]) or {})
+                found.append(row | {"key": key, "store": store.name})
+        return sorted(found, key=lambda row: -row["started_at"])
+
+    def get(self, key: str) -> ViewedRun:
+        """Raises :class:`NotThere`."""
+        if key not in self._runs:
+            self.refresh()
+        if key not in self._runs:
+            raise NotThere(f"run {key}: not in the stores that are looked at, which have {', '.join(self._runs)}")
+        return self._runs[key]
+
+    def keys(self) -> list[str]:
+        """Of all runs, in the order in which they were seen."""
+        return list(self._runs)
+
+    def _seen(self, row: Json, store: Store, number: int, folder: Path | None, config: Any) -> str:
+        with self._lock:
+            key = row["id"]
+            if key in self._runs and self._runs[key].store is not store:
+                key = f"{key}@{number + 1}"
+            if key not in self._runs:
+                config = config if isinstance(config, dict) else {}
+                own = Path(row["output"])
+                place = folder if folder is not None else own if own.is_dir() else None
+                model = self._model or _model_of(config, place)
+                self._runs[key] = ViewedRun(key, row["id"], store, place, config, TokenTexts(model))
+            return key
+
+
+def _model_of(config: Json, folder: Path | None) -> Path | None:
+    """The folder of the run's tokenizer: ``model.path``, or the one that the run exported where that is gone."""
+    named = config.get("model", {}).get("path") if isinstance(config.get("model"), dict) else None
+    if named is not None and Path(named).is_dir():
+        return Path(named)
+    exported = None if folder is None else folder / "hf"
+    if exported is not None and (exported / "tokenizer.json").is_file():
+        return exported
+    return Path(named) if named is not None else None
+
+
+@contextmanager
+def opened_runs(
+    places: Iterable[str], *, model: Path | None = None, tell: Callable[[str], None] = lambda _: None
+) -> Iterator[ViewedRuns]:
+    """A block with the runs of ``places``: output folders, store files, URLs. ``model`` is a tokenizer's folder.
+
+    An output folder without a store is read through the importer, from its traces, into a temporary store; ``tell`` is
+    given a line about it. Raises :class:`StoreError` for a place with neither.
+    """
+    with ExitStack() as stack:
+        opened = []
+        for place in places:
+            folder = Path(place) if "://" not in place and Path(place).is_dir() else None
+            try:
+                store = Store.open(place, create=False, write=False)
+            except NoStore:
+                if folder is None or not (folder / TRACES).is_dir():
+                    raise _nothing(place, folder) from None
+                store = _imported(stack, folder, tell)
+            opened.append((stack.enter_context(store), folder))
+        viewed = ViewedRuns(opened, model)
+        if not viewed.keys():
+            names = ", ".join(store.name for store, _ in opened)
+            raise StoreError(f"store {names}: has no run yet; wait for its first step, or name another")
+        yield viewed
+
+
+def _nothing(place: str, folder: Path | None) -> StoreError:
+    if folder is None:
+        return StoreError(f"{place}: no store; name the output folder of a run, its store file or its URL")
+    url = None
+    with contextlib.suppress(OSError, yaml.YAMLError, AttributeError):
+        url = yaml.safe_load((folder / CONFIG_FILE).read_text(encoding="utf-8")).get("store", {}).get("url")
+    if url is not None:
+        return StoreError(f"{folder}: its store is a database (store.url); name the URL")
+    return StoreError(f"{folder}: holds neither a store nor traces; name the output folder of a run")
+
+
+def _imported(stack: ExitStack, folder: Path, tell: Callable[[str], None]) -> Store:
+    """A temporary store of a run that has only traces."""
+    made_with = None
+    if (folder / CONFIG_FILE).is_file():
+        with contextlib.suppress(MuaError, BridgeError):  # of another version of mua: its tokenizer is then asked for
+            made_with = yaml.safe_load(dump_config(load_config(folder / CONFIG_FILE, ())))
+    path = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mua-view-"))) / "store.sqlite"
+    tell(f"{folder}: has no store; reading its traces (no requests, tool calls, advantages or weights)")
+    with Store.open(path) as store, store.begin() as connection:
+        files = [folder / TRACES, *sorted((folder / "evaluations").glob("*"))]
+        execute(connection, import_writes(folder.resolve().name, files, config=made_with))
+        connection.execute(sa.update(runs).values(output=str(folder)))
+    return Store.open(path, create=False, write=False)
