@@ -22,7 +22,7 @@ from mua.errors import DeadlineExceeded, EngineError, one_line
 from mua.types import Generation, Json
 
 log = logging.getLogger(__name__)
-CONTRACT = 1
+CONTRACT = 2
 """Counts every change of what the trainer and the samplers of a run tell each other: requests and answers of the
 router, and what leases and rows of results mean to both. Sides that differ in it refuse each other."""
 CONTRACT_HEADER = "X-Mua-Sampler-Contract"
