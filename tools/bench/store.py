@@ -131,7 +131,8 @@ async def pairs(bench: Bench, tasks: Sequence[Task], number: int) -> list[tuple[
             with without_gc_pauses():
                 made[recorded] = await bench.round(tasks, recorded)
         found.append((made[False], made[True]))
-        print(f"pair {pair + 1}: {made[False].seconds:.3f} s, {made[True].seconds:.3f} s", file=sys.stderr, flush=True)
+        each = (f"{one.seconds:.3f} s, {one.cpu_seconds:.3f} s of processors" for one in found[-1])
+        print(f"pair {pair + 1}: {'; '.join(each)}", file=sys.stderr, flush=True)
     return found
 
 
