@@ -123,7 +123,7 @@ async def _demonstrate(config: ExperimentConfig, strategies: Sequence[str]) -> J
     found: dict[str, list[Trajectory]] = {}
     with recording(config) as recorder:
         for place, strategy in enumerate(strategies):
-            setting = _under(config, strategy, WIDE if strategy == "off" else config.rollout.max_tokens)
+            setting = under(config, strategy, WIDE if strategy == "off" else config.rollout.max_tokens)
             services = Services.from_config(setting.user, setting.judge)
             selection = Selection.from_config(setting.environment, services)
             family = load_family(setting.model.path, thinking=setting.model.thinking)
@@ -139,7 +139,8 @@ async def _demonstrate(config: ExperimentConfig, strategies: Sequence[str]) -> J
     return {strategy: _shape(trajectories) for strategy, trajectories in found.items()}
 
 
-def _under(config: ExperimentConfig, strategy: str, window: int) -> ExperimentConfig:
+def under(config: ExperimentConfig, strategy: str, window: int) -> ExperimentConfig:
+    """``config`` with this strategy and this ``rollout.max_tokens``."""
     context = config.context.model_copy(update={"strategy": strategy})
     rollout = config.rollout.model_copy(update={"max_tokens": window})
     return config.model_copy(update={"context": context, "rollout": rollout})
