@@ -1,5 +1,5 @@
-"""The expert of tools/bench/context.py: it answers under every strategy from what stands in its prompt, and its notes are
-the question that is left.
+"""The expert of tools/bench/context.py: it answers under every strategy from what stands in its prompt, and its notes
+are the question that is left.
 
 Not covered: training, evaluations, tables.
 """
@@ -59,5 +59,6 @@ def test_notes_are_the_question_that_is_left() -> None:
     for trajectory in noted:
         notes = [one["context"]["notes"] for one in trajectory.messages if one.get("context")]
         asked = [len(note) for note in notes]
-        assert len(notes) > 1 and asked == sorted(asked, reverse=True)
+        assert len(notes) > 1
+        assert asked == sorted(asked, reverse=True)
         assert all(notes[-1] not in family.decode(segment.ids[:200]) for segment in trajectory.segments[:1])
