@@ -56,7 +56,8 @@ WIDE = 2048
 STAGES: Mapping[str, tuple[str, Sequence[str]]] = {
     "short": ("init", ("sft.short_first_steps=500", "trainer.steps=500")),
     "all": ("short", ("optimizer.learning_rate=1e-3", "trainer.steps=150")),
-    "sft": ("all", ("optimizer.learning_rate=2e-3", "trainer.steps=220", "sft.batch_size=8", "seed=2")),
+    "more": ("all", ("optimizer.learning_rate=2e-3", "trainer.steps=220", "sft.batch_size=8", "seed=2")),
+    "sft": ("more", ("optimizer.learning_rate=2e-3", "trainer.steps=320", "sft.batch_size=8", "seed=3")),
 }
 """Of the cold start: what each begins with, and its settings. Short episodes come first, which teach to copy names."""
 
