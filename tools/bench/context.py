@@ -56,7 +56,8 @@ WIDE = 2048
 STAGES: Mapping[str, tuple[str, Sequence[str]]] = {
     "short": ("init", ("sft.short_first_steps=500", "trainer.steps=500")),
     "all": ("short", ("optimizer.learning_rate=1e-3", "trainer.steps=150")),
-    "sft": ("all", ("optimizer.learning_rate=2e-3", "trainer.steps=220", "sft.batch_size=8", "seed=2")),
+    "more": ("all", ("optimizer.learning_rate=2e-3", "trainer.steps=220", "sft.batch_size=8", "seed=2")),
+    "sft": ("more", ("optimizer.learning_rate=2e-3", "trainer.steps=320", "sft.batch_size=8", "seed=3")),
 }
 """Of the cold start: what each begins with, and its settings. Short episodes come first, which teach to copy names."""
 
@@ -123,7 +124,7 @@ async def _demonstrate(config: ExperimentConfig, strategies: Sequence[str]) -> J
     found: dict[str, list[Trajectory]] = {}
     with recording(config) as recorder:
         for place, strategy in enumerate(strategies):
-            setting = _under(config, strategy, WIDE if strategy == "off" else config.rollout.max_tokens)
+            setting = under(config, strategy, WIDE if strategy == "off" else config.rollout.max_tokens)
             services = Services.from_config(setting.user, setting.judge)
             selection = Selection.from_config(setting.environment, services)
             family = load_family(setting.model.path, thinking=setting.model.thinking)
@@ -139,7 +140,8 @@ async def _demonstrate(config: ExperimentConfig, strategies: Sequence[str]) -> J
     return {strategy: _shape(trajectories) for strategy, trajectories in found.items()}
 
 
-def _under(config: ExperimentConfig, strategy: str, window: int) -> ExperimentConfig:
+def under(config: ExperimentConfig, strategy: str, window: int) -> ExperimentConfig:
+    """``config`` with this strategy and this ``rollout.max_tokens``."""
     context = config.context.model_copy(update={"strategy": strategy})
     rollout = config.rollout.model_copy(update={"max_tokens": window})
     return config.model_copy(update={"context": context, "rollout": rollout})
