@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import mua
-from mua.config.schema import ExperimentConfig
+from mua.config.schema import ContextConfig, ExperimentConfig
 from mua.environment.protocol import Task
 from mua.errors import ModelError
 from mua.masking import masked_tree
@@ -45,6 +45,10 @@ def setting_of(config: ExperimentConfig) -> Json:
         "user": config.user.model_dump(mode="json"),
         "judge": None if config.judge is None else config.judge.model_dump(mode="json"),
     }
+    if config.agent is not None:  # by its command; what its program says is not looked into
+        setting["agent"] = config.agent.model_dump(mode="json", exclude={"host", "port"})
+    if config.context != ContextConfig():
+        setting["context"] = config.context.model_dump(mode="json")
     return _without_speed(masked_tree(setting))
 
 

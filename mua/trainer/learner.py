@@ -198,14 +198,14 @@ class Learner:
 
     @announced
     def gradient_digests(self) -> dict[str, list[str]]:
-        """Of the optimizer steps since the last call, over all ranks, by network; none unless they are watched."""
+        """Of the optimizer steps since the last call, over all ranks, by network that took any; none unless watched."""
         found: dict[str, list[str]] = {}
         for name, network in self.networks.items():
             if network.optimizer.watch is not None:
                 found[name], kept = network.optimizer.watch.take()
                 if name == checkpoint.POLICY:
                     self._kept_gradients = kept
-        return found
+        return {name: digests for name, digests in found.items() if digests}
 
     @announced
     def hold_gradients(self) -> None:

@@ -135,7 +135,7 @@ class RunRecord:
             "updates": [batch.denominators for batch in learned.batches],
             "layout": layout_of(self._config),
         }  # fmt: skip
-        details |= {DIGESTS_OF[network]: digests for network, digests in learned.digests.items() if digests}
+        details |= {DIGESTS_OF[network]: digests for network, digests in learned.digests.items()}
         row = {
             "run_id": self.run, "step": step, "part": self.part, "state": "done", "version": step,
             "metrics": dict(metrics), "denominators": learned.batches[0].denominators if learned.batches else {},

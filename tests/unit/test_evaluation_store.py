@@ -151,8 +151,13 @@ def test_only_what_changes_results_changes_the_setting() -> None:
         {"environment": {"reward": "partial"}},
         {"evaluation": {"temperature": 0.5}},
         {"user": llm},
+        {"agent": {"entry": "one:agent"}},
+        {"context": {"stop_on_repetition": 3}},
     ):
         assert digests(**other) != base, other
+    agent: Json = {"command": ["agent"]}
+    assert digests(agent={**agent, "port": 8000, "concurrency": 2}) == digests(agent=agent)
+    assert digests(agent={**agent, "variables": {"DESK": "1"}}) != digests(agent=agent)
     faster = {**llm, "llm": {**llm["llm"], "concurrency": 2, "api_key": "k", "max_retries": 1, "request_seconds": 2.0}}
     assert digests(user=faster) == digests(user=llm)
     assert digests(user={**llm, "llm": {**llm["llm"], "temperature": 0.2}}) != digests(user=llm)
