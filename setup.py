@@ -24,6 +24,7 @@ CORE = [
     "psutil>=6.0",
     "pybase64>=1.4",
     "pydantic>=2.11",
+    "python-dateutil>=2.9",
     "pyyaml>=6.0",
     "rapidfuzz>=3.9",
     "rich>=14.0",
@@ -47,6 +48,7 @@ TOOLS = [
     "lxml-html-clean>=0.4",
     "math-verify[antlr4_13_2]>=0.7",
     "mcp>=2.0",
+    "pypdf>=6.4",
     "trafilatura>=2.0",
 ]
 

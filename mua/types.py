@@ -113,6 +113,8 @@ class Generation:
     the last sampled token was not routed yet."""
     waited: float = 0.0
     """Seconds before an engine took the request."""
+    engine: str = "engine"
+    """Which one answered; of a turn that several have sampled, all of them."""
 
 
 @dataclass(frozen=True, slots=True)

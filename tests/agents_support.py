@@ -8,6 +8,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
+
+from mua.types import Trajectory
+
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / ".venv-agents"
 PINS = ROOT / "constraints" / "agents-py312.txt"
@@ -34,3 +38,26 @@ def agents_python() -> Path:
 def command_of(library: str) -> list[str]:
     """What ``agent.command`` is for the agent that is written with ``library``."""
     return [str(agents_python()), str(ROOT / "tests" / "agents" / f"with_{library}.py")]
+
+
+def agreed(trajectory: Trajectory) -> int:
+    """Tokens of a built-in episode's first segment that an agent which asks the same must have too, ids and all.
+
+    They end with the first turn that a library answers in a way of its own (calls that cannot be read, a turn that is
+    cut off), or with the last turn.
+    """
+    segment = trajectory.segments[0]
+    said = [message for message in trajectory.messages if message["role"] == "assistant"]
+    odd = [turn for turn, message in enumerate(said) if "tool_call_errors" in message or "truncated" in message]
+    last = min([*odd, int(segment.turn[segment.loss_mask].max())])
+    return int(np.flatnonzero(segment.loss_mask & (segment.turn == last))[-1]) + 1
+
+
+def differing(mine: Trajectory, built_in: Trajectory) -> str:
+    """Which of ids, provenance and log-probabilities differ in the agreed part, comma-separated; empty: none."""
+    end, (ours, theirs) = agreed(built_in), (mine.segments[0], built_in.segments[0])
+    return ", ".join(
+        name
+        for name in ("ids", "provenance", "logprobs")
+        if not np.array_equal(getattr(ours, name)[:end], getattr(theirs, name)[:end])
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -54,6 +55,7 @@ megatron: {{max_tokens_per_microbatch: 512, threads: 1}}
 optimizer: {{learning_rate: 1.0e-3, weight_decay: 0.0}}
 trainer: {{steps: 2, save_every: 1}}
 evaluation: {{split: validation, tasks: 4}}
+observe: {{traces: true}}
 sft: {{data: {data}, batch_size: 16, short_first_steps: 1000}}
 """
 
@@ -141,6 +143,17 @@ def mua(*arguments: str | Path, cwd: Path, seconds: float = SECONDS, **how: Any)
     assert status == 0, f"mua {' '.join(map(str, arguments))} ended with {status}:\n{out[-2000:]}\n{err[-6000:]}"
     assert_nothing_left(cwd)
     return out
+
+
+def replayed(output: Path, step: int, *overrides: str, cwd: Path) -> dict[str, Any]:
+    """What ``mua replay`` finds: the same gradients and the same batch, bit for bit."""
+    told = mua("replay", output, str(step), *overrides, "--json", cwd=cwd)
+    found: dict[str, Any] = json.loads(told[told.index("{") :])
+    assert found["same_gradients"] is True, found
+    assert found["gradients"]["stored"] == found["gradients"]["replayed"]
+    assert found["same_batch"] is True, found
+    assert not found["drifted_steps"]
+    return found
 
 
 def refused(*arguments: str | Path, cwd: Path, status: int = 2) -> str:

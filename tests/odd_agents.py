@@ -57,6 +57,18 @@ async def good(task: AgentTask) -> None:
                 messages.append({"role": "user", "content": reply["text"]})
 
 
+async def forks(task: AgentTask) -> None:
+    """Asks the same twice, goes on from the first answer in two ways, and writes what it likes where it may."""
+    async with aiohttp.ClientSession() as http:
+        wire, messages, tools = Wire(task, http), opening(task), task.task["tools"]
+        odd = {"model": "m\0" * 500, "stop": ["zzz\0"], "temperature": 0.1}
+        _, answer = await wire.chat(*messages, tools=tools, **odd)
+        await wire.chat(*messages, tools=tools)
+        said = answer["choices"][0]["message"]
+        for words in ("Hello?", "Are you there?"):
+            await wire.chat(*messages, said, {"role": "user", "content": words}, tools=tools)
+
+
 async def odd_requests(task: AgentTask) -> None:
     """Foreign keys, 10 MB, no JSON, an unknown path, a stream that is hung up and asked for again."""
     async with aiohttp.ClientSession() as http:
@@ -166,6 +178,10 @@ def in_a_thread(task: AgentTask) -> None:
         input=[{"role": "user", "content": "Hello"}, *response.output, {"role": "user", "content": "On"}],
     )
     SEEN.append(more.output_text)
+    asked = [{"role": "user", "content": "Hello"}, *response.output, {"role": "user", "content": "Go on"}]
+    with client.responses.stream(model="m", instructions="Help.", input=asked) as events:
+        kinds = [event.type for event in events]
+        SEEN.append((kinds[0], kinds[-1], events.get_final_response().output_text))
     SEEN.append(client.models.list().data[0].id)
 
 

@@ -23,6 +23,7 @@ from typing import Any
 import pytest
 
 from mua.ports import free_port
+from tools.debian_packages import PackagesUnavailable, install
 
 PACKAGE = "postgresql-15"
 _VERSIONS = Path("/usr/lib/postgresql")
@@ -35,36 +36,17 @@ class PostgresUnavailable(RuntimeError):
 
 def programs() -> Path:
     """The folder of ``initdb`` and ``postgres``; installs them as root. Raises :class:`PostgresUnavailable`."""
-    for _ in range(2):
-        for folder in (*sorted(_VERSIONS.glob("*/bin"), reverse=True), *_on_path()):
-            if (folder / "initdb").exists() and (folder / "postgres").exists():
-                return folder
-        _install()
-    raise PostgresUnavailable(f"{PACKAGE} is installed, but initdb is not there")
+    try:
+        install((PACKAGE,), lambda: not _folders())
+    except PackagesUnavailable as error:
+        raise PostgresUnavailable(str(error)) from None
+    return _folders()[0]
 
 
-def _on_path() -> list[Path]:
+def _folders() -> list[Path]:
     found = shutil.which("initdb")
-    return [Path(found).parent] if found else []
-
-
-def _install() -> None:
-    command = f"apt-get install --no-install-recommends {PACKAGE}"
-    if shutil.which("apt-get") is None or os.geteuid():
-        raise PostgresUnavailable(f"PostgreSQL is missing; as root run: {command}")
-    policy = Path("/usr/sbin/policy-rc.d")
-    with contextlib.ExitStack() as stack:
-        if not policy.exists():  # Debian would start a server of its own
-            policy.write_text("#!/bin/sh\nexit 101\n")
-            policy.chmod(0o755)
-            stack.callback(policy.unlink)
-        for arguments in (["update"], ["install", "--yes", "--no-install-recommends", PACKAGE]):
-            done = subprocess.run(
-                ["apt-get", "-qq", "--option=Acquire::Retries=5", "--option=DPkg::Lock::Timeout=300", *arguments],
-                capture_output=True, text=True, timeout=600, env=os.environ | {"DEBIAN_FRONTEND": "noninteractive"},
-            )  # fmt: skip
-            if done.returncode:
-                raise PostgresUnavailable(f"apt-get {arguments[0]} failed; run {command}\n{done.stderr[-1000:]}")
+    folders = (*sorted(_VERSIONS.glob("*/bin"), reverse=True), *([Path(found).parent] if found else []))
+    return [folder for folder in folders if (folder / "initdb").exists() and (folder / "postgres").exists()]
 
 
 class PostgresServer:

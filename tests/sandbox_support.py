@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import shutil
-import subprocess
 from functools import lru_cache
 
 import psutil
@@ -14,16 +14,14 @@ import pytest
 from mua.config.sandbox_section import SandboxConfig
 from mua.errors import MuaError
 from mua.sandbox.box import Sandbox
+from tools.debian_packages import PackagesUnavailable, install
 
 
 @lru_cache(maxsize=1)
 def missing() -> str:
     """Why there can be no sandboxes here; empty where there can."""
-    if shutil.which("bwrap") is None and os.geteuid() == 0 and shutil.which("apt-get"):
-        install = ["apt-get", "install", "-y", "-q", "bubblewrap"]
-        for command in (install, ["apt-get", "update", "-q"], install):
-            if shutil.which("bwrap") is None:
-                subprocess.run(command, check=False, capture_output=True, timeout=120)
+    with contextlib.suppress(PackagesUnavailable):  # the sandbox itself says what is missing
+        install(("bubblewrap",), lambda: shutil.which("bwrap") is None)
 
     async def starts() -> None:
         sandbox = Sandbox(SandboxConfig())

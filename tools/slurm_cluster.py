@@ -23,8 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -33,7 +32,8 @@ from typing import Self
 import psutil
 
 from mua.ports import free_port
-from tools import kit
+from tools import debian_packages, kit
+from tools.debian_packages import PackagesUnavailable
 
 PACKAGES = ("munge", "slurm-client", "slurmctld", "slurmd")
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scontrol", "squeue", "sinfo", "scancel")
@@ -45,8 +45,6 @@ SHARED_PARTITION = "shared"
 START_SECONDS = 180.0
 STOP_SECONDS = 30.0
 _SYSTEM_PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
-_PATIENT = ("--option=Acquire::Retries=5", "--option=DPkg::Lock::Timeout=300")
-"""A mirror may hiccup, and another apt may be at work."""
 
 CONFIGURATION = """\
 ClusterName=mini
@@ -107,45 +105,16 @@ def missing() -> list[str]:
     return [name for name in PROGRAMS if shutil.which(name, path=path) is None]
 
 
-def install(seconds: float = 600.0) -> None:
+def install() -> None:
     """Install Debian's Slurm and munge where they are missing, without starting their services.
 
     Raises:
         SlurmUnavailable: not Debian, not root, or apt failed.
     """
-    if not (absent := missing()):
-        return
-    command = f"apt-get install --no-install-recommends {' '.join(PACKAGES)}"
-    if shutil.which("apt-get") is None:
-        raise SlurmUnavailable(f"{', '.join(absent)} missing, and there is no apt-get; install Slurm and munge by hand")
-    if os.geteuid():
-        raise SlurmUnavailable(f"{', '.join(absent)} missing; as root run: {command}")
-    print(f"installing {', '.join(PACKAGES)}", file=sys.stderr, flush=True)
-    with _no_services():
-        for arguments in (["update"], ["install", "--yes", "--no-install-recommends", *PACKAGES]):
-            done = subprocess.run(
-                ["apt-get", "-qq", *_PATIENT, *arguments], capture_output=True, text=True, timeout=seconds,
-                env=os.environ | {"DEBIAN_FRONTEND": "noninteractive"},
-            )  # fmt: skip
-            if done.returncode:
-                raise SlurmUnavailable(f"apt-get {arguments[0]} failed; run {command}\n{done.stderr[-2000:]}")
-    if absent := missing():
-        raise SlurmUnavailable(f"apt-get installed the packages, but {', '.join(absent)} are still missing")
-
-
-@contextmanager
-def _no_services() -> Iterator[None]:
-    """Debian starts a service it installs unless this file says no."""
-    policy = Path("/usr/sbin/policy-rc.d")
-    if policy.exists():
-        yield
-        return
-    policy.write_text("#!/bin/sh\nexit 101\n")
-    policy.chmod(0o755)
     try:
-        yield
-    finally:
-        policy.unlink()
+        debian_packages.install(PACKAGES, missing)
+    except PackagesUnavailable as error:
+        raise SlurmUnavailable(str(error)) from None
 
 
 @dataclass

@@ -5,12 +5,12 @@ Where it is missing, root installs it; elsewhere the tests are skipped with the 
 
 from __future__ import annotations
 
-import os
 import shutil
-import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+
+from tools.debian_packages import PackagesUnavailable, install
 
 PACKAGE = "chromium"
 PATIENCE_MS = 120_000
@@ -23,22 +23,17 @@ class BrowserUnavailable(RuntimeError):
 
 def browser_program() -> str:
     """Chromium's path; installs it as root. Raises :class:`BrowserUnavailable`."""
-    for _ in range(2):
-        if found := shutil.which("chromium") or shutil.which("chromium-browser"):
-            return found
-        _install()
-    raise BrowserUnavailable(f"{PACKAGE} is installed, but it is not there")
+    try:
+        install((PACKAGE,), lambda: _program() is None)
+    except PackagesUnavailable as error:
+        raise BrowserUnavailable(str(error)) from None
+    found = _program()
+    assert found is not None
+    return found
 
 
-def _install() -> None:
-    command = ["apt-get", "install", "-y", "-qq", "--no-install-recommends", PACKAGE]
-    if shutil.which("apt-get") is None or os.geteuid():
-        raise BrowserUnavailable(f"Chromium is missing; as root run: {' '.join(command)}")
-    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-    for step in (["apt-get", "update", "-qq"], command):
-        done = subprocess.run(step, env=environment, capture_output=True, text=True, timeout=900, check=False)
-        if done.returncode:
-            raise BrowserUnavailable(f"{' '.join(step)} failed: {done.stderr.strip()[-300:]}")
+def _program() -> str | None:
+    return shutil.which("chromium") or shutil.which("chromium-browser")
 
 
 @contextmanager

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING
 from environments.qa.canned import CANNED
 from environments.qa.episode import Asker, QuestionEnvironment
 from environments.qa.expert import moves
-from environments.qa.own import NAME, own_tasks
+from environments.qa.own import NAME, other_tasks, own_tasks
+from environments.qa.pages import SENTENCES
 from environments.qa.records import DataOptions, data_options, load, question_of
 from environments.qa.world import SPLITS
 from mua.config.scorer_section import AnswerForm, ScorerConfig
@@ -26,7 +27,7 @@ from mua.environment.protocol import Environment, Isolation, Move, PromptStyle, 
 from mua.environment.user import User
 from mua.errors import ConfigError
 from mua.scoring.choice_answers import ChoiceScorer
-from mua.scoring.scorer import Grader
+from mua.scoring.scorer import ChecksTogether, Grader
 from mua.scoring.scorer_registry import grader
 from workbench.canned import Canned
 
@@ -57,8 +58,17 @@ _FORMS: Mapping[AnswerForm, str] = {
     "whole": "Say the answer and nothing else.",
 }
 _OPENINGS = ("{}", "I would like to know this. {}", "Here is a question for you. {}", "{} Please find it out.")
-_WHOLE = {"patience": 3, "results": 5}
-"""Options that are whole numbers: texts without an answer until the asker leaves, pages that a lookup gives."""
+_WHOLE = {"patience": 3, "results": 5, "sentences": SENTENCES, "practice": 0, "plain_names": 0}
+"""Options that are whole numbers: texts without an answer until the asker leaves, pages that a lookup gives, sentences
+of a page besides its facts, practice worlds in place of the training split's, 1 for names of common words."""
+_RANGES = {
+    "patience": (1, 50),
+    "results": (1, 50),
+    "sentences": (0, SENTENCES),
+    "practice": (0, 50),
+    "plain_names": (0, 1),
+}
+_OF_THE_WORLD = ("sentences", "practice", "plain_names")
 
 
 class QuestionDomain:
@@ -79,10 +89,15 @@ class QuestionDomain:
         self.grader, self._given, self._options = scorer, given, options
 
     def tasks(self, split: Split) -> Sequence[Task]:
-        return own_tasks(split) if self._given is None else self._given[split]
+        if self._given is not None:
+            return self._given[split]
+        practice, plain = self._options["practice"], bool(self._options["plain_names"])
+        if plain or (practice and split == "train"):
+            return other_tasks(split, practice, plain)
+        return own_tasks(split)
 
     def environment(self) -> Environment:
-        return QuestionEnvironment(self.grader, self._options["results"])
+        return QuestionEnvironment(self.grader, self._options["results"], self._options["sentences"])
 
     def system_prompt(self, style: PromptStyle) -> str:
         form = self._form()
@@ -126,12 +141,19 @@ class QuestionDomain:
         """Under ``config``; raises :class:`mua.errors.ConfigError` for what cannot be had."""
         options, reading = dict(_WHOLE), data_options(config)
         names = {field.name for field in fields(DataOptions)}
+        # In a mix another domain's data may be named.
+        data = config.data if config.data is None or NAME in (config.name, config.data.name) else None
         for key, value in config.options.items():
             name = key.removeprefix(f"{NAME}.")
-            if name in options and isinstance(value, int) and not isinstance(value, bool) and 0 < value <= 50:
+            if name in options:
+                least, most = _RANGES[name]
+                if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+                    raise ConfigError(f"environment.options.{key}: {value!r} is no whole number from {least} to {most}")
+                if name in _OF_THE_WORLD and data is not None:
+                    raise ConfigError(
+                        f"environment.options.{key}: is about the made-up world, and environment.data is set"
+                    )
                 options[name] = value
-            elif name in options:
-                raise ConfigError(f"environment.options.{key}: {value!r} is no whole number from 1 to 50")
             elif name not in names:
                 raise ConfigError(
                     f"environment.options.{key}: unknown option; known: {', '.join(sorted({*options, *names}))}"
@@ -147,17 +169,16 @@ class QuestionDomain:
                 "environment.isolation: scorer 'judge' asks endpoints of the run; leave isolation at auto"
             )
         scorer = grader(config.scorer or _OWN_SCORER, services)
-        if config.data is None or (config.name != NAME and config.data.name != NAME):
+        if data is None:
             if config.scorer is not None and config.name == NAME:
                 for split in SPLITS:
                     self._check(scorer, own_tasks(split))
             return QuestionDomain(scorer, None, options)
-        given = load(config.data, reading, NAME)
+        given = load(data, reading, NAME)
         try:
-            for tasks in given.values():
-                self._check(scorer, tasks)
+            self._check(scorer, [task for tasks in given.values() for task in tasks])
         except ConfigError as error:
-            raise ConfigError(f"environment.data: {config.data}: {error}") from None
+            raise ConfigError(f"environment.data: {data}: {error} (field {reading.answer!r})") from None
         return QuestionDomain(scorer, given, options)
 
     async def start(self) -> None:
@@ -169,8 +190,11 @@ class QuestionDomain:
 
     @staticmethod
     def _check(scorer: Grader, tasks: Sequence[Task]) -> None:
-        for task in tasks:
-            scorer.scorer.check(question_of(task))
+        questions = [question_of(task) for task in tasks]
+        for question in questions:
+            scorer.scorer.check(question)
+        if isinstance(scorer.scorer, ChecksTogether):
+            scorer.scorer.check_together(questions)
 
     def _form(self) -> str:
         """How an answer is to be given, by the first form that is looked for."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Sequence
 
-from environments.qa.pages import Pages, pages
+from environments.qa.pages import SENTENCES, Pages, pages
 from environments.qa.records import question_of
 from mua.environment.protocol import Evaluation, Task, ToolResult, Transcript
 from mua.environment.tool_arguments import argument_checker
@@ -43,16 +43,16 @@ _THANKS = ("Thank you.", "Thanks, that is all.", "All right, thank you.")
 class QuestionEnvironment:
     """Implements :class:`mua.environment.protocol.Environment`."""
 
-    def __init__(self, grader: Grader, results: int) -> None:
-        """``results``: pages that a lookup gives."""
-        self._grader, self._results = grader, results
+    def __init__(self, grader: Grader, results: int, sentences: int = SENTENCES) -> None:
+        """``results``: pages that a lookup gives; ``sentences``: those of a page besides its facts."""
+        self._grader, self._results, self._sentences = grader, results, sentences
         self._task: Task | None = None
         self._seed = 0
         self._pages: Pages | None = None
 
     def reset(self, task: Task, seed: int) -> None:
         self._task, self._seed = task, seed
-        self._pages = pages(task.split) if "chain" in task.data else None
+        self._pages = pages(task.data.get("world", task.split), self._sentences) if "chain" in task.data else None
 
     def tools(self) -> Sequence[ToolSchema]:
         """Those over the pages of the made-up world; questions from files have none of the domain's own."""

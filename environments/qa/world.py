@@ -22,6 +22,9 @@ from mua.untrusted import read_file
 COUNTS = {"town": 60, "person": 160, "company": 60, "museum": 40, "work": 80}
 """Entities of each kind in one split's world."""
 SPLITS: tuple[Split, ...] = ("train", "validation", "test")
+_PRACTICE, _PLAIN = "practice ", "plain "
+_RIVERS = 16
+"""In a world of plain names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,12 +64,21 @@ class Entity:
     """Relation -> the name of another entity, a year, or a word."""
 
 
-@lru_cache(maxsize=len(SPLITS))
-def world(split: Split) -> Mapping[str, Entity]:
-    """Every entity of a split's world by name; the same in every process."""
-    rng = random.Random(f"qa world/{split}")
-    names = _names()[split]
-    words = words_of(split)
+def world_key(world: Split | int, *, plain: bool = False) -> str:
+    """The key of a split's world, or of the practice world of that number, which belongs to no split.
+
+    Practice worlds share names with one another, never with a split. Where names are ``plain``, each is made of two of
+    66 common words and 40 first names, so that it is new as a pair alone; else no split has a stem of another.
+    """
+    return (_PLAIN if plain else "") + (f"{_PRACTICE}{world}" if isinstance(world, int) else world)
+
+
+@lru_cache(maxsize=64)
+def world(key: str) -> Mapping[str, Entity]:
+    """Every entity of a world by name, by its key; the same in every process."""
+    rng = random.Random(f"qa world/{key}")
+    names = _names_of(key)
+    words = words_of(key)
     found: dict[str, Entity] = {}
     for kind in COUNTS:
         values = {
@@ -86,9 +98,9 @@ def world(split: Split) -> Mapping[str, Entity]:
     return found
 
 
-def words_of(split: Split) -> Mapping[str, Sequence[str]]:
+def words_of(key: str) -> Mapping[str, Sequence[str]]:
     """What relations lead to that is no entity, by their target."""
-    rivers = [f"River {name}" for name in _names()[split]["river"]]
+    rivers = [f"River {name}" for name in _names_of(key)["river"]]
     return {"river": rivers, "profession": PROFESSIONS, "product": PRODUCTS}
 
 
@@ -101,19 +113,65 @@ def _evenly(values: Sequence[str], count: int, rng: random.Random) -> list[str]:
     return drawn
 
 
+@lru_cache(maxsize=64)
+def _names_of(key: str) -> Mapping[str, Sequence[str]]:
+    """Names of each kind in a world."""
+    plain, which = key.startswith(_PLAIN), key.removeprefix(_PLAIN)
+    if not which.startswith(_PRACTICE):
+        return _plain_names()[0][which] if plain else _names()[0][which]
+    rng = random.Random(f"qa names/{key}")
+    if plain:
+        return {kind: rng.sample(left, _plain_count(kind)) for kind, left in _plain_names()[1].items()}
+    _, stems, titles = _names()
+    return _of_world(iter(rng.sample(stems, len(stems))), iter(rng.sample(titles, len(titles))), rng)
+
+
 @lru_cache(maxsize=1)
-def _names() -> Mapping[Split, Mapping[str, Sequence[str]]]:
-    """Names of each kind, dealt to the splits."""
+def _plain_names() -> tuple[Mapping[str, Mapping[str, Sequence[str]]], Mapping[str, Sequence[str]]]:
+    """Names of two common words of each kind, dealt to the splits, and those that are left."""
+    adjectives, nouns = _GIVEN["adjectives"].split(), _GIVEN["nouns"].split()
+    words = [*adjectives, *nouns]
+    pairs = {
+        "town": product(words, ("Burg", "Haven", "Field", "Wick", "Stead", "Ford")),
+        "person": product(_GIVEN["first"].split(), nouns),
+        "company": product(words, ("Brothers", "Works", "Mills", "Limited")),
+        "museum": product(words, ("Museum", "Gallery", "Hall")),
+        "work": product([f"The {one}" for one in adjectives], nouns),
+        "river": product(words, ("",)),
+    }
+    rng, dealt, left = (
+        random.Random("qa plain names"),
+        dict[str, dict[str, Sequence[str]]](),
+        dict[str, Sequence[str]](),
+    )
+    for kind, made in pairs.items():
+        names = [" ".join(pair).strip() for pair in made]
+        rng.shuffle(names)
+        count = _plain_count(kind)
+        for place, split in enumerate(SPLITS):
+            dealt.setdefault(split, {})[kind] = names[place * count : (place + 1) * count]
+        left[kind] = names[len(SPLITS) * count :]
+    return dealt, left
+
+
+def _plain_count(kind: str) -> int:
+    return COUNTS.get(kind, _RIVERS)
+
+
+@lru_cache(maxsize=1)
+def _names() -> tuple[Mapping[str, Mapping[str, Sequence[str]]], Sequence[str], Sequence[str]]:
+    """Names of each kind, dealt to the splits; stems and titles that are left."""
     rng = random.Random("qa names")
     stems = ["".join(parts) for parts in product(*(_GIVEN[part].split() for part in ("onsets", "vowels", "middles")))]
     rng.shuffle(stems)
     titles = [f"The {one} {other}" for one, other in product(_GIVEN["adjectives"].split(), _GIVEN["nouns"].split())]
     rng.shuffle(titles)
     left, works = iter(stems), iter(titles)
-    return {split: _of_split(left, works, rng) for split in SPLITS}
+    dealt: dict[str, Mapping[str, Sequence[str]]] = {split: _of_world(left, works, rng) for split in SPLITS}
+    return dealt, list(left), list(works)
 
 
-def _of_split(stems: Iterator[str], titles: Iterator[str], rng: random.Random) -> Mapping[str, Sequence[str]]:
+def _of_world(stems: Iterator[str], titles: Iterator[str], rng: random.Random) -> Mapping[str, Sequence[str]]:
     def named(count: int, ends: Sequence[str]) -> list[str]:
         return [next(stems) + rng.choice(ends) for _ in range(count)]
 

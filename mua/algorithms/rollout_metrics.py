@@ -36,7 +36,7 @@ def rollout_metrics(
         metrics |= _totals(everyone, ("user_faults/", "user_flags/"))
     if scored:
         # A trajectory that never called a tool counts as 0.
-        tools = _totals(scored, ("tool_calls/", "tool_errors/", "context/"))
+        tools = _totals(scored, ("tool_calls/", "tool_errors/", "context/", "gateway/"))
         metrics |= _rewards(scored) | _shapes(scored) | {name: count / len(scored) for name, count in tools.items()}
         metrics |= _by_domain(groups) | _group_shares([g for g in groups if g.scored], divide_by_std)
         versions = [s.version[s.loss_mask] for t in scored for s in t.segments]

@@ -9,6 +9,32 @@ from pydantic import Field, model_validator
 from mua.config.section import NonNegativeFloat, Positive, Section
 
 
+class AgentJudgeConfig(Section):
+    """The run's judge (section ``judge``) scores every episode of the agent."""
+
+    question: Annotated[str, Field(min_length=1)]
+    """What it is asked about the conversation; say what a high and what a low score stand for."""
+    low: float = 0.0
+    """Lowest score."""
+    high: float = 1.0
+    """Highest."""
+    weight: float = 1.0
+    """The score times this is added to the reward. 0: it is only recorded."""
+    success_from: float | None = None
+    """With ``agent.reward: judge``: the least score of a success; null: ``high``. Otherwise the other side says."""
+    most_characters: Positive = 100_000
+    """Of the instructions and of the conversation that it is shown; of longer ones the middle is left out, and it is
+    told so. What its endpoint cannot take is a ``judge_error``."""
+
+    @model_validator(mode="after")
+    def _a_scale(self) -> Self:
+        if self.low >= self.high:
+            raise ValueError(f"low {self.low:g} must be below high {self.high:g}")
+        if self.success_from is not None and not self.low < self.success_from <= self.high:
+            raise ValueError(f"success_from {self.success_from:g} must lie above low and up to high")
+        return self
+
+
 class AgentConfig(Section):
     """An agent that plays the episodes in the place of the built-in one, and asks the policy through the gateway
     (docs/gateway.md)."""
@@ -18,9 +44,12 @@ class AgentConfig(Section):
     entry: str | None = None
     """``package.module:function``, in place of ``command``: called once an episode, with an ``AgentTask``
     (``mua/gateway/launch.py``). A coroutine runs on the rollout's event loop, a plain function in a thread."""
-    reward: Literal["environment", "report"] = "environment"
+    reward: Literal["environment", "report", "judge"] = "environment"
     """Who scores an episode. environment: the domain, on what was done and told to the user (domains with judges ask
-    them). report: the agent itself, by ``POST /v1/episode/report`` or the last line of its standard output."""
+    them). report: the agent itself, by ``POST /v1/episode/report`` or the last line of its standard output. judge: the
+    section below, and nobody else."""
+    judge: AgentJudgeConfig | None = None
+    """A judge whose score is added to the reward, or recorded beside it; with ``reward: judge`` it is the reward."""
     sampling: Literal["override", "refuse"] = "override"
     """What becomes of a request's own temperature, top_p, seed or penalties. override: the run's count, whatever was
     asked. refuse: such a request is answered 400."""
@@ -45,4 +74,6 @@ class AgentConfig(Section):
     def _one_agent(self) -> Self:
         if (self.command is None) == (self.entry is None):
             raise ValueError("set either command or entry")
+        if self.reward == "judge" and (self.judge is None or self.judge.weight == 0):
+            raise ValueError("reward judge needs agent.judge, with a question and a weight other than 0")
         return self

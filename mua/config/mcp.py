@@ -33,6 +33,9 @@ class McpServerConfig(Section):
     """Address of a server that is running, such as ``http://host:8000/mcp``."""
     headers: dict[str, SecretStr] = {}
     """Sent with every request to ``url``, such as ``{Authorization: "Bearer ${TOKEN}"}``."""
+    ca_file: Annotated[Path, Field(strict=False)] | None = None
+    """Certificates in PEM form of the authorities that may have signed the server's certificate, in place of those that
+    Python trusts; for an ``https`` url of a private authority."""
     domains: list[str] = []
     """Only tasks of these domains get the tools; empty: all."""
     allow: list[str] = []
@@ -74,12 +77,14 @@ class McpServerConfig(Section):
             raise ValueError(f"name {self.name!r}: at most 64 letters, digits, - and _")
         if bool(self.command) == bool(self.url):
             raise ValueError("give either command, a program to start, or url, a server that is running")
-        of_other = ("headers",) if self.command else ("args", "env", "cwd")
+        of_other = ("headers", "ca_file") if self.command else ("args", "env", "cwd")
         for key in of_other:
             if getattr(self, key):
                 raise ValueError(f"{key} belongs to a {'url' if self.command else 'command'}; leave it out")
         if self.url and (urlsplit(self.url).scheme not in ("http", "https") or not urlsplit(self.url).hostname):
             raise ValueError("url must begin with http:// or https:// and name a host")
+        if self.ca_file is not None and urlsplit(self.url).scheme != "https":
+            raise ValueError("ca_file belongs to a url that begins with https://; leave it out")
         return self
 
     @model_validator(mode="after")

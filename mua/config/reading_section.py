@@ -29,8 +29,8 @@ class PagesConfig(Section):
     """Where pages come from, whom tools may turn to, and how much of a page is read."""
 
     corpus: Annotated[Path, Field(strict=False)] | None = None
-    """A file of JSON lines (``url``, ``title``, ``text``), or a folder of such files and of ``.html``, ``.md`` and
-    ``.txt``, whose URLs are their paths in it. Only its pages are read then; null: the web."""
+    """A file of JSON lines (``url``, ``title``, ``text``), or a folder of such files and of ``.html``, ``.pdf``,
+    ``.md`` and ``.txt``, whose URLs are their paths in it. Only its pages are read then; null: the web."""
     allow: list[str] = []
     """Only these hosts, each with everything below it (``example.org`` is ``docs.example.org`` too), or with a port
     only there (``example.org:8080``); empty: all. Counts for every redirect, and for what ``search.url`` finds."""

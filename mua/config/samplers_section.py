@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -27,6 +27,9 @@ class SamplersConfig(Section):
     load: PositiveFloat = 1.0
     """Requests that run or wait at the engines for each that they can run at once, above which no sampler starts
     another episode."""
+    other_code: Literal["refuse", "warn"] = "refuse"
+    """What a sampler does whose sources or libraries are not the trainer's, though of the same version of mua: another
+    commit, changed files, another transformers. They may make other episodes."""
     start_seconds: PositiveFloat = 1800.0
     """How long the trainer waits while no sampler is alive, before it ends with status 75."""
     leave_seconds: PositiveFloat = 120.0

@@ -397,8 +397,10 @@ class ObserveConfig(Section):
 
     tensorboard: bool = True
     """Write scalars for TensorBoard under ``<output>/tensorboard``; ``metrics.jsonl`` is always written."""
-    traces: bool = True
-    """One JSON line a trajectory under ``<output>/traces``."""
+    traces: bool | None = None
+    """One JSON line a trajectory, under ``<output>/traces`` and, of evaluations within training, under
+    ``<output>/evaluations``. None: where the run keeps no store, from which ``mua store export`` writes the same lines,
+    and of ``mua eval``."""
     progress: bool = True
     """Progress bars on a terminal, a line every half minute elsewhere."""
 
@@ -500,6 +502,11 @@ class ExperimentConfig(Section):
         return {name: llm for name, llm in (("user.llm", user), ("judge.llm", judge)) if llm is not None}
 
     @property
+    def writes_traces(self) -> bool:
+        """Whether training leaves its episodes as trace files."""
+        return not self.store.enabled if self.observe.traces is None else self.observe.traces
+
+    @property
     def evaluated_splits(self) -> list[Literal["train", "validation", "test"]]:
         """The splits that training plays tasks of to judge itself: as it goes, and for its report."""
         trainer, chosen = self.trainer, self.evaluation
@@ -541,6 +548,12 @@ class ExperimentConfig(Section):
                 )
         if self.environment.tools.browse is not None and self.judge is None:
             raise ValueError("environment.tools.browse asks the endpoint of judge.llm; add the section judge")
+        return self
+
+    @model_validator(mode="after")
+    def _agents_judge_has_an_endpoint(self) -> Self:
+        if self.agent is not None and self.agent.judge is not None and self.judge is None:
+            raise ValueError("agent.judge asks the endpoint of judge.llm; add the section judge")
         return self
 
     @model_validator(mode="after")

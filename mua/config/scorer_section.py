@@ -17,8 +17,8 @@ class ScorerConfig(Section):
     """How an answer is scored (docs/scorers.md)."""
 
     name: str = "exact"
-    """``exact``, ``numeric``, ``symbolic``, ``fuzzy``, ``f1``, ``list``, ``choice``, ``code``, ``judge``, or a factory
-    of your own as ``package.module:function``."""
+    """``exact``, ``numeric``, ``date``, ``symbolic``, ``fuzzy``, ``f1``, ``list``, ``choice``, ``code``, ``judge``, or
+    a factory of your own as ``package.module:function``."""
     options: dict[str, Any] = {}
     """Settings of the scorer; docs/scorers.md lists them."""
     forms: list[AnswerForm] = []

@@ -24,6 +24,10 @@ class StoreConfig(Section):
     """How long a run waits for a database that does not answer, before it ends with status 75."""
     busy_seconds: PositiveFloat = 30.0
     """How long a transaction on SQLite waits for another process's."""
+    take_finished: bool = True
+    """A run that continues takes groups that had ended when it was left, of policies that are still its own and within
+    ``trainer.max_staleness``, as they are, instead of rolling them out again. In deterministic mode the result is the
+    same; elsewhere short episodes are a little more frequent in the step that was interrupted."""
     flush_seconds: PositiveFloat = 120.0
     """Deadline of writing what a checkpoint needs to be there before it."""
     keep_experts_steps: NonNegative | None = None

@@ -61,6 +61,7 @@ class PartialTurn:
             np.concatenate([before.ids, piece.ids]), np.concatenate([before.logprobs, piece.logprobs]), piece.finish,
             piece.version, np.concatenate([before.versions, piece.versions]), before.cached_tokens, experts,
             before.waited + piece.waited,
+            before.engine if piece.engine in before.engine.split(", ") else f"{before.engine}, {piece.engine}",
         )  # fmt: skip
         return self.sampled
 

@@ -434,12 +434,12 @@ class EnginePool:
                 async with deadline.timeout():
                     await asyncio.wait({request})
             if request.done():
-                return replace(request.result(), waited=waited)
+                return replace(request.result(), waited=waited, engine=engine.label)
             self._abort(engine, rid)
             await asyncio.wait({request}, timeout=_CUT_SECONDS)
             if not request.done() or request.exception() is not None:
                 raise TimeoutError  # the engine hangs, or the request still waited in its queue
-            if (found := replace(request.result(), waited=waited)).finish == "abort":
+            if (found := replace(request.result(), waited=waited, engine=engine.label)).finish == "abort":
                 if not len(found.ids):
                     raise TimeoutError
                 raise TurnCut("", found)

@@ -7,6 +7,7 @@ import base64
 import logging
 from collections.abc import Sequence
 from dataclasses import asdict
+from http import HTTPStatus
 from time import monotonic
 from typing import Any
 
@@ -21,6 +22,10 @@ from mua.errors import DeadlineExceeded, EngineError, one_line
 from mua.types import Generation, Json
 
 log = logging.getLogger(__name__)
+CONTRACT = 2
+"""Counts every change of what the trainer and the samplers of a run tell each other: requests and answers of the
+router, and what leases and rows of results mean to both. Sides that differ in it refuse each other."""
+CONTRACT_HEADER = "X-Mua-Sampler-Contract"
 _LOOK_SECONDS = 0.5
 _ANSWER_SECONDS = 10.0
 _AGAIN_SECONDS = 0.5
@@ -48,12 +53,13 @@ class RoutedEngines:
         self.lost = False
         """Whether the router has been silent for too long: two questions at least, so that a moment in which this
         process itself stood still is not taken for the router's silence."""
+        self._refusal = ""
         self._watch: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> RoutedEngines:
         self._session = aiohttp.ClientSession(
             base_url=self._url,
-            headers={"Authorization": f"Bearer {self._key}"},
+            headers={"Authorization": f"Bearer {self._key}", CONTRACT_HEADER: str(CONTRACT)},
             connector=aiohttp.TCPConnector(limit=0),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=_ANSWER_SECONDS),
         )
@@ -71,8 +77,12 @@ class RoutedEngines:
         return await self._ask(wants=False)
 
     async def room(self) -> int:
-        """How many episodes may be started now; 0 where the router does not answer."""
-        return int(self.state["room"]) if await self._ask(wants=True) else 0
+        """How many episodes may be started now; 0 where the router does not answer. Raises :class:`EngineError` where
+        it refuses samplers of this mua."""
+        room = int(self.state["room"]) if await self._ask(wants=True) else 0
+        if self._refusal:
+            raise EngineError(self._refusal, passing=False)
+        return room
 
     async def started(self, count: int) -> None:
         """So many episodes were."""
@@ -119,7 +129,8 @@ class RoutedEngines:
             if response.status != 200:
                 raise EngineError(
                     f"the engines' router at {self._url} answered {response.status}: "
-                    f"{text[:300].decode(errors='replace')}"
+                    f"{text[:300].decode(errors='replace')}",
+                    passing=response.status != HTTPStatus.CONFLICT,
                 )
         found: Json = orjson.loads(text)
         return found
@@ -148,6 +159,8 @@ class RoutedEngines:
         limit = aiohttp.ClientTimeout(total=_ANSWER_SECONDS)
         try:
             async with self._session.get("/state", params=query, timeout=limit) as response:
+                if response.status == HTTPStatus.CONFLICT:
+                    self._refusal = (await response.read())[:300].decode(errors="replace")
                 if response.status != 200:
                     return None
                 found: Json = orjson.loads(await response.read())
@@ -167,6 +180,7 @@ def generation_json(generation: Generation) -> Json:
         "version": generation.version,
         "cached_tokens": generation.cached_tokens,
         "waited": generation.waited,
+        "engine": generation.engine,
         "arrays": {name: _packed(array) for name, array in arrays.items() if array is not None},
     }
 
@@ -178,6 +192,7 @@ def generation_of(body: Json) -> Generation:
         return Generation(
             arrays["ids"], arrays["logprobs"], body["finish"], int(body["version"]), arrays["versions"],
             int(body["cached_tokens"]), arrays.get("experts"), float(body["waited"]),
+            str(body["engine"]),
         )  # fmt: skip
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise EngineError(f"the engines' router gave an answer that cannot be read: {error!r}") from None

@@ -15,15 +15,16 @@ import logging
 import secrets
 from collections import deque
 from time import monotonic
-from typing import Protocol
+from typing import Any, Protocol
 
 import orjson
 from aiohttp import web
 
+import mua
 from mua.config.samplers_section import SamplersConfig
 from mua.engine.host import authorised
 from mua.engine.member import EngineLoad
-from mua.engine.routed import fault_json, generation_json
+from mua.engine.routed import CONTRACT, CONTRACT_HEADER, fault_json, generation_json
 from mua.engine.sampler import Sampler, SamplingParams
 from mua.errors import DeadlineExceeded, EngineError
 from mua.ports import free_port
@@ -60,7 +61,7 @@ class EngineRouter:
 
     async def start(self) -> None:
         """Listen. Raises :class:`EngineError` where the address is not this machine's, or the port taken."""
-        application = web.Application(client_max_size=_MOST_BYTES, middlewares=[authorised(self.key)])
+        application = web.Application(client_max_size=_MOST_BYTES, middlewares=[authorised(self.key), _same_contract])
         application.router.add_post("/generate", self._generate)
         application.router.add_get("/state", self._state)
         runner = web.AppRunner(application, access_log=None, handler_cancellation=True, shutdown_timeout=1.0)
@@ -128,6 +129,20 @@ class EngineRouter:
             log.debug("a sampler has gone away from its request of session %s", session)
             raise
         return _json({"generation": generation_json(found)})
+
+
+@web.middleware
+async def _same_contract(request: web.Request, handler: Any) -> web.StreamResponse:
+    spoken = request.headers.get(CONTRACT_HEADER)
+    if spoken != str(CONTRACT):
+        told = (
+            f"the trainer is mua {mua.__version__} with sampler contract {CONTRACT}, this sampler speaks "
+            f"{spoken or 'none'}; install the trainer's mua here"
+        )
+        log.warning("a sampler at %s is refused: %s", request.remote, told)
+        raise web.HTTPConflict(text=told)
+    answer: web.StreamResponse = await handler(request)
+    return answer
 
 
 class OwnRoom:

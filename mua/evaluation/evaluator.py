@@ -128,7 +128,7 @@ def evaluate_in_training(
 ) -> dict[str, float]:
     """The metrics of ``split`` on the domains of ``environment`` and on those that are held out, after ``step`` steps.
 
-    The episodes are left in ``<output>/evaluations/<split>`` (unless ``observe.traces`` is off). Raises
+    With ``observe.traces`` the episodes are left in ``<output>/evaluations/<split>`` too. Raises
     :class:`mua.errors.RunStopped` when not one episode of the former could be scored.
     """
     chosen, tasks = config.evaluation, rollouts.evaluation_tasks(split)
@@ -136,7 +136,7 @@ def evaluate_in_training(
         trajectories = rollouts.evaluate(
             tasks, samples=chosen.samples, temperature=chosen.temperature, on_episode=stage.advance
         )
-    if config.observe.traces:
+    if config.writes_traces:
         TraceWriter(config.output / "evaluations" / split).write(step, trajectories)
     require_scored([t for t in trajectories if t.domain in config.environment.shares])
     return training_metrics(trajectories, config.environment.shares, split, chosen)
@@ -163,7 +163,7 @@ def evaluated(config: ExperimentConfig, play: Play | None = None) -> Json:
         "roles": roles,
         "setting": setting,
     }
-    if config.observe.traces:
+    if config.observe.traces is not False:
         TraceWriter(config.output / "traces").write(0, episodes)
     folder, outputs = config.output, config.evaluation.outputs
     if "json" in outputs:

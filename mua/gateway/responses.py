@@ -1,19 +1,21 @@
 """OpenAI's responses as far as agents need them: items in, items out, nothing kept on the server.
 
 What refers to earlier responses by id (``previous_response_id``, ``conversation``) is refused: libraries send the
-whole history where they are told to, which is their default. Streams of this form are not served.
+whole history where they are told to, which is their default.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Iterator
 from typing import Any, Literal
 
 from mua.gateway.chat_calls import ChatCall, Refused, chat_call, flattened, read_object
 from mua.gateway.session import ServedTurn
 from mua.types import Json
 
-_SAME = ("temperature", "top_p", "seed", "tool_choice", "model")
+_SAME = ("temperature", "top_p", "seed", "tool_choice", "model", "stream")
+PIECE = 512
+"""Characters of text in one event of a stream."""
 
 
 def response_call(raw: bytes, sampling: Literal["override", "refuse"]) -> ChatCall:
@@ -22,8 +24,6 @@ def response_call(raw: bytes, sampling: Literal["override", "refuse"]) -> ChatCa
     for key in ("previous_response_id", "conversation", "background", "prompt"):
         if body.get(key):
             raise Refused(400, f"{key}: not served; send the whole history", param=key)
-    if body.get("stream"):
-        raise Refused(400, "stream: streams are served by /v1/chat/completions only", param="stream")
     text_format = (body.get("text") or {}).get("format") if isinstance(body.get("text"), dict) else None
     if text_format is not None and text_format.get("type") != "text":
         raise Refused(400, "text.format: constrained decoding is not served", param="text")
@@ -35,7 +35,7 @@ def response_call(raw: bytes, sampling: Literal["override", "refuse"]) -> ChatCa
         chat["tools"] = [
             {"type": tool.get("type"), "function": tool} if isinstance(tool, dict) else tool for tool in tools
         ]
-    return replace(chat_call(chat, raw, sampling), stream=False)
+    return chat_call(chat, raw, sampling)
 
 
 def _messages(body: Json) -> list[Json]:
@@ -125,3 +125,58 @@ def response_body(turn: ServedTurn, call: ChatCall) -> Json:
             "total_tokens": turn.prompt_tokens + turn.sampled_tokens,
         },
     }
+
+
+def response_events(turn: ServedTurn, call: ChatCall) -> Iterator[Json]:
+    """The same as the events of a stream, in order. The turn is sampled whole before the first."""
+    whole = response_body(turn, call)
+    begun = whole | {"status": "in_progress", "output": [], "usage": None, "incomplete_details": None}
+    events: list[Json] = [
+        {"type": "response.created", "response": begun},
+        {"type": "response.in_progress", "response": begun},
+    ]
+    for index, item in enumerate(whole["output"]):
+        events += _item_events(item, {"item_id": item["id"], "output_index": index})
+    events.append({"type": f"response.{whole['status']}", "response": whole})
+    for number, event in enumerate(events):
+        yield event | {"sequence_number": number}
+
+
+def _item_events(item: Json, place: Json) -> Iterator[Json]:
+    index = {"output_index": place["output_index"]}
+    if item["type"] == "function_call":
+        arguments = item["arguments"]
+        parts = [
+            *_pieces("response.function_call_arguments.delta", arguments, place),
+            {"type": "response.function_call_arguments.done", "arguments": arguments, "name": item["name"], **place},
+        ]
+        empty: Json = {"arguments": ""}
+    elif item["type"] == "message":
+        (part,) = item["content"]
+        at = place | {"content_index": 0}
+        logprobs: Json = {"logprobs": []}
+        parts = [
+            {"type": "response.content_part.added", "part": part | {"text": ""}, **at},
+            *_pieces("response.output_text.delta", part["text"], at | logprobs),
+            {"type": "response.output_text.done", "text": part["text"], **at, **logprobs},
+            {"type": "response.content_part.done", "part": part, **at},
+        ]
+        empty = {"content": []}
+    else:
+        (part,), at = item["summary"], place | {"summary_index": 0}
+        parts = [
+            {"type": "response.reasoning_summary_part.added", "part": part | {"text": ""}, **at},
+            *_pieces("response.reasoning_summary_text.delta", part["text"], at),
+            {"type": "response.reasoning_summary_text.done", "text": part["text"], **at},
+            {"type": "response.reasoning_summary_part.done", "part": part, **at},
+        ]
+        empty = {"summary": []}
+    status = {"status": "in_progress"} if "status" in item else {}
+    yield {"type": "response.output_item.added", "item": item | empty | status, **index}
+    yield from parts
+    yield {"type": "response.output_item.done", "item": item, **index}
+
+
+def _pieces(kind: str, text: str, place: Json) -> Iterator[Json]:
+    for at in range(0, len(text), PIECE):
+        yield {"type": kind, "delta": text[at : at + PIECE], **place}

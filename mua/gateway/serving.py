@@ -2,7 +2,7 @@
 
 ========================================= ==========================================================================
 ``POST /v1/chat/completions``             a turn of the policy, whole or as server-sent events
-``POST /v1/responses``                    the same in the form of OpenAI's responses, whole
+``POST /v1/responses``                    the same in the form of OpenAI's responses
 ``GET /v1/models``                        one model, ``policy``
 ``GET /v1/episode``                       the task: instructions, first message of the user, tools
 ``POST /v1/episode/user``                 ``{"text": …}`` is told to the user; answers its words and whether it stops
@@ -20,7 +20,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import TypeAlias
 
 import orjson
@@ -31,7 +31,7 @@ from mua.errors import MuaError
 from mua.gateway.chat_calls import Refused, read_chat, read_object
 from mua.gateway.domain_tools import answer_mcp
 from mua.gateway.episode_host import EpisodeHost
-from mua.gateway.responses import response_body, response_call
+from mua.gateway.responses import PIECE, response_body, response_call, response_events
 from mua.gateway.session import GatewaySession, ServedTurn
 from mua.types import Json
 
@@ -39,8 +39,6 @@ Handler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
 log = logging.getLogger(__name__)
 RETRY_HEADER = "x-stainless-retry-count"
 """How OpenAI's libraries say that they send a request again: 0, 1, 2."""
-_PIECE = 512
-"""Characters of text in one event of a stream."""
 
 
 class GatewayServer:
@@ -124,19 +122,19 @@ class GatewayServer:
         turn = await session.answer(call, retried=_retried(request))
         if not call.stream:
             return _json(_completion(turn, call.model))
-        response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
-        await response.prepare(request)
-        for chunk in _chunks(turn, call.model, usage=call.usage):
-            await response.write(b"data: " + orjson.dumps(chunk) + b"\n\n")
-        await response.write(b"data: [DONE]\n\n")
-        await response.write_eof()
-        return response
+        chunks = [b"data: " + orjson.dumps(chunk) for chunk in _chunks(turn, call.model, usage=call.usage)]
+        return await _streamed(request, [*chunks, b"data: [DONE]"])
 
-    async def _response(self, request: web.Request) -> web.Response:
+    async def _response(self, request: web.Request) -> web.StreamResponse:
         session, _ = self._session(request)
         call = response_call(await request.read(), self.config.sampling)
         turn = await session.answer(call, retried=_retried(request))
-        return _json(response_body(turn, call))
+        if not call.stream:
+            return _json(response_body(turn, call))
+        events = response_events(turn, call)
+        return await _streamed(
+            request, [b"event: " + event["type"].encode() + b"\ndata: " + orjson.dumps(event) for event in events]
+        )
 
     async def _models(self, request: web.Request) -> web.Response:
         self._session(request)
@@ -174,6 +172,16 @@ class GatewayServer:
 
 def _retried(request: web.Request) -> bool:
     return request.headers.get(RETRY_HEADER, "0") not in ("", "0")
+
+
+async def _streamed(request: web.Request, events: Iterable[bytes]) -> web.StreamResponse:
+    """Server-sent events."""
+    response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
+    await response.prepare(request)
+    for event in events:
+        await response.write(event + b"\n\n")
+    await response.write_eof()
+    return response
 
 
 def _json(body: Json, status: int = 200) -> web.Response:
@@ -234,7 +242,7 @@ def _chunks(turn: ServedTurn, model: str, *, usage: bool) -> list[Json]:
     deltas: list[Json] = [{"role": "assistant", "content": ""}]
     for key in ("reasoning_content", "content"):
         text = message.get(key) or ""
-        deltas += [{key: text[at : at + _PIECE]} for at in range(0, len(text), _PIECE)]
+        deltas += [{key: text[at : at + PIECE]} for at in range(0, len(text), PIECE)]
     deltas += [{"tool_calls": [{"index": at, **call}]} for at, call in enumerate(message.get("tool_calls", ()))]
     chunks: list[Json] = [
         {**base, "choices": [{"index": 0, "delta": delta, "finish_reason": None, "logprobs": None}]} for delta in deltas

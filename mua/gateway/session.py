@@ -55,8 +55,8 @@ class SessionEvents(Protocol):
     def may_ask(self) -> Outcome | None:
         """Before a turn is sampled: what ends the episode instead."""
 
-    def turned(self, turn: AssistantTurn) -> None:
-        """A turn was sampled."""
+    def turned(self, turn: AssistantTurn, call: ChatCall, served: ServedTurn) -> None:
+        """A turn was sampled for ``call``; the client is answered ``served``."""
 
     def ended(self, outcome: Outcome) -> None:
         """A budget was used up."""
@@ -160,6 +160,14 @@ class GatewaySession:
         streams = [segment for branch in self._branches for segment in branch.conversation.segments()]
         return [segment for segment in streams if segment.loss_mask.any()] or streams[-1:]
 
+    def segments_before(self) -> dict[Conversation, int]:
+        """How many of :meth:`segments` are of the streams before each conversation."""
+        found, count = {}, 0
+        for branch in self._branches:
+            found[branch.conversation] = count
+            count += sum(bool(segment.loss_mask.any()) for segment in branch.conversation.segments())
+        return found
+
     @property
     def tokens(self) -> int:
         """Tokens of the streams as they are now."""
@@ -216,11 +224,12 @@ class GatewaySession:
         branch.marks.append((len(branch.seen), talk.mark()))
         self.counts[f"gateway/{placed}"] += 1
         self.counts["gateway/overridden"] += bool(call.overridden)
-        self._events.turned(turn)
-        return ServedTurn(
+        answer = ServedTurn(
             served, finish, prompt_tokens, len(generation.ids), generation.cached_tokens, self.turns - 1,
             int(time.time()), placed,
         )  # fmt: skip
+        self._events.turned(turn, call, answer)
+        return answer
 
     def _told(self, turn: AssistantTurn, generation: Generation, call: ChatCall) -> tuple[Json, str]:
         """The message for the client, and why it ended. The stream keeps every sampled token, whatever is cut here."""

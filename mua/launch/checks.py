@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Literal
 
 from mua.config.schema import DistillationConfig, EndpointConfig, ExperimentConfig
 from mua.errors import MuaError
-from mua.launch.provenance import ROOT, installed_version
 from mua.masking import below, mask_credentials
+from mua.source_state import ROOT, installed_version
 
 if TYPE_CHECKING:
     import httpx

@@ -7,7 +7,6 @@ import os
 import platform
 import re
 import socket
-import subprocess
 import sys
 import time
 from importlib import metadata
@@ -20,11 +19,11 @@ import mua
 from mua.config.load import dump_config
 from mua.config.schema import ExperimentConfig
 from mua.masking import HIDDEN, mask_credentials
+from mua.source_state import ROOT, git_state, installed_version, program_output
 from mua.types import Json
 
-ROOT = Path(mua.__file__).parents[1]
 _PACKAGES = ("megatron-core", "torch", "sglang", "transformers")
-_GIT_SECONDS, _CAPTURE_SECONDS = 20.0, 30.0
+_CAPTURE_SECONDS = 30.0
 
 _SECRET_NAME = re.compile(r"KEY|TOKEN|SECRET|PASSW|CREDENTIAL|AUTH|COOKIE|PRIVATE|SIGNATURE", re.IGNORECASE)
 _SECRET_VALUE = re.compile(r"\bsk-[\w-]{8,}|\bhf_\w{8,}|\bgh[pousr]_\w{8,}|\beyJ[\w-]{10,}\.|\bBearer\s+\S+")
@@ -39,25 +38,6 @@ def provenance(config: ExperimentConfig) -> Json:
     }
 
 
-def git_state(root: Path) -> Json | None:
-    """Commit of the repository ``root``, and whether tracked files differ from it; None if it is no repository."""
-    git = ("git", "-C", str(root))
-    top = _output(*git, "rev-parse", "--show-toplevel", seconds=_GIT_SECONDS)
-    commit = _output(*git, "rev-parse", "HEAD", seconds=_GIT_SECONDS)
-    if top is None or commit is None or Path(top).resolve() != root.resolve():
-        return None
-    changed = _output(*git, "status", "--porcelain", "--untracked-files=no", seconds=_GIT_SECONDS)
-    return {"commit": commit, "dirty": bool(changed)}
-
-
-def installed_version(package: str) -> str | None:
-    """None if ``package`` is not installed."""
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
-
-
 def capture_environment(folder: Path) -> Path:
     """Write what this node runs with into ``folder``, as ``environment-<node>.json``, without secrets; its path."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -68,12 +48,12 @@ def capture_environment(folder: Path) -> Path:
         "host": socket.gethostname(),
         "command": [without_secrets(part) for part in sys.argv],
         "mua": mua.__version__,
-        "commit": _output("git", "-C", str(ROOT), "rev-parse", "HEAD"),
-        "uncommitted": (_output("git", "-C", str(ROOT), "status", "--short") or "").splitlines(),
+        "commit": program_output("git", "-C", str(ROOT), "rev-parse", "HEAD", seconds=_CAPTURE_SECONDS),
+        "uncommitted": _uncommitted(),
         "python": sys.version,
         "platform": platform.platform(),
         "cpus": len(os.sched_getaffinity(0)),
-        "gpus": _output("nvidia-smi"),
+        "gpus": program_output("nvidia-smi", seconds=_CAPTURE_SECONDS),
         "packages": dict(sorted(packages.items())),
         "variables": {
             name: HIDDEN if _SECRET_NAME.search(name) else without_secrets(value)
@@ -82,6 +62,10 @@ def capture_environment(folder: Path) -> Path:
     }
     path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     return path
+
+
+def _uncommitted() -> list[str]:
+    return (program_output("git", "-C", str(ROOT), "status", "--short", seconds=_CAPTURE_SECONDS) or "").splitlines()
 
 
 def node_name() -> str:
@@ -95,12 +79,3 @@ def without_secrets(text: str) -> str:
     if equals and _SECRET_NAME.search(name):
         return f"{name}={HIDDEN}"
     return _SECRET_VALUE.sub(HIDDEN, mask_credentials(text))
-
-
-def _output(*command: str, seconds: float = _CAPTURE_SECONDS) -> str | None:
-    """What a program prints; None if it is not here, fails or takes too long."""
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=True)
-    except (subprocess.SubprocessError, OSError):
-        return None
-    return done.stdout.rstrip()

@@ -27,8 +27,8 @@ from pydantic import SecretStr, ValidationError
 from mua.config.load import load_config
 from mua.config.schema import ExperimentConfig, SlurmConfig
 from mua.errors import ConfigError, MuaError
-from mua.launch.provenance import ROOT
 from mua.masking import credentials
+from mua.source_state import ROOT
 
 TEMPLATE = ROOT / "slurm" / "train.sbatch"
 ENGINES_TEMPLATE = ROOT / "slurm" / "engines.sbatch"

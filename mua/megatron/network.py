@@ -219,8 +219,12 @@ class Network:
         return results
 
 
-def policy_terms(loss: LossFunction, temperature: float, vocab_size: int, fp32: bool = False) -> Terms:
+def policy_terms(
+    loss: LossFunction, temperature: float, vocab_size: int, fp32: bool = False, *, kept: list[Tensor] | None = None
+) -> Terms:
     """The loss of a policy, its logits in float32 with ``fp32``.
+
+    ``kept`` gets the log-probabilities of the trained tokens, float32 ``[N]``, micro-batch by micro-batch.
 
     Its sums also hold ``tokens``, ``_loss`` and ``_entropy``: the number of trained tokens, the total loss, the summed
     entropy.
@@ -230,6 +234,8 @@ def policy_terms(loss: LossFunction, temperature: float, vocab_size: int, fp32: 
         assert batch.tokens is not None
         logprobs, entropy = _token_logprobs(batch, model, hidden, temperature, vocab_size, fp32)
         found = loss(logprobs, entropy, batch.tokens)
+        if kept is not None:
+            kept.append(logprobs.detach().float())
         own = {
             "_loss": found.loss.detach(),
             "_entropy": entropy.detach().sum(),

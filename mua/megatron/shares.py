@@ -148,7 +148,8 @@ class Shares:
         )
 
     def scores(self, whole: Whole | None, values: Sequence[Tensor]) -> list[Float32Array]:
-        """Of each sequence one number for each token, float32 ``[T]``, 0.0 for the first. Collective.
+        """Of each sequence one number for each token, float32 ``[T]``, 0.0 for the first and, where ``whole`` is for
+        training, for all that are not trained. Collective.
 
         Args:
             values: what a last stage found for the scored tokens of each of its micro-batches, float32 ``[N]``.
@@ -281,7 +282,8 @@ class Shares:
         for one in whole.packed.microbatches[place.data]:
             source = positions_of(place, one.forest, self._alignment, whole.packed.plan.least)
             tokens = [np.zeros(0, dtype=np.int64), *(np.arange(bounds[i], bounds[i + 1]) for i in one.sequences)]
-            found.append(np.concatenate(tokens)[predictions(one.forest, source)[0]])
+            masks = [whole.sequences[i].trained for i in one.sequences] if whole.training else None
+            found.append(np.concatenate(tokens)[predictions(one.forest, source, masks)[0]])
         return np.concatenate(found)
 
     # ---- on the others

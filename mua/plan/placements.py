@@ -25,7 +25,7 @@ from mua.plan.compute import GPUS, bubble, episode_tokens, forward_flops
 from mua.plan.gpu_memory import EngineBytes, engine_bytes, reference_bytes
 from mua.plan.layout import gpus_per_node
 from mua.plan.links import plan_sync
-from mua.plan.planner import Plan, options_of, stage_plans
+from mua.plan.planner import Plan, memory_options, stage_plans
 from mua.plan.simulation import Setting, SimulatedEpisode, SimulatedTurn, mean_metrics, settled, simulate
 from mua.rollout.scheduler import StepDemand
 from mua.seeds import derived_seed
@@ -281,6 +281,6 @@ def fits(plan: Plan, config: ExperimentConfig) -> bool:
     firsts = range(0, layout.world_size, layout.world_size // layout.pipeline_parallel)
     needed = max(
         stage.rank.bytes.total + reference_bytes(stage.rank, config) + stage.activations[layout.recompute].total
-        for stage in stage_plans(plan.architecture, config, firsts, options_of(plan.architecture, config))
+        for stage in stage_plans(plan.architecture, config, firsts, memory_options(plan.architecture, config))
     )
     return needed + plan.reserve <= plan.gpu.memory

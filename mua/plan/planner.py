@@ -154,7 +154,7 @@ def make_plan(
     # last shards of a buffer can be some padding smaller.
     ranks = range(0, world, 1 if every_rank else world // config.megatron.pipeline_parallel)
     gpu = GPUS[config.cluster.gpu]
-    options = options_of(architecture, config)
+    options = memory_options(architecture, config)
     stages = stage_plans(architecture, config, ranks, options)
     free = gpu.memory - int(config.cluster.reserve_gigabytes * 1e9)
     fullest = max(trainer_at_start(stage.rank, config) for stage in stages)
@@ -179,7 +179,7 @@ def make_plan(
     )
 
 
-def options_of(architecture: Architecture, config: ExperimentConfig) -> Options:
+def memory_options(architecture: Architecture, config: ExperimentConfig) -> Options:
     """What the trainer's layout comes to on a GPU of the cluster, with the constraints' Transformer Engine."""
     gpu = GPUS[config.cluster.gpu]
     machine = Capabilities(cuda=True, compute=gpu.compute, transformer_engine=TRANSFORMER_ENGINE[0])

@@ -1,4 +1,5 @@
-"""Pages of one's own: a file of JSON lines, or a folder of such files and of ``.html``, ``.md`` and ``.txt``.
+"""Pages of one's own: a file of JSON lines, or a folder of such files and of ``.html``, ``.pdf``, ``.md`` and
+``.txt``.
 
 Read whole when a run starts, in the order of paths and lines, so every mistake in it is found before the first episode.
 """
@@ -23,7 +24,7 @@ log = logging.getLogger(__name__)
 LONGEST_LINE = 2**26
 _KEYS = {"url", "title", "text"}
 _LONGEST_URL = 2000
-_ENDINGS = (".html", ".htm", ".md", ".txt", ".jsonl")
+_ENDINGS = (".html", ".htm", ".pdf", ".md", ".txt", ".jsonl")
 _AT_ONCE = 64
 
 
@@ -103,7 +104,7 @@ async def _of_file(
         return []
     html = file.suffix.lower() in (".html", ".htm")
     try:
-        got = await parsers.parse(body, html=html, links=links, longest=longest)
+        got = await parsers.parse(body, html=html, pdf=file.suffix.lower() == ".pdf", links=links, longest=longest)
     except PageError as error:
         raise ConfigError(f"{key}: {file}: {error}; repair it, or take it out of the folder") from error
     if not got.text:

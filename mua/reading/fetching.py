@@ -30,7 +30,7 @@ from mua.reading.hosts import HostRules
 from mua.reading.page_error import PageError
 from mua.reading.transport import CheckedTransport, Resolve, SystemResolver
 
-Kind: TypeAlias = Literal["html", "text"]
+Kind: TypeAlias = Literal["html", "text", "pdf"]
 _HTML = re.compile(r"(text/html|application/xhtml\+xml)")
 _TEXT = re.compile(r"text/[\w.+-]+|application/(json|xml|javascript|yaml|x-yaml|[\w.-]+\+(json|xml)|x-ndjson|toml)")
 _CHARSET = re.compile(r'charset\s*=\s*["\']?([^\s"\';]+)', re.IGNORECASE)
@@ -110,7 +110,8 @@ class Fetcher:
     async def _answer(self, url: httpx.URL) -> AsyncIterator[httpx.Response]:
         headers = {
             "user-agent": self._config.user_agent,
-            "accept": "text/html,application/xhtml+xml,text/*;q=0.9,application/json;q=0.8,*/*;q=0.1",
+            "accept": "text/html,application/xhtml+xml,text/*;q=0.9,application/json;q=0.8,application/pdf;q=0.5,"
+            "*/*;q=0.1",
             "accept-encoding": "gzip, deflate",
         }
         seconds = self._config.fetch_seconds
@@ -140,6 +141,8 @@ class Fetcher:
                 break
         if not body:
             raise PageError("the page is empty")
+        if cut and kind == "pdf":  # what tells where its parts are stands at its end
+            raise PageError(f"the page is a PDF of more than {self._config.page_bytes} bytes, which is not read")
         charset = _CHARSET.search(said)
         return Fetched(str(url), kind or "text", charset[1] if charset else "", bytes(body), cut)
 
@@ -159,14 +162,18 @@ def _kind_of(content_type: str) -> Kind | None:
         return "html"
     if _TEXT.fullmatch(kind):
         return "text"
+    if kind in ("application/pdf", "application/x-pdf"):
+        return "pdf"
     if not kind:
         return None
     shown = kind if len(kind) <= 60 and kind.isascii() and kind.isprintable() else "something else"
-    raise PageError(f"the page is {shown}, and only text and HTML are read")
+    raise PageError(f"the page is {shown}, and only text, HTML and PDF are read")
 
 
 def _sniffed(first: bytes) -> Kind:
     """What a page without a content type is, by its first bytes."""
+    if first.startswith(b"%PDF-"):
+        return "pdf"
     head = first[:512].lstrip(b"\xef\xbb\xbf \t\r\n").lower()
     if b"\0" in head and not head.startswith((b"\xff\xfe", b"\xfe\xff")):
         raise PageError("the page is no text")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mua.reading.page_text import MAIN, PLAIN
+from mua.reading.page_text import MAIN, PDF, PLAIN
 
 CUT = "only the first {} characters of the page were kept"
 _NEAR = 0.1
@@ -28,7 +28,7 @@ class Page:
         """Title, address and what a reader has to know of the text, a line each."""
         lines = [f"Title: {self.title}"] if self.title else []
         lines.append(f"URL: {self.url}")
-        if self.how not in (MAIN, PLAIN):
+        if self.how not in (MAIN, PLAIN, PDF):
             lines.append("Text: everything on the page, since no main text was found")
         return "\n".join([*lines, f"Cut: {self.cut}"] if self.cut else lines)
 

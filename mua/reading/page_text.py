@@ -10,8 +10,11 @@ import codecs
 import re
 from typing import Any, NamedTuple
 
-MAIN, WHOLE, PLAIN = "main", "whole", "plain"
-"""How a text was found: the main text of an HTML page, all text of its body, or a page that is text already."""
+from mua.reading.pdf_text import pdf_text
+
+MAIN, WHOLE, PLAIN, PDF = "main", "whole", "plain", "pdf"
+"""How a text was found: the main text of an HTML page, all text of its body, or a page that is text
+already, or all pages of a PDF."""
 LONGEST_TITLE = 300
 
 _META = re.compile(rb'<meta[^>]{1,200}?charset\s*=\s*["\']?\s*([\w.:-]{1,40})', re.IGNORECASE)
@@ -48,24 +51,30 @@ class PageText(NamedTuple):
     title: str
     text: str
     how: str
-    """One of ``MAIN``, ``WHOLE`` and ``PLAIN``."""
+    """One of ``MAIN``, ``WHOLE``, ``PLAIN`` and ``PDF``."""
     cut: bool
     """Whether there was more text than was asked for."""
 
 
-def page_text(body: bytes, *, html: bool, charset: str, url: str, links: bool, longest: int) -> PageText:
-    """The text of one page, at most ``longest`` characters; ``charset`` as its header says, empty where it does not.
+def page_text(
+    body: bytes, *, html: bool, charset: str, url: str, links: bool, longest: int, pdf: bool = False
+) -> PageText:
+    """The text of one page, HTML, a PDF or plain, at most ``longest`` characters; ``charset`` as its header says, empty
+    where it does not.
 
     Raises whatever a parser raises.
     """
-    source = decoded(body, charset, html=html)
-    if not html:
-        title, text, how = "", source, PLAIN
+    cut = False
+    if pdf:
+        title, text, cut = pdf_text(body, longest)
+        how = PDF
+    elif html:
+        title, text, how = _of_html(decoded(body, charset, html=True), url, links)
     else:
-        title, text, how = _of_html(source, url, links)
+        title, text, how = "", decoded(body, charset, html=False), PLAIN
     text = _BLANK_LINES.sub("\n\n", _clean(text)).strip()
     title = " ".join(_clean(title).split())[:LONGEST_TITLE]
-    return PageText(title, text[:longest], how, len(text) > longest)
+    return PageText(title, text[:longest], how, cut or len(text) > longest)
 
 
 def decoded(body: bytes, charset: str, *, html: bool) -> str:

@@ -89,8 +89,8 @@ class Pages:
         assert self._fetcher is not None
         config, got = self._config, await self._fetcher.fetch(url)
         text = await self._parsers.parse(
-            got.body, html=got.kind == "html", charset=got.charset, url=got.url, links=config.links,
-            longest=config.text_characters,
+            got.body, html=got.kind == "html", pdf=got.kind == "pdf", charset=got.charset, url=got.url,
+            links=config.links, longest=config.text_characters,
         )  # fmt: skip
         if not text.text:
             raise PageError("the page has no text")

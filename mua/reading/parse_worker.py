@@ -29,6 +29,7 @@ def main() -> None:
     stream = connection.makefile("rwb")
     try:
         import lxml.html  # type: ignore[import-untyped]  # noqa: F401
+        import pypdf  # noqa: F401
         import trafilatura  # noqa: F401
     except ImportError as error:
         hello = {"missing": str(error)}

@@ -61,13 +61,14 @@ class Parsers:
             self._free.put_nowait(process)
 
     async def parse(
-        self, body: bytes, *, html: bool, charset: str = "", url: str = "", links: bool = True, longest: int = 1_000_000
-    ) -> PageText:
+        self, body: bytes, *, html: bool, charset: str = "", url: str = "", links: bool = True,
+        longest: int = 1_000_000, pdf: bool = False,
+    ) -> PageText:  # fmt: skip
         """The text of one page, as :func:`mua.reading.page_text.page_text`.
 
         Raises :class:`PageError` for a page that no text can be made of, and as :meth:`start`.
         """
-        asked = {"html": html, "charset": charset, "url": url, "links": links, "longest": longest}
+        asked = {"html": html, "charset": charset, "url": url, "links": links, "longest": longest, "pdf": pdf}
         head = json.dumps({**asked, "bytes": len(body), "seconds": self._seconds}).encode() + b"\n"
         process = await self._next()
         try:

@@ -1,20 +1,18 @@
 """BM25 over a corpus (Lucene's variant, k1 1.5, b 0.75, by bm25s), and the extract of a page that shows the words.
 
-Words are runs of letters and digits without regard to case and width; scripts that are written without spaces (Han,
-kana, Thai) are taken in pairs of characters. There is no stemming and no list of stop words: words that are everywhere
-weigh little by themselves.
+Unless a caller has other words, these are runs of letters and digits without regard to case and width; scripts that are
+written without spaces (Han, kana, Thai) are taken in pairs of characters. There is no stemming and no list of stop
+words: words that are everywhere weigh little by themselves.
 """
 
 from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
 import numpy as np
-
-from mua.reading.page import Page
 
 TITLE = 3
 """How often the words of a title count."""
@@ -36,24 +34,44 @@ def words_of(text: str) -> list[str]:
     return found
 
 
-class Ranking:
+class Titled(Protocol):
+    """What is ranked."""
+
+    @property
+    def title(self) -> str: ...
+
+    @property
+    def text(self) -> str: ...
+
+
+P = TypeVar("P", bound=Titled)
+Words: TypeAlias = Callable[[list[str]], list[list[str]]]
+
+
+class Ranking(Generic[P]):
     """Ranks pages for queries. Read only once it is made, so threads may share it."""
 
-    def __init__(self, pages: Sequence[Page]) -> None:
+    def __init__(
+        self, pages: Sequence[P], words: Words | None = None, *, title: int = TITLE, repeats: bool = False
+    ) -> None:
+        """``words`` are what each of several texts is found by (None: :func:`words_of`), ``title`` how often those of a
+        title count; ``repeats``: a word that a query has twice counts twice."""
         # Imported late: it takes a while, and only a search of a corpus needs it.
         import bm25s  # type: ignore[import-untyped]
 
-        self._pages = pages
+        self._pages, self._repeats = pages, repeats
+        self._words: Words = words or (lambda texts: [words_of(text) for text in texts])
+        titles, texts = self._words([page.title for page in pages]), self._words([page.text for page in pages])
         self._ranks: Any = bm25s.BM25()
-        self._ranks.index([words_of(page.title) * TITLE + words_of(page.text) for page in pages], show_progress=False)
+        self._ranks.index([a * title + b for a, b in zip(titles, texts, strict=True)], show_progress=False)
         self._vocabulary = self._ranks.vocab_dict
 
-    def best(self, query: str, count: int) -> list[Page]:
+    def best(self, query: str, count: int) -> list[P]:
         """At most ``count`` pages that share a word with ``query``, best first; equals in the order of the corpus."""
-        words = [word for word in dict.fromkeys(words_of(query)) if word in self._vocabulary]
+        words = [word for word in self._words([query])[0] if word in self._vocabulary]
         if not words:
             return []
-        scores = self._ranks.get_scores(words)
+        scores = self._ranks.get_scores(words if self._repeats else list(dict.fromkeys(words)))
         places = np.flatnonzero(scores > 0)
         if len(places) > count:
             least = np.partition(scores[places], -count)[-count]

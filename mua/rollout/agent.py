@@ -26,7 +26,7 @@ from mua.engine.sampler import Sampler, SamplingParams, TurnCut
 from mua.environment.protocol import Task
 from mua.rollout.context import NOTES_KEY, ContextKeeper, with_notes, without_results
 from mua.seeds import derived_seed
-from mua.store.recorder import current_episode
+from mua.store.recorder import NotedRequest, current_episode
 from mua.tokens.chat_family import ChatFamily
 from mua.tokens.conversation import Conversation
 from mua.tokens.parsing import AssistantTurn, ErrorKind, ToolCall, ToolCallError
@@ -292,17 +292,23 @@ class TokenAgent:
             new = len(found.ids)
             values = {
                 "waited": found.waited, "version": found.version, "cached_tokens": found.cached_tokens,
-                "completion_tokens": new, "finish": found.finish,
+                "completion_tokens": new, "finish": found.finish, "endpoint": found.engine,
             }  # fmt: skip
             if new and found.finish != "abort":
                 values |= {"segment": self._talk.trained_segments, "token_start": prompt, "token_end": prompt + new}
         told = {"temperature": sampling.temperature, "top_p": sampling.top_p, "top_k": sampling.top_k}
-        record.conversation = self._talk.messages
-        record.request(
-            role, began, messages=list(self._talk.messages), in_segment=True, turn=self._talk.turns,
-            seconds=seconds, error=error,
-            endpoint="engine", prompt_tokens=prompt, sampling=told | {"seed": sampling.seed}, **values,
-        )  # fmt: skip
+        values.setdefault("endpoint", "engine")
+        self._noted(record.request(
+            role, began, messages=list(self._talk.messages), conversation=self._talk.messages, turn=self._turn_number(),
+            seconds=seconds, error=error, prompt_tokens=prompt, sampling=told | {"seed": sampling.seed}, **values,
+        ))  # fmt: skip
+
+    def _turn_number(self) -> int:
+        """Of the turn that is being sampled."""
+        return self._talk.turns
+
+    def _noted(self, request: NotedRequest) -> None:
+        """A request of this agent is in the record of the episode."""
 
     def add_tool_results(self, results: Sequence[str]) -> None:
         self._talk.add_tool_results(self._context.shortened(results, self._policy.family.codec))

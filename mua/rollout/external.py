@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,17 +31,22 @@ from mua.environment.protocol import Evaluation
 from mua.environment.requests import LARGEST_REWARD
 from mua.environment.user import User
 from mua.errors import EnvironmentFault, MuaError
-from mua.gateway.chat_calls import Refused
+from mua.gateway.chat_calls import ChatCall, Refused
 from mua.gateway.launch import AgentEnd, AgentTask, run_agent
 from mua.gateway.serving import GatewayServer
-from mua.gateway.session import GatewaySession, SessionLimits, TurnRequest
+from mua.gateway.session import GatewaySession, ServedTurn, SessionLimits, TurnRequest
 from mua.rollout.agent import EpisodeSetting, TokenAgent, TokenPolicy
+from mua.rollout.agent_judge import AgentJudge
 from mua.rollout.episode import Episode, EpisodeResult, EpisodeState
 from mua.seeds import derived_seed
+from mua.store.recorder import NotedRequest, current_episode, noting
 from mua.tokens.conversation import Conversation
 from mua.tokens.parsing import AssistantTurn, ToolCall
 from mua.types import Generation, Json, Outcome, Segment, ToolSchema
 from mua.untrusted import JsonError, read_json
+
+_LONGEST_NOTE = 200
+"""Characters of what a client may write at will that are kept of a request."""
 
 
 class _StreamAgent(TokenAgent):
@@ -49,16 +54,25 @@ class _StreamAgent(TokenAgent):
 
     def __init__(
         self, policy: TokenPolicy, setting: EpisodeSetting, session: str, seed: int, conversation: Conversation,
-        request: TurnRequest, counts: dict[str, float],
+        request: TurnRequest, counts: dict[str, float], upcoming: Callable[[], int],
     ) -> None:  # fmt: skip
+        """``upcoming`` gives the number of the turn that ends next in the session."""
         super().__init__(policy, setting, session, seed)
         self._conversation = conversation
         self._counts = counts
         self._request = request
+        self._upcoming = upcoming
         self.generation: Generation | None = None
+        self.noted: NotedRequest | None = None
 
     def _turn_seed(self) -> int:
         return derived_seed(self._seed, *self._request.seed)
+
+    def _turn_number(self) -> int:
+        return self._upcoming()
+
+    def _noted(self, request: NotedRequest) -> None:
+        self.noted = request
 
     def _take(self, generation: Generation) -> AssistantTurn:
         self.generation = generation
@@ -106,9 +120,11 @@ class ExternalEpisode(Episode):
 
     def __init__(
         self, setting: EpisodeSetting, environment: EnvironmentInstance, user: User, policy: TokenPolicy, *,
-        config: AgentConfig, session: str, seed: int, guarded: bool = True,
+        config: AgentConfig, session: str, seed: int, guarded: bool = True, judge: AgentJudge | None = None,
     ) -> None:  # fmt: skip
+        """``judge`` is there where the configuration has ``agent.judge``."""
         self._config = config
+        self._judge = judge
         self._policy = policy
         self._name, self._seed = session, seed
         self._asked: dict[str, float] = {}
@@ -123,6 +139,9 @@ class ExternalEpisode(Episode):
         """What the agent got last: "turn", "tool" or "user"."""
         self._reported: Evaluation | None = None
         self._started_turns = 0
+        self._record = current_episode.get()
+        """What comes over the gateway comes in the server's context, not in the episode's."""
+        self._noted: list[tuple[NotedRequest, Conversation]] = []
 
     async def play(self, server: GatewayServer, log_folder: Path) -> EpisodeResult:
         """Let the agent play, and have the episode judged; raises like :meth:`Episode.run`."""
@@ -148,6 +167,7 @@ class ExternalEpisode(Episode):
             self._read_last_line(end)
             if self._outcome is None:
                 self._end(self._outcome_of(end))
+        self._place_requests()
         if not self.session.turns and self._outcome is Outcome.AGENT_END:
             raise EnvironmentFault(self._crash(end, "asked the policy for nothing"))
         return await self._finish()
@@ -195,7 +215,15 @@ class ExternalEpisode(Episode):
                 self._started_turns += 1
         return self._outcome
 
-    def turned(self, turn: AssistantTurn) -> None:
+    def turned(self, turn: AssistantTurn, call: ChatCall, served: ServedTurn) -> None:
+        if self._noted:  # the last is this one: nothing else has run since
+            request, _ = self._noted[-1]
+            request.reply, request.tools = served.message, [tool.openai() for tool in call.tools]
+            told = {
+                "placed": served.placed, "finish": served.finish, "model": call.model[:_LONGEST_NOTE],
+                "overridden": list(call.overridden), "stop": [text[:_LONGEST_NOTE] for text in call.stop[:4]],
+            }  # fmt: skip
+            request.values["sampling"] |= {"gateway": told}
         if self.session.turns > 1:
             self._turn_rewards.append(0.0)
         self._turn, self._heard_last = turn, "turn"
@@ -217,13 +245,26 @@ class ExternalEpisode(Episode):
         if request.most_tokens is not None:
             most = min(request.most_tokens, self._budgets.max_turn_tokens)
             setting = replace(setting, budgets=self._budgets.model_copy(update={"max_turn_tokens": most}))
-        agent = _StreamAgent(self._policy, setting, self._name, self._seed, talk, request, self._asked)
-        with self._clock("generate"):
-            turn = await agent.turn()
+        agent = _StreamAgent(
+            self._policy, setting, self._name, self._seed, talk, request, self._asked, lambda: self.session.turns
+        )
+        try:
+            with self._clock("generate"), noting(self._record):
+                turn = await agent.turn()
+        finally:
+            if agent.noted is not None:
+                self._noted.append((agent.noted, talk))
         if turn is None:
             return None
         assert agent.generation is not None
         return turn, agent.generation
+
+    def _place_requests(self) -> None:
+        """Have the noted requests say where their tokens are among all of the session's segments."""
+        before = self.session.segments_before()
+        for request, talk in self._noted:
+            if request.values.get("segment") is not None:
+                request.values["segment"] += before[talk]
 
     # ---- what the agent asks for
 
@@ -249,7 +290,8 @@ class ExternalEpisode(Episode):
             self._agent.messages.append(said)
             errors = self._counts[f"tool_errors/{name}"]
             try:
-                text = await self._call(call)
+                with noting(self._record):
+                    text = await self._call(call)
             except MuaError as fault:
                 self.failed(fault)
                 raise
@@ -269,7 +311,8 @@ class ExternalEpisode(Episode):
             self._agent.messages.append({"role": "assistant", "content": text})
             self._turn = replace(self._turn, content=text)
             try:
-                state = await self._ask_user()
+                with noting(self._record):
+                    state = await self._ask_user()
             except MuaError as fault:
                 self.failed(fault)
                 raise
@@ -282,7 +325,7 @@ class ExternalEpisode(Episode):
 
     def report(self, report: Json) -> None:
         if self._config.reward != "report":
-            raise Refused(400, "agent.reward is environment; the agent's own report is not asked for")
+            raise Refused(400, f"agent.reward is {self._config.reward}; the agent's own report is not asked for")
         reward, success = report.get("reward"), report.get("success")
         number = math.nan if isinstance(reward, bool) or not isinstance(reward, int | float) else reward
         if not abs(number) <= LARGEST_REWARD:
@@ -305,6 +348,19 @@ class ExternalEpisode(Episode):
                 raise EnvironmentFault(self._crash(None, f"reported what is no reward: {refused}")) from None
 
     async def _evaluate(self) -> Evaluation:
+        own = None if self._config.reward == "judge" else await self._own_evaluation()
+        if self._judge is None:
+            assert own is not None, "checked with the configuration"
+            return own
+        seed = derived_seed(self._seed, "judge")
+        found = await self._judge.evaluation(self._agent.messages, own, seed=seed)
+        self._asked["gateway/judge_score"] = found.details["judge"]["score"]
+        if own is not None:
+            self._asked["gateway/own_reward"] = own.reward
+        return found
+
+    async def _own_evaluation(self) -> Evaluation:
+        """The environment's, or the agent's report."""
         if self._config.reward == "environment":
             return await super()._evaluate()
         if self._reported is None:

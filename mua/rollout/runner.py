@@ -8,7 +8,7 @@ import logging
 import random
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
-from contextlib import asynccontextmanager, contextmanager, nullcontext
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from time import perf_counter
 from typing import NamedTuple
@@ -35,10 +35,11 @@ from mua.errors import (
 from mua.gateway.launch import check_agent
 from mua.gateway.serving import GatewayServer
 from mua.rollout.agent import EpisodeSetting, Policy, TokenPolicy
+from mua.rollout.agent_judge import agent_judge
 from mua.rollout.episode import Episode, EpisodeResult
 from mua.rollout.external import ExternalEpisode
 from mua.seeds import derived_seed
-from mua.store.recorder import EpisodeRecord, Recorder
+from mua.store.recorder import EpisodeRecord, Recorder, noting
 from mua.tokens.chat_family import ChatFamily
 from mua.types import Group, Outcome, Trajectory
 from mua.users.factory import UserFactory
@@ -112,6 +113,7 @@ class EpisodeRunner:
         self._pauses = pauses or Pauses()
         self.gateway = None if config.agent is None else GatewayServer(config.agent)
         """Where agents of the configuration ask for turns; None without ``agent``."""
+        self._judge = agent_judge(config, services)
         if config.agent is not None:
             check_agent(config.agent)
             if not isinstance(policy, TokenPolicy):
@@ -198,7 +200,7 @@ class EpisodeRunner:
                 seed = derived_seed(self._config.seed, ordinal, sample, again)
                 record = self._record(recorder, ordinal, sample, temperature)
                 try:
-                    with nullcontext() if record is None else record.noting():
+                    with noting(record):
                         result = await self._attempt(setting, task, f"{ordinal}/{sample}/{attempt}", seed)
                 except tuple(_FAULTS) as fault:
                     if record is not None and attempt < self._config.rollout.max_retries:
@@ -282,7 +284,7 @@ class EpisodeRunner:
         assert isinstance(self._policy, TokenPolicy), "checked at the start"
         episode = ExternalEpisode(
             setting, environment, user, self._policy,
-            config=self.gateway.config, session=session, seed=seed, guarded=guarded,
+            config=self.gateway.config, session=session, seed=seed, guarded=guarded, judge=self._judge,
         )  # fmt: skip
         return await episode.play(self.gateway, self._config.output / "logs" / "agents")
 

@@ -30,11 +30,13 @@ from mua.errors import ConfigError, Preempted
 from mua.masking import mask_credentials
 from mua.rollout.leasing import LeasingSampler
 from mua.rollout.runner import EpisodeRunner
+from mua.rollout.sampler_code import check_code, check_contract, made_with
 from mua.store.database import Store
 from mua.store.faults import NoStore, StoreError, StoreUnreachable
 from mua.store.part_finding import RunningPart, find_part, state_of_run
 from mua.tokens.family_loading import load_family
 from mua.tokens.same_tokenizer import tokenizer_digest
+from mua.types import Json
 
 log = logging.getLogger(__name__)
 _LOOK_SECONDS = 1.0
@@ -233,7 +235,8 @@ def tasks_of(selection: Selection) -> dict[tuple[str, str], Task]:
 
 def configuration_of(part: RunningPart, file: Path | None, overrides: Sequence[str]) -> ExperimentConfig:
     """The run's configuration: that of the store, or of ``file``, which must agree with it. Raises
-    :class:`ConfigError`."""
+    :class:`ConfigError`, also where the trainer's code and ours do not go together."""
+    check_contract(part.run_id, part.made)  # another version may have written keys that this one cannot read
     if file is None and part.secrets:
         raise ConfigError(
             f"run {part.run_id} has secrets that no store keeps ({', '.join(part.secrets[:4])}); give its "
@@ -244,12 +247,14 @@ def configuration_of(part: RunningPart, file: Path | None, overrides: Sequence[s
         stored.write_text(yaml.safe_dump(part.config, sort_keys=False, allow_unicode=True), encoding="utf-8")
         of_run = load_config(stored)
         loaded = load_config(file or stored, overrides)
-    different = list(_different(of_run, loaded))
+    sides = [yaml.safe_load(dump_config(config)) for config in (of_run, loaded)]
+    different = list(episode_differences(*sides))
     if different:
         raise ConfigError(
             f"{file or 'the command line'}: {different[0]}: the run has another value; samplers roll out what the "
             f"run does{'' if len(different) == 1 else ' (also: ' + ', '.join(different[1:5]) + ')'}"
         )
+    check_code(part.run_id, part.made, made_with(loaded.environment.shares), loaded.samplers.other_code)
     ours, theirs = tokenizer_digest(loaded.model.path), part.provenance.get("tokenizer")
     if theirs is not None and ours != theirs:
         raise ConfigError(
@@ -259,9 +264,9 @@ def configuration_of(part: RunningPart, file: Path | None, overrides: Sequence[s
     return loaded
 
 
-def _different(of_run: ExperimentConfig, ours: ExperimentConfig) -> Iterator[str]:
-    """Keys that decide what an episode is and are not the same."""
-    sides = [dict(_flat(yaml.safe_load(dump_config(config)), ())) for config in (of_run, ours)]
+def episode_differences(of_run: Json, ours: Json) -> Iterator[str]:
+    """Keys that decide what an episode is and are not the same in two configurations as ``dump_config`` writes them."""
+    sides = [dict(_flat(config, ())) for config in (of_run, ours)]
     for key in dict.fromkeys([*sides[0], *sides[1]]):
         free = any(key == own or key.startswith(f"{own}.") for own in OF_THE_TRAINER)
         if sides[0].get(key) != sides[1].get(key) and (not free or key in OF_EPISODES):

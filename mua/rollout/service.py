@@ -32,7 +32,11 @@ from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
+import yaml
+from sqlalchemy.engine import Connection
+
 from mua.algorithms.batch import enough_scored, usable
+from mua.config.load import dump_config
 from mua.config.schema import AlgorithmConfig, ExperimentConfig
 from mua.endpoint.services import Services
 from mua.engine.host import Hosts
@@ -46,12 +50,15 @@ from mua.rollout.board import Board
 from mua.rollout.by_hand import SessionDesk
 from mua.rollout.leasing import LeasingSampler
 from mua.rollout.runner import EpisodeRunner, Placed, evaluation_places
-from mua.rollout.sample import secrets_of, tasks_of
+from mua.rollout.sample import episode_differences, secrets_of, tasks_of
+from mua.rollout.sampler_code import made_with
 from mua.rollout.scheduler import GroupScheduler, Position, RolloutBatch, StepDemand, sampled_tokens
 from mua.rollout.stream import TaskStream
 from mua.rollout.teacher import Teacher
+from mua.store.faults import StoreError
+from mua.store.finished_groups import FinishedGroup, configurations, finished_groups
 from mua.store.part_finding import router_row
-from mua.store.recorder import Recorder
+from mua.store.recorder import NotedRequest, Recorder
 from mua.tokens.family_loading import load_family
 from mua.types import Group, Json, Trajectory
 
@@ -113,6 +120,8 @@ class RolloutService:
         self._offering = AsyncExitStack()
         """Board, router and the trainer's own sampler, where samplers roll out."""
         self._board: Board | None = None
+        self._kept: dict[int, FinishedGroup] = {}
+        """By ordinal, what an earlier start of the run has rolled out and this one may take."""
         self._of_step: dict[str, float] = {}
         self._weights: WeightSource | None = None
         self._version = 0
@@ -175,6 +184,13 @@ class RolloutService:
 
         def roll_out(ordinal: int) -> Coroutine[Any, Any, Group]:
             task = stream.task(ordinal)
+            if (kept := self._kept.pop(ordinal, None)) is not None and (kept.domain, kept.task_id) == (
+                task.domain, task.id,
+            ):  # fmt: skip
+                return self._took_over(task, kept, lambda: rolled_out(task, ordinal))
+            return rolled_out(task, ordinal)
+
+        def rolled_out(task: Task, ordinal: int) -> Coroutine[Any, Any, Group]:
             if self._board is not None:
                 return self._taught(
                     self._board.group(task, ordinal, algorithm.group_size, self._version, lambda: self._on_episode())
@@ -195,6 +211,7 @@ class RolloutService:
             refill.carry_versions,
         )
         self._stream = stream
+        self._kept = self._finished_before(step, start, demand)
         self._scheduler = GroupScheduler(
             roll_out, demand, step=step, position=start,
             usable=lambda group: not refill.on or usable(group, algorithm),
@@ -336,12 +353,12 @@ class RolloutService:
         router = EngineRouter(self._pool, config.samplers)
         await router.start()
         stack.push_async_callback(router.close)
-        secrets = secrets_of(config)
+        secrets, made = secrets_of(config), made_with(config.environment.shares)
 
         def presence() -> list[Json]:
             load = self._pool.load()
             figures = {"capacity": load.capacity, "running": load.running, "waiting": load.waiting}
-            own = router_row(part, router.url, router.key, secrets, version=self._version, **figures)
+            own = router_row(part, router.url, router.key, secrets, made, version=self._version, **figures)
             return [own, *self._pool.rows()]
 
         board = Board(
@@ -371,13 +388,69 @@ class RolloutService:
 
     async def _taught(self, episodes: Coroutine[Any, Any, Group]) -> Group:
         """The group of ``episodes`` with what the teacher thinks of it, if there is one."""
-        group = await episodes
+        return await self._scored_by_teacher(await episodes)
+
+    async def _scored_by_teacher(self, group: Group) -> Group:
         if self._teacher is None:
             return group
-        group = await self._teacher.scored(group)
-        if self._recorder is not None:
-            self._recorder.taught(group)
-        return group
+        if (recorder := self._recorder) is None:
+            return await self._teacher.scored(group)
+        asked: list[tuple[int, NotedRequest]] = []
+        try:
+            return await self._teacher.scored(group, lambda sample, request: asked.append((sample, request)))
+        finally:
+            recorder.taught(group, asked)
+
+    def _finished_before(self, step: int, start: Position, demand: StepDemand) -> dict[int, FinishedGroup]:
+        """Groups that earlier starts have rolled out by policies that the steps from ``step`` on may train on."""
+        recorder, config = self._recorder, self._config
+        if recorder is None or recorder.part == 1 or not config.store.take_finished:
+            return {}
+        first = min(start.waiting, default=start.next)
+        run, part, size = recorder.run_id, recorder.part, config.algorithm.group_size
+
+        def look(connection: Connection) -> tuple[list[FinishedGroup], dict[int, Json]]:
+            groups = list(finished_groups(connection, run, part, first=first, size=size))
+            return groups, configurations(connection, run, sorted({m.part for g in groups for m in g.members}))
+
+        found, given = recorder.writer.store.patiently(look, config.store.outage_seconds)
+        ours = yaml.safe_load(dump_config(config))
+        others: set[int] = set()
+        for number, theirs in given.items():
+            different = list(episode_differences(theirs, ours))
+            different += [] if step or theirs.get("model") == ours["model"] else ["model.path"]
+            if different:
+                log.warning("%s is not what it was: episodes of before are rolled out again", different[0])
+                others.add(number)
+        kept = {
+            group.ordinal: group for group in found
+            if not others & {member.part for member in group.members}
+            and (group.oldest is None or group.oldest >= _oldest(group.ordinal - first, step, demand))
+        }  # fmt: skip
+        if kept:
+            log.info("%d groups that had ended before are taken as they are (store.take_finished)", len(kept))
+        return kept
+
+    async def _took_over(
+        self, task: Task, kept: FinishedGroup, instead: Callable[[], Coroutine[Any, Any, Group]]
+    ) -> Group:
+        """The group that an earlier start has ended, or, where the store has it no more, ``instead``."""
+        recorder = self._recorder
+        assert recorder is not None, "what is kept is in its store"
+
+        def read() -> Group:
+            with recorder.writer.store.read() as connection:
+                return kept.read(connection)
+
+        try:
+            group = await asyncio.to_thread(read)
+        except StoreError as error:
+            log.warning("group %d is rolled out again: %s", kept.ordinal, error)
+            return await instead()
+        recorder.took_over(group, task.split, kept.members, self._version if kept.oldest is None else kept.oldest)
+        for _ in group.trajectories:
+            self._on_episode()
+        return await self._scored_by_teacher(group)
 
     async def _recorded(self, task: Task, ordinal: int, episodes: Coroutine[Any, Any, Group]) -> Group:
         """The group of ``episodes``, whose beginning and end the recorder keeps."""
@@ -453,6 +526,13 @@ class RolloutService:
         except BaseException:
             future.cancel()
             raise
+
+
+def _oldest(place: int, step: int, demand: StepDemand) -> int:
+    """The oldest version that may have sampled the group which is ``place`` groups behind the first of ``step``."""
+    if not demand.in_order or demand.extra:  # which step takes it is not known
+        return step
+    return step + place // demand.groups - demand.staleness
 
 
 def _name(place: Placed) -> tuple[str, str, int]:

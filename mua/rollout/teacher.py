@@ -11,15 +11,19 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
-from time import monotonic
-from typing import Any
+from functools import partial
+from time import monotonic, time
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from mua.config.schema import DistillationConfig
 from mua.engine.sglang_client import EngineClient, EngineGone
 from mua.errors import ConfigError, EngineError
+from mua.masking import mask_credentials
+from mua.store.recorder import NotedRequest
 from mua.tokens.codec import Codec, fixed
 from mua.types import Float32Array, Group, Int32Array, Json, Segment
 
@@ -31,6 +35,11 @@ _PROBE_TEXTS = (
     "Grüße, 你好, здравствуйте, שלום, 🙂👍🏽",
 )
 _LONGEST_PAUSE_S = 30.0
+
+Note: TypeAlias = Callable[[int, NotedRequest], None]
+"""Is given the sample whose segment was asked about, and the request."""
+Tell: TypeAlias = Callable[[float, float, float, Any, BaseException | None], None]
+"""Is given when a try began, its seconds, those it waited before, its answer, its error."""
 
 
 class Teacher:
@@ -74,12 +83,14 @@ class Teacher:
                     "teacher of the policy's family, or give it the policy's tokenizer (--tokenizer-path)"
                 )
 
-    async def scored(self, group: Group) -> Group:
-        """``group``, whose scored members' segments now hold ``teacher_logprobs``."""
+    async def scored(self, group: Group, note: Note = lambda sample, request: None) -> Group:
+        """``group``, whose scored members' segments now hold ``teacher_logprobs``. ``note`` is given every request."""
         places = [(t, i) for t in group.scored for i, segment in enumerate(t.segments) if segment.loss_mask.any()]
         try:
             async with asyncio.TaskGroup() as running:
-                asked = [running.create_task(self._segment(t.segments[i])) for t, i in places]
+                asked = [
+                    running.create_task(self._segment(t.segments[i], i, partial(note, t.sample))) for t, i in places
+                ]
         except ExceptionGroup as faults:
             raise faults.exceptions[0] from None
         for (trajectory, i), answer in zip(places, asked, strict=True):
@@ -94,7 +105,7 @@ class Teacher:
         answered = counts["requests"] - counts["retries"]
         return found | ({"teacher/seconds": seconds / answered} if answered > 0 else {})
 
-    async def _segment(self, segment: Segment) -> Segment:
+    async def _segment(self, segment: Segment, number: int, note: Callable[[NotedRequest], None]) -> Segment:
         """The segment with the teacher's log-probability of each sampled token.
 
         Asked from the token before the first sampled one on: what comes earlier is a prefix that the server may have
@@ -118,28 +129,43 @@ class Teacher:
             "return_logprob": True,
             "logprob_start_len": start,
         }
-        answer = await self._ask("/generate", body)
+
+        def tell(began: float, seconds: float, waited: float, answer: Any, error: BaseException | None) -> None:
+            values = {
+                "segment": number, "token_start": start + 1, "token_end": end, "prompt_tokens": end,
+                "seconds": seconds, "waited": waited, "cached_tokens": _cached(answer),
+                "endpoint": mask_credentials(self._config.base_url),
+                "error": None if error is None else mask_credentials(str(error) or type(error).__name__),
+            }  # fmt: skip
+            note(NotedRequest("teacher", began, values))
+
+        answer = await self._ask("/generate", body, tell)
         self._counts["tokens"] += len(ids)
         logprobs = np.zeros(len(segment), dtype=np.float32)
         last = self._codec.vocabulary_size - 1
         logprobs[start + 1 : end] = parse_logprobs(answer, ids[start:], self._client.label, last=last)
         return replace(segment, teacher_logprobs=np.where(segment.loss_mask, logprobs, np.float32(0)))
 
-    async def _ask(self, path: str, body: Json) -> Any:
+    async def _ask(self, path: str, body: Json, tell: Tell = lambda *_: None) -> Any:
         """POST with a deadline, again after faults. Raises :class:`EngineError` when it refuses or tries run out."""
         for attempt in range(self._config.max_retries + 1):
             self._counts["requests"] += 1
-            try:
-                async with self._free:
-                    started = monotonic()
+            came = monotonic()
+            async with self._free:
+                started, began = monotonic(), time()
+                try:
                     answer = await self._client.call(path, body, timeout=self._config.request_seconds)
-            except EngineGone as error:
-                last = error
-            except EngineError as error:
-                raise EngineError(f"{error}; see {_KEY}", passing=False) from error
-            else:
-                self._seconds += monotonic() - started
-                return answer
+                except BaseException as error:
+                    tell(began, monotonic() - started, started - came, None, error)
+                    if isinstance(error, EngineError) and not isinstance(error, EngineGone):
+                        raise EngineError(f"{error}; see {_KEY}", passing=False) from error
+                    if not isinstance(error, EngineGone):
+                        raise
+                    last = error
+                else:
+                    self._seconds += monotonic() - started
+                    tell(began, monotonic() - started, started - came, answer, None)
+                    return answer
             if attempt < self._config.max_retries:
                 self._counts["retries"] += 1
                 await asyncio.sleep(min(_LONGEST_PAUSE_S, self._config.retry_seconds * 2**attempt))
@@ -147,6 +173,13 @@ class Teacher:
             f"{last} ({self._config.max_retries + 1} tries); check the server, or raise {_KEY}.request_seconds or "
             ".max_retries"
         ) from last
+
+
+def _cached(answer: Any) -> int | None:
+    """Tokens of the prompt that the server says it knew."""
+    told = answer.get("meta_info") if isinstance(answer, dict) else None
+    found = told.get("cached_tokens") if isinstance(told, dict) else None
+    return found if isinstance(found, int) and 0 <= found < 2**31 else None
 
 
 def probe_texts(codec: Codec) -> list[str]:

@@ -20,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from time import monotonic
@@ -122,11 +123,18 @@ class ComparisonPool:
         """``{"equal": bool}``, ``{"unreadable": True}`` for a reference that is no mathematics, or ``{"why": text}``
         where the answer cannot be compared. Raises :class:`EnvironmentFault` for what is no fault of the answer."""
         request: Json = {"answer": answer, "reference": reference, "rules": rules, "seconds": self._cpu}
+        return await asyncio.get_running_loop().run_in_executor(self._running(), self._compared, request)
+
+    def read(self, references: Iterable[str], rules: Json) -> Iterator[Json]:
+        """What :meth:`compare` says of each reference whatever the answer is, in order; blocks."""
+        requests = [{"answer": None, "reference": one, "rules": rules, "seconds": self._cpu} for one in references]
+        return self._running().map(self._compared, requests)
+
+    def _running(self) -> ThreadPoolExecutor:
         with self._guard:
             if self._threads is None:
                 self._threads = ThreadPoolExecutor(self._workers, thread_name_prefix="compare")
-            threads = self._threads
-        return await asyncio.get_running_loop().run_in_executor(threads, self._compared, request)
+            return self._threads
 
     def close(self) -> None:
         """Kill the processes; comparisons under way raise. The pool may be used again."""

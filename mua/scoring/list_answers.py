@@ -20,7 +20,7 @@ from scipy.sparse.csgraph import maximum_bipartite_matching
 from mua.config.scorer_section import AnswerForm
 from mua.config.section import Section
 from mua.endpoint.services import Services
-from mua.scoring.scorer import AnswerScore, Question, Scorer, options_of
+from mua.scoring.scorer import AnswerScore, ChecksTogether, Question, Scorer, options_of
 from mua.scoring.scorer_registry import make_scorer
 from mua.untrusted import JsonError, read_json
 
@@ -119,6 +119,11 @@ class ListScorer:
             raise question.wrong(f"the right answer must be a list of 1 to {MOST_ITEMS} items for scorer 'list'")
         for item in reference:
             self._inner.check(replace(question, reference=item))
+
+    def check_together(self, questions: Sequence[Question]) -> None:
+        if isinstance(self._inner, ChecksTogether):
+            items = [replace(question, reference=item) for question in questions for item in question.reference]
+            self._inner.check_together(items)
 
     def correct(self, question: Question) -> str:
         items = [self._inner.correct(replace(question, reference=item)) for item in question.reference]

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from decimal import Decimal
 from functools import lru_cache
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
+
+from pydantic import model_validator
 
 from mua.config.scorer_section import AnswerForm
 from mua.config.section import NonNegativeFloat, Section
 from mua.endpoint.services import Services
+from mua.errors import ConfigError
+from mua.scoring.number_words import digits_of_words
 from mua.scoring.scorer import AnswerScore, Question, accepted_texts, options_of
+from mua.scoring.unit_conversion import ratio
 from mua.scoring.written_numbers import EXACT, WrittenNumber, near, read_number
 
 
@@ -30,6 +37,16 @@ class NumericOptions(Section):
     units: Literal["same", "ignore", "required"] = "same"
     """``same``: two units must agree, and one that is missing is taken for granted; ``required``: it may not be missing
     where the reference has one; ``ignore``: units do not count."""
+    convert: bool = False
+    """Units of one kind are converted: 5 km are 5000 m. Needs sympy (extra ``tools``)."""
+    words: bool = False
+    """Numbers in English words are read, too: twenty-five."""
+
+    @model_validator(mode="after")
+    def _units_count(self) -> Self:
+        if self.convert and self.units == "ignore":
+            raise ValueError("convert: units are ignored (units: ignore), so that none is converted; leave one out")
+        return self
 
 
 class NumericScorer:
@@ -43,18 +60,18 @@ class NumericScorer:
 
     def check(self, question: Question) -> None:
         for text in accepted_texts(question):
-            if read_number(text, self._point) is None:
+            if self._read(text) is None:
                 raise question.wrong("the right answer must be a number for scorer 'numeric'")
 
     def correct(self, question: Question) -> str:
         return accepted_texts(question)[0]
 
     async def score(self, answer: str, question: Question) -> AnswerScore:
-        given = read_number(answer, self._point)
+        given = self._read(answer)
         if given is None:
             return AnswerScore.of(False, why="no number")
         for text in accepted_texts(question):
-            reference = _reference(text, self._point)
+            reference = self._read(text)
             if reference is None:
                 raise question.wrong("the right answer must be a number for scorer 'numeric'")
             if self.equal(given, reference):
@@ -69,10 +86,17 @@ class NumericScorer:
         options = self.options
         counts = options.units != "ignore" and reference.unit and (given.unit or options.units == "required")
         if counts and given.unit != reference.unit:
-            return False
+            times = ratio(given.unit, reference.unit) if options.convert else None
+            if times is None:
+                return False
+            top, bottom = EXACT.multiply(given.top, times[0]), EXACT.multiply(given.bottom, times[1])
+            given = replace(given, top=top, bottom=bottom, whole=False, unit=reference.unit)
         relative = 0.0 if options.exact_integers and given.whole and reference.whole else options.relative
         pairs = [(a, b) for a in self._readings(given, reference) for b in self._readings(reference, given)]
         return any(near(a, given.bottom, b, reference.bottom, relative, options.absolute) for a, b in pairs)
+
+    def _read(self, text: str) -> WrittenNumber | None:
+        return _number(text, self._point, self.options.words)
 
     def _readings(self, number: WrittenNumber, other: WrittenNumber) -> list[Decimal]:
         if not number.percent or self.options.percent == "ignore":
@@ -84,10 +108,16 @@ class NumericScorer:
 
 
 @lru_cache(maxsize=4096)
-def _reference(text: str, point: str) -> WrittenNumber | None:
-    return read_number(text, point)
+def _number(text: str, point: str, words: bool) -> WrittenNumber | None:
+    found = read_number(text, point)
+    if found is None and words and (digits := digits_of_words(text)) is not None:
+        return read_number(digits.replace(".", point), point)
+    return found
 
 
 def numeric(options: Mapping[str, Any], services: Services) -> NumericScorer:
     """Scorer ``numeric``."""
-    return NumericScorer(options_of(NumericOptions, options, "numeric"))
+    read = options_of(NumericOptions, options, "numeric")
+    if read.convert and importlib.util.find_spec("sympy") is None:
+        raise ConfigError("environment.scorer.options.convert: needs sympy: install the extra 'tools' (mua[tools])")
+    return NumericScorer(read)

@@ -15,7 +15,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from pydantic import ValidationError
 
@@ -84,6 +84,14 @@ class Scorer(Protocol):
 
     async def close(self) -> None:
         """Give back processes and connections. The scorer may be used again afterwards."""
+
+
+@runtime_checkable
+class ChecksTogether(Protocol):
+    """A scorer that also looks at all references of a data set at once, as work that is no matter of a moment."""
+
+    def check_together(self, questions: Sequence[Question]) -> None:
+        """As :meth:`Scorer.check`, after that, once for all questions. Blocks."""
 
 
 class Grader:

@@ -21,6 +21,7 @@ Factory: TypeAlias = Callable[[Mapping[str, Any], Services], Scorer]
 SCORERS: Mapping[str, str] = {
     "exact": "mua.scoring.text_answers:exact",
     "numeric": "mua.scoring.numeric_answers:numeric",
+    "date": "mua.scoring.date_answers:day",
     "symbolic": "mua.scoring.symbolic_answers:symbolic",
     "fuzzy": "mua.scoring.text_answers:fuzzy",
     "f1": "mua.scoring.text_answers:f1",

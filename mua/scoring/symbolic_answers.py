@@ -16,12 +16,14 @@ from mua.config.section import NonNegativeFloat, Positive, PositiveFloat, Sectio
 from mua.endpoint.services import Services
 from mua.scoring.comparison_pool import ComparisonPool
 from mua.scoring.scorer import AnswerScore, Question, accepted_texts, options_of
+from mua.scoring.written_numbers import read_number
 from mua.types import Json
 
 LONGEST = 1_000
 """Characters of an expression that is compared."""
 _KEPT = 10_000
 """Comparisons that are remembered."""
+_UNREADABLE = "scorer 'symbolic' cannot read the right answer as mathematics"
 _PROBE = "z_{9}"
 """Compares with every reference that can be worked with."""
 
@@ -53,12 +55,30 @@ class SymbolicScorer:
         self._known: dict[tuple[str, str], Json] = {}
 
     def check(self, question: Question) -> None:
-        """Whether sympy can read a reference is found out when an answer is first compared with it."""
+        """Its length and braces; what sympy makes of it is :meth:`check_together`'s to say."""
         for text in accepted_texts(question):
             if len(text) > LONGEST:
                 raise question.wrong(f"scorer 'symbolic' compares at most {LONGEST} characters")
             if not _balanced(text):
                 raise question.wrong("the right answer has braces that do not match")
+
+    def check_together(self, questions: Sequence[Question]) -> None:
+        """Have sympy read every different reference that is no plain number: some milliseconds each."""
+        asked: dict[str, Question] = {}
+        for question in questions:
+            for text in accepted_texts(question):
+                if read_number(text) is None:
+                    asked.setdefault(text, question)
+        if not asked:
+            return
+        try:
+            for question, found in zip(asked.values(), self._pool.read(asked, self._rules), strict=True):
+                if found.get("unreadable"):
+                    raise question.wrong(_UNREADABLE)
+                if "why" in found:
+                    raise question.wrong(f"scorer 'symbolic' cannot work with the right answer ({found['why']})")
+        finally:
+            self._pool.close()
 
     def correct(self, question: Question) -> str:
         return accepted_texts(question)[0]
@@ -70,7 +90,7 @@ class SymbolicScorer:
         for text in accepted_texts(question):
             found = await self._compared(answer, text)
             if found.get("unreadable"):
-                raise question.wrong("scorer 'symbolic' cannot read the right answer as mathematics")
+                raise question.wrong(_UNREADABLE)
             if found.get("equal"):
                 return AnswerScore.of(True, reference=text)
             if "why" in found and "why" in await self._compared(_PROBE, text):

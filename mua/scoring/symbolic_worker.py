@@ -98,6 +98,19 @@ def equal(answer: str, reference: str, rules: Rules) -> bool:
     return _same_expression(answer, reference, rules)
 
 
+def readable(reference: str) -> bool:
+    """Whether answers can be compared with ``reference``, of which every part must mean something."""
+    reference = _clean(reference)
+    if (structure := _structure(reference)) is not None:
+        return all(readable(item) for item in structure[1])
+    if parts := _sides(reference):
+        return all(readable(part) for part in parts)
+    if _number(reference) is not None:
+        return True
+    bare, _ = _without_units(reference, "")
+    return _is_words(bare) or _parsed(bare) is not None
+
+
 def _clean(text: str) -> str:
     """Without ``$``, sizes of brackets, and commands that change nothing; one form of signs and spaces."""
     text = text.strip().strip("$").strip()
@@ -281,9 +294,12 @@ def _parsed(text: str) -> Any:
 
 
 def answered(request: Any) -> Any:
-    """The answer to one request, ``{"equal": bool}`` or ``{"why": ...}``."""
+    """The answer to one request, ``{"equal": bool}``, ``{"unreadable": True}`` or ``{"why": ...}``; without an answer
+    the reference alone is looked at."""
     signal.setitimer(signal.ITIMER_PROF, request["seconds"])
     try:
+        if request["answer"] is None:
+            return {"equal": False} if readable(request["reference"]) else {"unreadable": True}
         return {"equal": equal(request["answer"], request["reference"], Rules(**request["rules"]))}
     except Unreadable:
         return {"unreadable": True}

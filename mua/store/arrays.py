@@ -29,7 +29,11 @@ _local = threading.local()
 
 def compress(content: bytes, level: int = LEVEL) -> bytes:
     """A zstd frame with its size and a checksum."""
-    return zstandard.ZstdCompressor(level=level, write_checksum=True, write_content_size=True).compress(content)
+    compressors: dict[int, zstandard.ZstdCompressor] = _local.__dict__.setdefault("compressors", {})
+    if (compressor := compressors.get(level)) is None:
+        compressor = zstandard.ZstdCompressor(level=level, write_checksum=True, write_content_size=True)
+        compressors[level] = compressor
+    return compressor.compress(content)
 
 
 def decompress(blob: bytes, what: str = "a blob") -> bytes:

@@ -193,7 +193,10 @@ class Store:
                 "that wrote it"
             )
         if found is not None and not migrate:
-            raise StoreError(f"store {self.name}: has schema version {found}; mua store migrate brings it to {HEAD}")
+            raise StoreError(
+                f"store {self.name}: has schema version {found}, this program's is {HEAD}; where a run "
+                f"goes on there, use the mua that runs it, else mua store migrate brings it to {HEAD}"
+            )
         self._migrate()
 
     def _migrate(self) -> None:

@@ -10,7 +10,8 @@ from sqlalchemy.engine import Connection
 from mua.store.leases import EpisodeLease, deliver, key_of
 from mua.store.recorder import EpisodeRecord, Recorder
 from mua.store.records import EpisodeKey
-from mua.store.writer import Call, Write, Writer, execute
+from mua.store.tables import texts
+from mua.store.writer import Call, Insert, Write, Writer, execute
 from mua.types import Json
 
 
@@ -70,7 +71,12 @@ class LeasedEpisodeRecord(EpisodeRecord):
     def _as_result(self, made: list[Write]) -> list[Write]:
         def write(connection: Connection) -> None:
             if written := deliver(connection, self._lease, self.key.trajectory_id):
-                execute(connection, made)
+                execute(connection, result)
             self._of.settled(self._lease, written)
 
-        return [Call(write)]
+        # Later records count on the texts being there, whether this one is delivered or not.
+        bodies: list[Write] = []
+        result: list[Write] = []
+        for one in made:
+            (bodies if isinstance(one, Insert) and one.table is texts else result).append(one)
+        return [*bodies, Call(write)]

@@ -106,24 +106,13 @@ def claim(
     """Up to ``count`` episodes of open groups, those that are trained first: open ones, and leased ones whose lease is
     over. They are the sampler's for ``seconds``; each may write ``tries`` attempts."""
     now = database_clock(connection)
-    free = (episodes.c.state == "open") | ((episodes.c.state == "leased") & (episodes.c.lease_until < now))
-    columns = (
-        episodes.c.ordinal, episodes.c.sample, episodes.c.attempts, tasks.c.domain, tasks.c.task_id,
-    )  # fmt: skip
-    chosen = (
-        sa.select(*columns)
-        .join(tasks, _same_group())
-        .where(
-            episodes.c.run_id == run, episodes.c.round == TRAINING, free,
-            tasks.c.state == "open", tasks.c.part == part,
-        )
-        .order_by(episodes.c.ordinal, episodes.c.sample)
-        .limit(count)
-        .with_for_update(skip_locked=True, of=episodes)
-    )  # fmt: skip
+    # Two questions, each answered from an index in its order: for one with OR a database reads all that has ended.
+    free = _claimable(connection, run, part, count, episodes.c.state == "open")
+    over = (episodes.c.state == "leased") & (episodes.c.lease_until < now)
+    rows = sorted([*free, *_claimable(connection, run, part, count, over)], key=lambda row: (row.ordinal, row.sample))
     found = [
         EpisodeLease(run, part, row.ordinal, row.sample, row.domain, row.task_id, row.attempts, uuid4().hex)
-        for row in connection.execute(chosen)
+        for row in rows[:count]
     ]
     for lease in found:
         values = {
@@ -174,6 +163,30 @@ def live_samplers(connection: Connection, run: str, seconds: float) -> int:
 def key_of(lease: EpisodeLease, attempt: int) -> EpisodeKey:
     """Of the lease's try ``attempt``, counted from 1."""
     return EpisodeKey(lease.run_id, lease.part, TRAINING, lease.ordinal, lease.sample, lease.attempts + attempt)
+
+
+def _claimable(
+    connection: Connection, run: str, part: int, count: int, state: sa.ColumnElement[bool]
+) -> list[sa.Row[Any]]:
+    """Up to ``count`` episodes of open groups in that state, the first first; no other claimer gets them now."""
+    others = tasks.alias()
+    of_run = (others.c.run_id == run) & (others.c.round == TRAINING) & (others.c.state == "open")
+    first = sa.select(sa.func.min(others.c.ordinal)).where(of_run).scalar_subquery()
+    columns = (
+        episodes.c.ordinal, episodes.c.sample, episodes.c.attempts, tasks.c.domain, tasks.c.task_id,
+    )  # fmt: skip
+    chosen = (
+        sa.select(*columns)
+        .join(tasks, _same_group())
+        .where(
+            episodes.c.run_id == run, episodes.c.round == TRAINING, state, episodes.c.ordinal >= first,
+            tasks.c.state == "open", tasks.c.part == part,
+        )
+        .order_by(episodes.c.ordinal, episodes.c.sample)
+        .limit(count)
+        .with_for_update(skip_locked=True, of=episodes)
+    )  # fmt: skip
+    return list(connection.execute(chosen))
 
 
 def _same_group() -> sa.ColumnElement[bool]:

@@ -32,11 +32,13 @@ class RunningPart:
     key: str
     secrets: tuple[str, ...]
     """Keys of the configuration whose values were masked and matter."""
+    made: Json
+    """What the trainer of this start runs (:func:`mua.rollout.sampler_code.made_with`); empty where it did not say."""
 
 
-def router_row(part: int, url: str, key: str, secrets: list[str], **figures: Any) -> Json:
-    """The row of the router, without its run and time."""
-    details = {"part": part, "key": key, "secrets": secrets}
+def router_row(part: int, url: str, key: str, secrets: list[str], made: Json, **figures: Any) -> Json:
+    """The row of the router, without its run and time. ``made`` is what the trainer's process runs."""
+    details = {"part": part, "key": key, "secrets": secrets, "made": made}
     return {"label": ROUTER, "url": url, "state": "serving", "details": details, **figures}
 
 
@@ -77,6 +79,6 @@ def find_part(connection: Connection, run: str | None, silence: float | None = N
         if details.get("part") == row.part and now - row.seen_at <= patience:
             return RunningPart(
                 row.id, row.part, row.output, config, row.provenance or {}, row.url, details["key"],
-                tuple(details.get("secrets", ())),
+                tuple(details.get("secrets", ())), details.get("made") or {},
             )  # fmt: skip
     return None

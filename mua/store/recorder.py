@@ -25,8 +25,8 @@ from typing import Any
 
 from mua.store.column_types import json_text
 from mua.store.records import EpisodeKey, segment_row, trajectory_inserts, trajectory_size
-from mua.store.tables import episodes, requests, scores, segments, tasks, tool_calls
-from mua.store.texts import text_hash, text_inserts
+from mua.store.tables import episodes, requests, scores, segments, tasks, texts, tool_calls
+from mua.store.texts import hashed_text, text_row
 from mua.store.writer import Insert, Update, Write, Writer
 from mua.types import Group, Json, Trajectory
 
@@ -34,15 +34,18 @@ _NO_LABELS: Mapping[str, str] = MappingProxyType({})
 
 
 @dataclass(slots=True)
-class _Asked:
+class NotedRequest:
+    """One request until its episode is written; what is not known at once may be set until then."""
+
     role: str
     started_at: float
     values: dict[str, Any]
     messages: Sequence[Mapping[str, Any]] | None = None
     tools: Sequence[Json] = ()
-    reply: Json | None = None
-    in_segment: bool = False
-    """Of the policy at an engine: its messages are kept only where no segment holds its tokens."""
+    reply: Mapping[str, Any] | None = None
+    conversation: Sequence[Mapping[str, Any]] | None = None
+    """Of a policy at an engine: the messages that its reply comes into. Its own messages are kept only where no segment
+    holds its tokens."""
 
 
 @dataclass(slots=True)
@@ -58,34 +61,26 @@ class EpisodeRecord:
     def __init__(self, recorder: Recorder, key: EpisodeKey, sampling: Json) -> None:
         self.key, self.sampling = key, sampling
         self.started_at = time.time()
-        self.conversation: list[Json] = []
-        """Of a policy at an engine: its messages, for an attempt that leaves no segments."""
         self._recorder = recorder
-        self._requests: list[_Asked] = []
+        self._requests: list[NotedRequest] = []
         self._calls: list[_Called] = []
         self._size = 1024
 
     def request(
         self, role: str, started_at: float, *, messages: Sequence[Mapping[str, Any]] | None = None,
-        tools: Sequence[Json] = (), reply: Json | None = None, in_segment: bool = False, **values: Any,
-    ) -> None:  # fmt: skip
+        tools: Sequence[Json] = (), reply: Json | None = None,
+        conversation: Sequence[Mapping[str, Any]] | None = None, **values: Any,
+    ) -> NotedRequest:  # fmt: skip
         """A request that was answered or failed. ``values`` are columns of the table ``requests``."""
-        self._requests.append(_Asked(role, started_at, values, messages, tools, reply, in_segment))
+        made = NotedRequest(role, started_at, values, messages, tools, reply, conversation)
+        self._requests.append(made)
         self._size += 512
+        return made
 
     def tool_call(self, started_at: float, result: str | None, **values: Any) -> None:
         """A call of a tool, by the policy or by the user. ``values`` are columns of ``tool_calls``."""
         self._calls.append(_Called(started_at, values, result))
         self._size += 512 + len(result or "")
-
-    @contextmanager
-    def noting(self) -> Iterator[None]:
-        """A block whose requests and calls are noted here."""
-        token = current_episode.set(self)
-        try:
-            yield
-        finally:
-            current_episode.reset(token)
 
     def failed(self) -> None:
         """The attempt is given up: what it did is written, without a trajectory."""
@@ -117,17 +112,17 @@ class EpisodeRecord:
     def _writes(self, trajectory: Trajectory | None) -> Iterator[Write]:
         name = None if trajectory is None else self.key.trajectory_id
         ids = self.key.columns() | {"trajectory_id": name}
-        texts = _Texts()
-        rows = [ids | row for row in self._request_rows(texts, trajectory)]
+        bodies = _Texts(self._recorder.writer.known_texts)
+        rows = [ids | row for row in self._request_rows(bodies, trajectory)]
         calls = [
-            ids | {"number": number, "started_at": call.started_at, "by_user": False, "result": texts.add(call.result)}
+            ids | {"number": number, "started_at": call.started_at, "by_user": False, "result": bodies.add(call.result)}
             | call.values
             for number, call in enumerate(self._calls)
         ]  # fmt: skip
-        yield from texts.inserts()
+        yield from bodies.inserts()
         yield from (Insert(table, made) for table, made in ((requests, rows), (tool_calls, calls)) if made)
 
-    def _request_rows(self, texts: _Texts, trajectory: Trajectory | None) -> Iterator[dict[str, Any]]:
+    def _request_rows(self, bodies: _Texts, trajectory: Trajectory | None) -> Iterator[dict[str, Any]]:
         numbers: defaultdict[str, Iterator[int]] = defaultdict(itertools.count)
         last: dict[str, tuple[int, Sequence[Mapping[str, Any]]]] = {}
         has_segments = trajectory is not None and bool(trajectory.segments)
@@ -135,12 +130,12 @@ class EpisodeRecord:
             number = next(numbers[request.role])
             row: dict[str, Any] = dict.fromkeys(_REQUEST_COLUMNS) | request.values
             messages, reply = request.messages, request.reply
-            if request.in_segment and has_segments:
+            if request.conversation is not None and has_segments:
                 messages = None
-            elif request.in_segment:
+            elif request.conversation is not None:
                 row |= {"segment": None, "token_start": None, "token_end": None}
-                said, before = self.conversation, len(messages or ())
-                if request.values.get("error") is None and len(said) > before and said[:before] == messages:
+                said, before = request.conversation, len(messages or ())
+                if request.values.get("error") is None and len(said) > before and list(said[:before]) == messages:
                     reply = said[before]
             if messages is not None:
                 follows, kept = None, 0
@@ -150,10 +145,10 @@ class EpisodeRecord:
                     kept = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
                     follows = before if kept else None
                 row |= {"follows": follows, "kept": kept if follows is not None else None}
-                row["messages"] = [texts.add(message) for message in messages[kept:]]
+                row["messages"] = [bodies.add(message) for message in messages[kept:]]
                 last[request.role] = number, messages
             row |= {"role": request.role, "number": number, "started_at": request.started_at}
-            row |= {"tools": texts.add(list(request.tools)) if request.tools else None, "reply": texts.add(reply)}
+            row |= {"tools": bodies.add(list(request.tools)) if request.tools else None, "reply": bodies.add(reply)}
             yield row
 
 
@@ -167,22 +162,42 @@ current_episode: ContextVar[EpisodeRecord | None] = ContextVar("current_episode"
 """Whose requests and calls are under way here; None: nobody records."""
 
 
+@contextmanager
+def noting(record: EpisodeRecord | None) -> Iterator[None]:
+    """A block whose requests and calls are noted in ``record``; None: nowhere, whoever records around it."""
+    token = current_episode.set(record)
+    try:
+        yield
+    finally:
+        current_episode.reset(token)
+
+
+_MOST_KNOWN_TEXTS = 100_000
+"""Some 15 MB of hashes."""
+
+
 class _Texts:
     """Bodies to be stored, each once."""
 
-    def __init__(self) -> None:
+    def __init__(self, known: set[str]) -> None:
+        self._known = known
         self._values: dict[str, Any] = {}
 
     def add(self, value: Any) -> str | None:
         if value is None:
             return None
-        name = text_hash(value)
-        self._values[name] = value
+        name, body = hashed_text(value)
+        if name not in self._known:
+            self._values[name] = body
         return name
 
     def inserts(self) -> list[Insert]:
-        # In the order of their hashes: two writers that store the same texts then never wait for each other in a ring.
-        return text_inserts([self._values[name] for name in sorted(self._values)])[1]
+        """Of what no put before has written. They must be written whatever becomes of the rest."""
+        rows = [text_row(name, body) for name, body in self._values.items()]
+        if len(self._known) > _MOST_KNOWN_TEXTS:
+            self._known.clear()
+        self._known.update(self._values)
+        return [Insert(texts, rows, "keep")] if rows else []
 
 
 @dataclass
@@ -196,6 +211,8 @@ class Recorder:
     """Of the evaluation under way, counted from 1 over the run; 0: there was none."""
     sampler: str | None = None
     _attempts: dict[tuple[int, int, int], int] = field(default_factory=dict)
+    _taken_over: dict[tuple[int, int], EpisodeKey] = field(default_factory=dict)
+    """Of episodes of training that an earlier start has ended."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def episode(self, ordinal: int, sample: int, sampling: Json, *, evaluation: bool) -> EpisodeRecord:
@@ -204,15 +221,20 @@ class Recorder:
         with self._lock:
             attempt = self._attempts.get((round_, ordinal, sample), 0) + 1
             self._attempts[round_, ordinal, sample] = attempt
+            if not evaluation:
+                self._taken_over.pop((ordinal, sample), None)
         return EpisodeRecord(self, EpisodeKey(self.run_id, self.part, round_, ordinal, sample, attempt), sampling)
 
     def learned(self, ordinal: int, sample: int, attempt: int) -> None:
         """An episode of training was ended by another sampler, in this attempt."""
         with self._lock:
             self._attempts[0, ordinal, sample] = attempt
+            self._taken_over.pop((ordinal, sample), None)
 
     def key(self, ordinal: int, sample: int, round_: int = 0) -> EpisodeKey:
         """Of the last attempt."""
+        if round_ == 0 and (ordinal, sample) in self._taken_over:
+            return self._taken_over[ordinal, sample]
         attempt = self._attempts.get((round_, ordinal, sample), 1)
         return EpisodeKey(self.run_id, self.part, round_, ordinal, sample, attempt)
 
@@ -245,23 +267,41 @@ class Recorder:
         done = Update(tasks, self._named(group.ordinal), {"state": "complete", "ended_at": time.time()})
         self.writer.put([Insert(episodes, rows, "replace"), done])
 
+    def took_over(self, group: Group, split: str | None, members: Sequence[EpisodeKey], version: int) -> None:
+        """A group that an earlier start has ended, as ``members``, is this one's as it is."""
+        with self._lock:
+            self._taken_over |= {(member.ordinal, member.sample): member for member in members}
+        first = group.trajectories[0]
+        self.opened(group.ordinal, first.domain, group.task_id, len(members), version, split)
+        self.completed(group)
+
     def cancelled(self, ordinal: int) -> None:
         """A group of training is given up; it may begin again."""
         self.writer.put([Update(tasks, self._named(ordinal), {"state": "cancelled", "ended_at": time.time()})])
 
-    def taught(self, group: Group) -> None:
-        """A teacher has scored the segments of a group that is stored."""
+    def taught(self, group: Group, asked: Sequence[tuple[int, NotedRequest]]) -> None:
+        """A teacher was ``asked``, by sample, about the segments of a group that is stored; where it has scored them,
+        they say so."""
+        keys = {t.sample: self.key(group.ordinal, t.sample) for t in group.trajectories}
+        changed = [t for t in group.trajectories if any(s.teacher_logprobs is not None for s in t.segments)]
 
         def made() -> list[Write]:
             found: list[Write] = []
-            for trajectory in group.trajectories:
-                name = self.key(group.ordinal, trajectory.sample).trajectory_id
+            for trajectory in changed:
+                name = keys[trajectory.sample].trajectory_id
                 for number, segment in enumerate(trajectory.segments):
                     row = segment_row(name, number, segment)
                     found.append(Update(segments, {"trajectory_id": name, "number": number}, {"arrays": row["arrays"]}))
-            return found
+            numbers: defaultdict[int, Iterator[int]] = defaultdict(itertools.count)
+            rows = [
+                dict.fromkeys(_REQUEST_COLUMNS) | request.values | keys[sample].columns()
+                | {"trajectory_id": keys[sample].trajectory_id, "role": request.role, "number": next(numbers[sample]),
+                   "started_at": request.started_at, "tools": None, "reply": None}
+                for sample, request in asked
+            ]  # fmt: skip
+            return [*found, Insert(requests, rows)] if rows else found
 
-        self.writer.put(made, sum(trajectory_size(t) for t in group.trajectories))
+        self.writer.put(made, sum(trajectory_size(t) for t in changed) + 512 * len(asked))
 
     def evaluation(self, places: Sequence[tuple[int, str, str, str | None, Mapping[str, str]]]) -> None:
         """An evaluation begins: ordinal, domain, task, split and labels of the task of each of its episodes."""

@@ -24,12 +24,22 @@ def text_hash(value: Any) -> str:
     return _hash(_body(value))
 
 
+def hashed_text(value: Any) -> tuple[str, bytes]:
+    """The hash of a JSON value, and the body that :func:`text_row` takes."""
+    body = _body(value)
+    return _hash(body), body
+
+
+def text_row(name: str, body: bytes) -> Json:
+    """The row of ``texts`` of what :func:`hashed_text` gave."""
+    return {"hash": name, "body": compress(body)}
+
+
 def text_inserts(values: Iterable[Any]) -> tuple[list[str], list[Insert]]:
     """The hashes of JSON values, in order, and the writes that store those that are not there."""
-    bodies = [_body(value) for value in values]
-    hashes = [_hash(body) for body in bodies]
-    rows = [{"hash": name, "body": compress(body)} for name, body in dict(zip(hashes, bodies, strict=True)).items()]
-    return hashes, [Insert(texts, rows, "keep")] if rows else []
+    found = [hashed_text(value) for value in values]
+    rows = [text_row(name, body) for name, body in dict(found).items()]
+    return [name for name, _ in found], [Insert(texts, rows, "keep")] if rows else []
 
 
 def read_texts(connection: Connection, hashes: Iterable[str]) -> dict[str, Any]:

@@ -28,16 +28,18 @@ from mua.config.store_section import StoreConfig
 from mua.errors import DeadlineExceeded
 from mua.store.database import Store
 from mua.store.faults import StoreError
-from mua.store.tables import writes
+from mua.store.tables import metadata, texts, writes
 
 log = logging.getLogger(__name__)
+_PLACES = {table: place for place, table in enumerate(metadata.sorted_tables)}
 
 Row: TypeAlias = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Insert:
-    """Rows for a table. Those of the same keys stand next to each other for speed, not for meaning."""
+    """Rows for a table. Between two writes of another kind they are inserted table by table, those that others refer to
+    first."""
 
     table: sa.Table
     rows: Sequence[Row]
@@ -127,6 +129,8 @@ class Writer:
         self._outage = outage_seconds
         self.id = f"{name or 'writer'}-{uuid4().hex}"
         self.figures = WriterFigures()
+        self.known_texts: set[str] = set()
+        """Hashes of texts that puts before the one being made have written; of the writer's thread alone."""
         self._state = _State()
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._run, name="store writer", daemon=True)
@@ -270,7 +274,7 @@ class Writer:
             return group
 
     def _commit(self, group: list[_Put], number: int) -> int:
-        made = [write for put in group for write in (put.made() if callable(put.made) else put.made)]
+        made = _bodies_first([write for put in group for write in (put.made() if callable(put.made) else put.made)])
         tried = False
 
         def write(connection: Connection) -> int:
@@ -295,6 +299,19 @@ class Writer:
             self._changed.notify_all()
 
 
+def _bodies_first(made: Sequence[Write]) -> list[Write]:
+    """``made`` with what it has for the table ``texts`` in front, in the order of hashes: texts refer to nothing,
+    and two writers that store the same ones then never wait for each other in a ring."""
+    bodies: dict[str, Row] = {}
+    others: list[Write] = []
+    for write in made:
+        if isinstance(write, Insert) and write.table is texts and write.existing == "keep":
+            bodies |= {row["hash"]: row for row in write.rows}
+        else:
+            others.append(write)
+    return [Insert(texts, [bodies[name] for name in sorted(bodies)], "keep"), *others] if bodies else others
+
+
 def _numbered(writer: str, number: int) -> Row:
     return {"writer": writer, "number": number, "at": time.time()}
 
@@ -307,25 +324,30 @@ def _brief(error: BaseException) -> str:
 def _batched(
     connection: Connection, made: Iterable[Write]
 ) -> Iterator[tuple[sa.Table, tuple[str, ...], str, list[Row]]]:
-    """Inserts of the same form that follow each other as one; what stands between them is done in between."""
-    form: tuple[sa.Table, tuple[str, ...], str] | None = None
-    rows: list[Row] = []
+    """Inserts of the same form as one, those of tables that others refer to first; no insert passes what stands between
+    two, nor one of another form into its own table."""
+    waiting: dict[sa.Table, tuple[tuple[str, ...], str, list[Row]]] = {}
+
+    def taken() -> Iterator[tuple[sa.Table, tuple[str, ...], str, list[Row]]]:
+        for table in sorted(waiting, key=_PLACES.__getitem__):
+            yield table, *waiting[table]
+        waiting.clear()
+
     for write in made:
         if not isinstance(write, Insert):
-            if form is not None:
-                yield *form, rows
-            form, rows = None, []
+            yield from taken()
             _between(connection, write)
             continue
         for row in write.rows:
-            this = write.table, tuple(sorted(row)), write.existing
-            if this != form:
-                if form is not None:
-                    yield *form, rows
-                form, rows = this, []
-            rows.append(row)
-    if form is not None:
-        yield *form, rows
+            columns = tuple(sorted(row))
+            if (there := waiting.get(write.table)) is None:
+                waiting[write.table] = columns, write.existing, [row]
+            elif there[:2] == (columns, write.existing):
+                there[2].append(row)
+            else:
+                yield from taken()
+                waiting[write.table] = columns, write.existing, [row]
+    yield from taken()
 
 
 def _between(connection: Connection, write: Update | Call) -> None:

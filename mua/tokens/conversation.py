@@ -313,7 +313,8 @@ class Conversation:
             self.messages.append(message)
 
     def add_aside(self, generation: Generation) -> AssistantTurn:
-        """:meth:`add_sampled` for a turn that is not counted: its tokens belong to the turn that comes next.
+        """:meth:`add_sampled` for what is not counted as a turn: its tokens belong to the turn that comes next, or to
+        the last where none comes.
 
         What follows is :meth:`rewrite`.
         """
@@ -342,8 +343,13 @@ class Conversation:
         self.messages.append({"role": "system", "content": text})
 
     def segments(self) -> list[Segment]:
-        """The token streams in order; those without a sampled token are left out unless there is no other."""
+        """The token streams in order; those without a sampled token are left out unless there is no other.
+
+        What was said aside and no turn has followed counts as part of the last turn.
+        """
         segments = [stream.segment() for stream in self._streams]
+        for segment in segments:
+            segment.turn[segment.loss_mask & (segment.turn >= self._turns)] = self._turns - 1
         return [segment for segment in segments if segment.loss_mask.any()] or segments[-1:]
 
     def _append(self, spans: Sequence[TextSpan]) -> None:

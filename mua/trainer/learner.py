@@ -89,6 +89,9 @@ class Learner:
         self._host: EngineHost | None = None
         self._kept_gradients: list[list[Tensor]] = []
         self._held_gradients: list[list[Tensor]] = []
+        self.kept_logprobs: list[Float32Array] | None = None
+        """On rank 0, of each sequence of the last step's batch float32 ``[T]``, 0.0 where it trains nothing; None
+        unless that step was to keep them."""
         self._group: dist.ProcessGroup | None = None
         with naming_lost_ranks():
             self._started = parallel.initialize(config.megatron, config.seed)
@@ -182,8 +185,10 @@ class Learner:
 
     @announced
     def watch_gradients(self, *, keep: bool = False) -> None:
-        """From now on note a digest of every gradient of the policy, and with ``keep`` a copy on its rank."""
-        self.policy.optimizer.watch = GradientWatch(keep=keep)
+        """From now on note a digest of every gradient of each network, and with ``keep`` a copy of the policy's on its
+        rank."""
+        for name, network in self.networks.items():
+            network.optimizer.watch = GradientWatch(keep=keep and name == checkpoint.POLICY)
         self._kept_gradients = []
 
     @property
@@ -192,13 +197,15 @@ class Learner:
         return self.policy.optimizer.watch is not None
 
     @announced
-    def gradient_digests(self) -> list[str]:
-        """Of the policy's steps since the last call, over all ranks; none unless they are watched."""
-        watch = self.policy.optimizer.watch
-        if watch is None:
-            return []
-        digests, self._kept_gradients = watch.take()
-        return digests
+    def gradient_digests(self) -> dict[str, list[str]]:
+        """Of the optimizer steps since the last call, over all ranks, by network; none unless they are watched."""
+        found: dict[str, list[str]] = {}
+        for name, network in self.networks.items():
+            if network.optimizer.watch is not None:
+                found[name], kept = network.optimizer.watch.take()
+                if name == checkpoint.POLICY:
+                    self._kept_gradients = kept
+        return found
 
     @announced
     def hold_gradients(self) -> None:
@@ -211,8 +218,10 @@ class Learner:
         pairs = zip(self._held_gradients, self._kept_gradients, strict=False)
         return [cosine(held, kept) for held, kept in pairs]
 
-    def train_step(self, batch: TrainBatch, loss: LossFunction) -> dict[str, float]:
+    def train_step(self, batch: TrainBatch, loss: LossFunction, *, keep: bool = False) -> dict[str, float]:
         """One optimizer step of the policy on the whole batch: gradients are plain sums of the loss function's.
+
+        With ``keep`` the log-probabilities of the trained tokens that the loss saw are in :attr:`kept_logprobs`.
 
         Returns:
             metrics: see :meth:`mua.megatron.network.Network.train`; with ``megatron.routing_replay`` also the share of
@@ -223,14 +232,16 @@ class Learner:
             MuaError: a sequence is longer than a packed micro-batch, trains its first token, holds a token the model
                 lacks, or lacks the expert choices that are to be replayed.
         """
-        metrics = self._train_step(self._planned(batch.sequences, training=True), loss, batch.temperature)
+        metrics = self._train_step(self._planned(batch.sequences, training=True), loss, batch.temperature, keep)
         return metrics | self._shares.metrics()
 
     @announced
-    def _train_step(self, whole: Whole | None, loss: LossFunction, temperature: float) -> dict[str, float]:
+    def _train_step(self, whole: Whole | None, loss: LossFunction, temperature: float, keep: bool) -> dict[str, float]:
         self._prepare_step()
-        terms = policy_terms(loss, temperature, self.policy.vocab_size, self._config.model.fp32_lm_head)
+        seen: list[Tensor] | None = [] if keep else None
+        terms = policy_terms(loss, temperature, self.policy.vocab_size, self._config.model.fp32_lm_head, kept=seen)
         metrics = self.policy.train(self._shares.share(whole), terms)
+        self.kept_logprobs = None if seen is None else self._shares.scores(whole, seen)
         return metrics | ({} if self._replay is None else self._replay.metrics())
 
     def train_values(self, batch: TrainBatch, loss: ValueLossFunction) -> dict[str, float]:

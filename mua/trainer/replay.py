@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import sqlalchemy as sa
@@ -21,7 +21,7 @@ import yaml
 from sqlalchemy.engine import Connection
 
 from mua.config.load import load_config
-from mua.config.schema import ExperimentConfig
+from mua.config.schema import ExperimentConfig, RolloutConfig, TrainerConfig
 from mua.errors import ConfigError
 from mua.megatron.checkpoint import checkpoint_folder
 from mua.store.arrays import unpack_arrays
@@ -31,20 +31,32 @@ from mua.store.queries import lost_step
 from mua.store.reader import read_trajectories
 from mua.store.retention import checkpoint_steps
 from mua.store.starts import RUN_FILE
-from mua.store.tables import parts, steps, uses
+from mua.store.tables import parts, steps, trajectories, uses
 from mua.trainer.learner import Learner
 from mua.trainer.rank_processes import become_rank, leads
 from mua.trainer.rl import learn, optimizer_steps
-from mua.trainer.run_record import Learned, read_by_loss
+from mua.trainer.run_record import DIGESTS_OF, OWN_LOGPROBS, Learned, read_by_loss
 from mua.types import Group, Json
 
+StoredUses: TypeAlias = dict[tuple[str, int], dict[str, Any]]
+"""What the loss read, by the trajectory's id and the segment's number."""
 CHANGEABLE = ("algorithm.", "critic.value_clip=")
 """What a replay may set: what decides the loss of a batch that is there, of a learner that is the same."""
 SHOWN = (
     "tokens", "loss", "grad_norm", "entropy", "actor/ratio", "actor/clip_fraction_low", "actor/clip_fraction_high",
-    "actor/advantage_abs", "mismatch/kl_k3",
+    "actor/advantage_abs", "mismatch/kl_k3", "filters/groups_kept", "moe/replay_agreement", "loss/value",
+    "critic/grad_norm", "critic/explained_variance",
 )  # fmt: skip
-"""Metrics that are compared."""
+"""Metrics that are shown, stored and replayed."""
+COMPARED = ("loss", "grad_norm", "loss/value", "critic/grad_norm")
+"""Of which these must agree."""
+OF_THE_LEARNER = ("model", "megatron", "optimizer", "critic", "rollout", "trainer")
+"""Sections that a learner is built from, or a batch is made by, beside ``algorithm``."""
+_NOT_OF_THE_LEARNER = {
+    "critic": {"value_clip"},
+    "rollout": set(RolloutConfig.model_fields) - {"temperature"},
+    "trainer": set(TrainerConfig.model_fields) - {"deterministic"},
+}
 TOLERANCE = 1e-3
 """Relative, of loss and gradient norm, where bits are not promised."""
 
@@ -59,8 +71,8 @@ class StoredStep:
     groups: list[Group]
     """What it trained on, in order."""
     metrics: Json
-    gradients: list[str]
-    """Digests, one an optimizer step of the policy; none where the run was not deterministic."""
+    gradients: dict[str, list[str]]
+    """Digests by network, one an optimizer step; none where the run was not deterministic."""
     layout: str
 
 
@@ -76,8 +88,16 @@ def replay(output: Path, step: int, overrides: Sequence[str] = (), *, store: str
     with Store.open(store or output / FILE, create=False, write=False) as opened:
         with opened.read() as connection:
             run = _run_in(output)
-            part = _standing(connection, run, step)
-            config, changed = _configurations(connection, run, part, output, overrides)
+            start = max((s for s in checkpoint_steps(output) if s <= step), default=0)
+            taken = {one: _standing(connection, run, one) for one in range(start, step + 1)}
+            configs = {one: _configuration(connection, run, part, output) for one, part in taken.items()}
+            config, changed = configs[step], _configuration(connection, run, taken[step], output, overrides)
+            _check(configs, changed, step)
+            experts = config.megatron.routing_replay != "off"
+            recorded, stored_uses = list[StoredStep](), StoredUses()
+            if leads():  # before any rank starts: what is not in the store must not cost a model in memory
+                recorded = [stored_step(connection, run, one, experts=experts) for one in taken]
+                stored_uses = _stored_uses(connection, run, recorded[-1])
         become_rank(config)
         total, critic = optimizer_steps(config)
         reference = any(one.algorithm.kl_coefficient > 0 for one in (config, changed))
@@ -86,25 +106,26 @@ def replay(output: Path, step: int, overrides: Sequence[str] = (), *, store: str
             learner.follow()
             return None
         with learner, tempfile.TemporaryDirectory(prefix="mua-replay-") as spare:
-            return _Replay(opened, output, run, step, learner, Path(spare)).result(config, changed, list(overrides))
+            of_run = _Replay(recorded, stored_uses, configs, learner, output, Path(spare))
+            return of_run.result(changed, list(overrides))
 
 
 class _Replay:
-    def __init__(self, store: Store, output: Path, run: str, step: int, learner: Learner, spare: Path) -> None:
-        self._learner, self._step = learner, step
-        self._start = max((s for s in checkpoint_steps(output) if s <= step), default=0)
+    def __init__(
+        self, recorded: list[StoredStep], stored_uses: StoredUses, configs: dict[int, ExperimentConfig],
+        learner: Learner, output: Path, spare: Path,
+    ) -> None:  # fmt: skip
+        self._recorded, self._uses, self._configs, self._learner = recorded, stored_uses, configs, learner
+        self._start, self._step = recorded[0].step, recorded[-1].step
         self._from = checkpoint_folder(output / "checkpoints", self._start)
         if self._start == 0:  # the policy that the run began with, to come back to
             self._from = spare / "step_00000000"
             learner.save(self._from, {"step": 0})
-        with store.read() as connection:
-            self._recorded = [stored_step(connection, run, one) for one in range(self._start, step + 1)]
-            self._uses = _stored_uses(connection, run, self._recorded[-1])
 
-    def result(self, config: ExperimentConfig, changed: ExperimentConfig, overrides: list[str]) -> Json:
+    def result(self, changed: ExperimentConfig, overrides: list[str]) -> Json:
         asked = self._recorded[-1]
         self._learner.watch_gradients(keep=bool(overrides))
-        metrics, learned, drifted = self._pass(config, config)
+        metrics, learned, drifted = self._pass(self._configs[self._step])
         exact = _same_arrays(self._uses, learned, asked)
         found: Json = {
             "step": self._step,
@@ -114,18 +135,18 @@ class _Replay:
             "stored": {name: asked.metrics[name] for name in SHOWN if name in asked.metrics},
             "replayed": {name: metrics[name] for name in SHOWN if name in metrics},
             "gradients": {"stored": asked.gradients, "replayed": learned.digests},
-            "same_gradients": asked.gradients == learned.digests if asked.gradients else None,
+            "same_gradients": _same_digests(asked.gradients, learned.digests),
             "same_batch": exact,
             "drifted_steps": drifted,
             "within_tolerance": all(
                 math.isclose(asked.metrics[name], metrics[name], rel_tol=TOLERANCE, abs_tol=1e-7)
-                for name in ("loss", "grad_norm")
+                for name in COMPARED
                 if name in metrics and name in asked.metrics
             ),
         }
         if overrides:
             self._learner.hold_gradients()
-            others, anew, _ = self._pass(config, changed)
+            others, anew, _ = self._pass(changed)
             found["changed"] = {
                 "overrides": overrides,
                 "metrics": {name: others[name] for name in SHOWN if name in others},
@@ -134,21 +155,25 @@ class _Replay:
             }
         return found
 
-    def _pass(self, config: ExperimentConfig, last: ExperimentConfig) -> tuple[Json, Learned, list[int]]:
+    def _pass(self, last: ExperimentConfig) -> tuple[Json, Learned, list[int]]:
         """From the checkpoint to the step, which is done as ``last`` says; metrics, what the loss read, and the steps
         on the way whose gradients were others than the stored ones."""
         self._learner.load(self._from)
         drifted = []
         for recorded in self._recorded:
-            own, learned = last if recorded.step == self._step else config, Learned()
+            own = last if recorded.step == self._step else self._configs[recorded.step]
+            learned = Learned(keeps_logprobs=True)
             metrics = learn(own, self._learner, recorded.groups, version=recorded.version, learned=learned)
-            if recorded.gradients and learned.digests != recorded.gradients and recorded.step != self._step:
+            if recorded.step != self._step and _same_digests(recorded.gradients, learned.digests) is False:
                 drifted.append(recorded.step)
         return metrics, learned, drifted
 
 
-def stored_step(connection: Connection, run: str, step: int) -> StoredStep:
-    """A step that stands, with the groups it trained on. Raises :class:`StoreError` where any of it is gone."""
+def stored_step(connection: Connection, run: str, step: int, *, experts: bool = False) -> StoredStep:
+    """A step that stands, with the groups it trained on and their scored members, as nothing else trains.
+
+    Raises :class:`StoreError` where any of it is gone; with ``experts`` also where expert choices are.
+    """
     part = _standing(connection, run, step)
     where = (steps.c.run_id == run) & (steps.c.step == step) & (steps.c.part == part)
     row = connection.execute(sa.select(steps).where(where)).mappings().one()
@@ -161,13 +186,16 @@ def stored_step(connection: Connection, run: str, step: int) -> StoredStep:
     try:
         for ordinal, task_id, members, usable in details["groups"]:
             if usable:
-                groups.append(Group(ordinal, task_id, list(read_trajectories(connection, members))))
+                found = list(read_trajectories(connection, _scored(connection, members)))
+                groups.append(Group(ordinal, task_id, found))
+                if experts and (t := next((t for t in found if any(s.experts is None for s in t.segments)), None)):
+                    raise StoreError(f"sample {t.sample} of group {ordinal}: its expert choices were pruned")
     except StoreError as error:
         raise StoreError(
             f"step {step} of run {run} cannot be replayed: {error}; store.keep_arrays_steps and keep_experts_steps say "
             "for how long tokens are kept, and a kept checkpoint before the step (trainer.keep) holds on to them"
         ) from None
-    gradients = list(details.get("gradients") or [])
+    gradients = {network: details[key] for network, key in DIGESTS_OF.items() if details.get(key)}
     return StoredStep(step, part, row["version"], groups, row["metrics"] or {}, gradients, details.get("layout", ""))
 
 
@@ -188,10 +216,10 @@ def _standing(connection: Connection, run: str, step: int) -> int:
     return int(found[step])
 
 
-def _configurations(
-    connection: Connection, run: str, part: int, output: Path, overrides: Sequence[str]
-) -> tuple[ExperimentConfig, ExperimentConfig]:
-    """What the part was started with, and the same with ``overrides``."""
+def _configuration(
+    connection: Connection, run: str, part: int, output: Path, overrides: Sequence[str] = ()
+) -> ExperimentConfig:
+    """What the part was started with, and ``overrides``."""
     row = connection.execute(sa.select(parts.c.config).where(parts.c.run_id == run, parts.c.part == part)).scalar()
     if row is None:
         raise StoreError(f"run {run}: the store has no configuration of part {part}")
@@ -199,23 +227,58 @@ def _configurations(
         file = Path(folder) / "config.yaml"
         file.write_text(yaml.safe_dump(row), encoding="utf-8")
         # Absolute, because what it was given relative to may not be here; no endpoint or engine is started.
-        fixed = [f"output={output.resolve()}"]
-        config, changed = load_config(file, fixed), load_config(file, [*fixed, *overrides])
+        return load_config(file, [f"output={output.resolve()}", *overrides])
+
+
+def _check(configs: dict[int, ExperimentConfig], changed: ExperimentConfig, step: int) -> None:
+    """Raises :class:`ConfigError` where one learner cannot take all of the steps."""
+    config = configs[step]
     if (config.algorithm.advantage == "gae") != (changed.algorithm.advantage == "gae"):
         raise ConfigError(
             "algorithm.advantage: a replay has the networks of the run: gae needs its critic, others none"
         )
-    return config, changed
+    mine = _of_the_learner(config)
+    for other, theirs in ((one, _of_the_learner(chosen)) for one, chosen in configs.items()):
+        if different := [key for key in mine if mine[key] != theirs[key]]:
+            raise ConfigError(
+                f"step {step} cannot be replayed: there is no checkpoint between it and step {other}, which was taken "
+                f"with another {different[0]}; replay step {other}, or keep more checkpoints (trainer.keep)"
+            )
 
 
-def _stored_uses(connection: Connection, run: str, step: StoredStep) -> dict[tuple[str, int], dict[str, Any]]:
+def _of_the_learner(config: ExperimentConfig) -> dict[str, Any]:
+    found = {
+        f"{section}.{key}": value
+        for section in OF_THE_LEARNER
+        for key, value in getattr(config, section).model_dump().items()
+        if key not in _NOT_OF_THE_LEARNER.get(section, ())
+    }
+    found["algorithm.advantage"] = config.algorithm.advantage == "gae"
+    if any(one.schedule != "constant" for one in (config.optimizer, config.critic.optimizer)):
+        found["trainer.steps, on which the learning rate depends,"] = optimizer_steps(config)
+    return found
+
+
+def _scored(connection: Connection, members: Sequence[str]) -> list[str]:
+    """Those of ``members`` that were scored, in order. One that is not there stays, to be missed."""
+    c = trajectories.c
+    failed = connection.execute(sa.select(c.id).where(c.id.in_(members), ~c.scored)).scalars().all()
+    return [name for name in members if name not in set(failed)]
+
+
+def _same_digests(stored: dict[str, list[str]], replayed: dict[str, list[str]]) -> bool | None:
+    """Whether the gradients of every network are the stored ones; None where none are stored."""
+    return all(replayed.get(network) == digests for network, digests in stored.items()) if stored else None
+
+
+def _stored_uses(connection: Connection, run: str, step: StoredStep) -> StoredUses:
     c = uses.c
     where = (c.run_id == run) & (c.step == step.step) & (c.part == step.part) & (c.epoch == 0)
     rows = connection.execute(sa.select(c.trajectory_id, c.segment, c.arrays).where(where, c.arrays.is_not(None)))
     return {(row.trajectory_id, row.segment): unpack_arrays(row.arrays, row.trajectory_id) for row in rows}
 
 
-def _same_arrays(stored: dict[tuple[str, int], dict[str, Any]], learned: Learned, step: StoredStep) -> bool | None:
+def _same_arrays(stored: StoredUses, learned: Learned, step: StoredStep) -> bool | None:
     """Whether weights, advantages and log-probabilities are those that were stored, bit for bit; None: none were."""
     if not stored:
         return None
@@ -225,11 +288,15 @@ def _same_arrays(stored: dict[tuple[str, int], dict[str, Any]], learned: Learned
     }  # fmt: skip
     seen = 0
     by_place = {(*name.split("/")[3:5], str(segment)): arrays for (name, segment), arrays in stored.items()}
-    for batch in learned.batches:
-        for sequence in batch:
+    for batch, logprobs in learned.read():
+        for sequence, own in zip(batch, logprobs, strict=True):
             assert sequence.origin is not None
             before = by_place.get((str(sequence.origin[0]), str(sequence.origin[1]), str(sequence.origin[2])))
-            now = read_by_loss(sequence, lengths[sequence.origin])
+            now = read_by_loss(sequence, lengths[sequence.origin], own)
+            # Stored before they were kept; kept for other settings, of a run without a reference.
+            for name in (OWN_LOGPROBS, "reference_logprobs"):
+                if before is not None and name not in before:
+                    now.pop(name, None)
             if before is None or before.keys() != now.keys():
                 return False
             if any(before[name].tobytes() != now[name].tobytes() for name in now):

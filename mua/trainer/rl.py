@@ -156,7 +156,7 @@ class Training:
         self._config, self._learner, self._run, self._rollouts = config, learner, run, rollouts
         self._preemption = preemption
         self._phases = Phases(config, learner, rollouts, run.timeline)
-        self._traces = TraceWriter(config.output / "traces") if config.observe.traces else None
+        self._traces = TraceWriter(config.output / "traces") if config.writes_traces else None
 
     def loop(self) -> None:
         """The run from its next step to its end, or to the safe point after it was asked to leave."""
@@ -165,7 +165,7 @@ class Training:
         with run.progress.stage("train", total=config.trainer.steps - run.step) as progress:
             for step in range(run.step, config.trainer.steps):
                 self._preemption.check()
-                began, learned = time.time(), Learned()
+                began, learned = time.time(), Learned(keeps_logprobs=self._record_of_run is not None)
                 rollout_batch, few = self._roll_out(step)
                 with self._phases.training():
                     usable = [] if few is not None else rollout_batch.usable
@@ -332,7 +332,7 @@ def learn(
     learned = learned or Learned()
     with timeline.phase(TrainerPhase.BATCH):
         metrics = _learn(config, learner, groups, version, timeline, learned)
-        learned.digests = learner.gradient_digests() if learned.batches and learner.watches_gradients else []
+        learned.digests = learner.gradient_digests() if learned.batches and learner.watches_gradients else {}
         return metrics
 
 
@@ -363,19 +363,29 @@ def _learn(
     if not batches:  # every group agreed with itself or was filtered out: nothing pulls the policy anywhere
         return {"tokens": 0.0} | found
     learned.batches, learned.epochs = batches, algorithm.epochs
+    steps = []
+    trains = algorithm.advantage != "gae" or version >= config.critic.warmup_steps
+    keeps = learned.keeps_logprobs and trains and not algorithm.recomputes
     with timeline.phase(TrainerPhase.OPTIMIZER):
-        steps = [_update(config, learner, batch, version) for _ in range(algorithm.epochs) for batch in batches]
+        for epoch in range(algorithm.epochs):
+            for batch in batches:
+                keep = keeps and epoch == 0
+                steps.append(_update(config, learner, batch, version, keep))
+                if epoch == 0:
+                    learned.logprobs.append(learner.kept_logprobs if keep else None)
     return _mean(steps) | found
 
 
-def _update(config: ExperimentConfig, learner: Learner, batch: TrainBatch, version: int) -> dict[str, float]:
+def _update(
+    config: ExperimentConfig, learner: Learner, batch: TrainBatch, version: int, keep: bool
+) -> dict[str, float]:
     """One optimizer step of the critic, if there is one, and of the policy, unless the critic still learns alone."""
     metrics = {"tokens": batch.denominators["tokens"]}
     if config.algorithm.advantage == "gae":
         metrics |= learner.train_values(batch, ValueLoss(config.critic.value_clip))
         if version < config.critic.warmup_steps:
             return metrics
-    return metrics | learner.train_step(batch, PolicyLoss.from_config(config.algorithm))
+    return metrics | learner.train_step(batch, PolicyLoss.from_config(config.algorithm), keep=keep)
 
 
 def _mean(steps: Sequence[dict[str, float]]) -> dict[str, float]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Self
@@ -28,12 +28,17 @@ from mua.store.starts import begin_part, missing_steps
 from mua.store.tables import parts, runs, steps, tasks, uses, versions
 from mua.store.writer import Insert, Update, Write, Writer
 from mua.tokens.same_tokenizer import tokenizer_digest
-from mua.types import Group, Json, TrainBatch, TrainSequence
+from mua.types import Float32Array, Group, Json, TrainBatch, TrainSequence
 
 LOSS_ARRAYS = (
     "weights", "advantages", "old_logprobs", "reference_logprobs", "values", "returns",
 )  # fmt: skip
 """Of what the loss read of a segment, what is not the segment's own."""
+DIGESTS_OF = {"policy": "gradients", "critic": "critic_gradients"}
+"""Where ``steps.details`` has the digests of a network's gradients, one an optimizer step."""
+
+OWN_LOGPROBS = "update_logprobs"
+"""The trainer's own log-probabilities, as the update found them; where they were not computed before it."""
 
 log = logging.getLogger(__name__)
 
@@ -130,12 +135,11 @@ class RunRecord:
             "updates": [batch.denominators for batch in learned.batches],
             "layout": layout_of(self._config),
         }  # fmt: skip
-        if learned.digests:
-            details["gradients"] = learned.digests
+        details |= {DIGESTS_OF[network]: digests for network, digests in learned.digests.items() if digests}
         row = {
             "run_id": self.run, "step": step, "part": self.part, "state": "done", "version": step,
             "metrics": dict(metrics), "denominators": learned.batches[0].denominators if learned.batches else {},
-            "gradient": learned.digests[0] if learned.digests else None, "details": details, "started_at": began,
+            "gradient": next(iter(learned.digests.get("policy", [])), None), "details": details, "started_at": began,
             "ended_at": ended,
         }  # fmt: skip
         lengths = {
@@ -170,15 +174,15 @@ class RunRecord:
     ) -> list[Write]:  # fmt: skip
         rows = []
         for epoch in range(learned.epochs):
-            for minibatch, batch in enumerate(learned.batches):
-                for position, sequence in enumerate(batch):
+            for minibatch, (batch, logprobs) in enumerate(learned.read()):
+                for position, (sequence, own) in enumerate(zip(batch, logprobs, strict=True)):
                     assert sequence.origin is not None, "sequences of trajectories say where they come from"
                     ordinal, sample, number = sequence.origin
                     rows.append({
                         "run_id": self.run, "step": step, "part": self.part, "epoch": epoch,
                         "trajectory_id": of[ordinal, sample], "segment": number, "minibatch": minibatch,
                         "position": position, "source": None, "tokens": int(sequence.trained.sum()),
-                        "arrays": None if epoch else pack_arrays(read_by_loss(sequence, lengths[sequence.origin])),
+                        "arrays": None if epoch else pack_arrays(read_by_loss(sequence, lengths[sequence.origin], own)),
                     })  # fmt: skip
         return [Insert(uses, rows)] if rows else []
 
@@ -186,10 +190,20 @@ class RunRecord:
 class Learned:
     """What the optimizer steps of one step read; :func:`mua.trainer.rl.learn` fills it in."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, keeps_logprobs: bool = False) -> None:
+        """``keeps_logprobs``: whether somebody wants the log-probabilities that losses computed themselves."""
+        self.keeps_logprobs = keeps_logprobs
         self.batches: list[TrainBatch] = []
+        self.logprobs: list[list[Float32Array] | None] = []
+        """Of each batch's first update, of each sequence float32 ``[T]``; None where they were there before."""
         self.epochs = 0
-        self.digests: list[str] = []
+        self.digests: dict[str, list[str]] = {}
+        """Of the gradients of each network's optimizer steps; none where they are not watched."""
+
+    def read(self) -> Iterator[tuple[TrainBatch, Sequence[Float32Array | None]]]:
+        """Each batch with the log-probabilities of its sequences."""
+        for batch, logprobs in zip(self.batches, self.logprobs or [None] * len(self.batches), strict=True):
+            yield batch, logprobs or [None] * len(batch.sequences)
 
 
 def layout_of(config: ExperimentConfig) -> str:
@@ -202,11 +216,12 @@ def layout_of(config: ExperimentConfig) -> str:
     return " ".join(f"{name}{size}" for name, size in sizes.items())
 
 
-def read_by_loss(sequence: TrainSequence, length: int) -> Json:
-    """What the loss read of a segment of ``length`` tokens: 0 after its last trained token."""
+def read_by_loss(sequence: TrainSequence, length: int, own: Float32Array | None = None) -> Json:
+    """What the loss read of a segment of ``length`` tokens: 0 after its last trained token. ``own`` are the
+    log-probabilities that it computed itself."""
     found: dict[str, Any] = {}
-    for name in LOSS_ARRAYS:
-        array = getattr(sequence, name)
+    for name in (*LOSS_ARRAYS, OWN_LOGPROBS):
+        array = own if name == OWN_LOGPROBS else getattr(sequence, name)
         if array is None or (name == "old_logprobs" and array is sequence.behaviour_logprobs):
             continue
         whole = np.zeros(length, np.float32)

@@ -1,4 +1,4 @@
-"""The domain's agent with openai-agents. LOOSE_CHAT: over chat completions; else over responses, its default."""
+"""The domain's agent with openai-agents. DESK_API: chat, or responses (its default); DESK_STREAM: in streams."""
 
 import asyncio
 import json
@@ -36,7 +36,13 @@ async def main() -> None:
     said: str | None = TASK["user"]
     history: list[Any] = []
     while said is not None:
-        result = await Runner.run(agent, [*history, {"role": "user", "content": said}], max_turns=20)
+        asked = [*history, {"role": "user", "content": said}]
+        if os.environ.get("DESK_STREAM"):
+            result: Any = Runner.run_streamed(agent, asked, max_turns=20)
+            async for _ in result.stream_events():
+                pass
+        else:
+            result = await Runner.run(agent, asked, max_turns=20)
         history = result.to_input_list()
         said = await asyncio.to_thread(tell_user, str(result.final_output) or "...")
 

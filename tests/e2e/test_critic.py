@@ -9,7 +9,7 @@ import math
 from pathlib import Path
 
 import pytest
-from e2e_support import DETERMINISTIC, STEPS, assert_same_run, metrics_of, mua
+from e2e_support import DETERMINISTIC, STEPS, assert_same_run, metrics_of, mua, replayed
 
 pytestmark = pytest.mark.timeout(900)  # a busy machine; the fixtures' runs count too
 
@@ -44,6 +44,19 @@ def test_the_critic_learns_alone_and_then_with_the_policy(straight: Path) -> Non
         assert line["tokens"] > 0
     assert all(line["critic/value_old"] != 0 and line["grad_norm"] > 0 for line in lines[1:])
     assert lines[1]["mismatch/logprob_difference"] < 1e-4, "the engines sampled with other weights"
+
+
+@pytest.mark.slow
+def test_a_step_of_both_networks_is_replayed(straight: Path, tmp_path: Path) -> None:
+    found = replayed(straight, STEPS - 1, cwd=tmp_path)
+    assert {name: len(digests) for name, digests in found["gradients"]["stored"].items()} == {"policy": 3, "critic": 3}
+
+
+@pytest.mark.grid
+def test_the_warm_up_is_replayed(straight: Path, recipe: Path, tmp_path: Path) -> None:
+    assert replayed(straight, 0, cwd=tmp_path)["gradients"]["stored"].keys() == {"critic"}
+    mua("train", recipe, "trainer.steps=2", "trainer.save_every=2", "megatron.tensor_parallel=2", *GAE, cwd=tmp_path)
+    assert replayed(tmp_path / "out", 1, cwd=tmp_path)["gradients"]["stored"].keys() == {"policy", "critic"}
 
 
 @pytest.mark.grid  # make test resumes a run with a critic inside one process

@@ -3,7 +3,7 @@
 The same policy and seeds: what the built-in episode saw and sampled, the agent's session saw and sampled, token for
 token, as long as both ask the same (a cut or malformed turn is answered by each in its own way). Not covered:
 smolagents, whose own instructions are longer than the tiny policy's context (test_gateway_libraries.py), whether a
-policy learns from an agent of its own.
+policy learns from an agent of its own, all libraries on retail (tools/bench/agents_on_engine.py).
 """
 
 from __future__ import annotations
@@ -17,7 +17,10 @@ from e2e_support import DETERMINISTIC, GROUPS, SIZE, metrics_of, mua
 
 from mua.observe.traces import read_traces
 from mua.types import Trajectory
-from tests.agents_support import command_of
+from tests.agents_support import agreed, command_of, differing
+from tools.bench.agent_libraries import shares
+from tools.bench.agents_on_engine import episodes, tuned
+from tools.bench.agents_on_engine import trained as trained_with
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -25,15 +28,6 @@ pytestmark = pytest.mark.timeout(900)
 def _by_place(output: Path, step: int) -> dict[tuple[int, int], Trajectory]:
     (path,) = sorted((output / "traces").glob(f"*{step}.jsonl"))
     return {(t.ordinal, t.sample): t for t in read_traces(path)}
-
-
-def _agreed(trajectory: Trajectory) -> int:
-    """Tokens up to the end of the first turn that a library answers in a way of its own, or of the last turn."""
-    segment = trajectory.segments[0]
-    said = [message for message in trajectory.messages if message["role"] == "assistant"]
-    odd = [turn for turn, message in enumerate(said) if "tool_call_errors" in message or "truncated" in message]
-    last = min([*odd, int(segment.turn[segment.loss_mask].max())])
-    return int(np.flatnonzero(segment.loss_mask & (segment.turn == last))[-1]) + 1
 
 
 @pytest.mark.parametrize(
@@ -54,10 +48,7 @@ def test_the_agent_is_sampled_as_the_built_in_one_is_and_trains(
     assert mine.keys() == built_in.keys()
     assert len(mine) == GROUPS * SIZE
     for place, trajectory in built_in.items():
-        end = _agreed(trajectory)
-        ours, theirs = mine[place].segments[0], trajectory.segments[0]
-        for name in ("ids", "provenance", "logprobs"):
-            np.testing.assert_array_equal(getattr(ours, name)[:end], getattr(theirs, name)[:end], err_msg=str(place))
+        assert not differing(mine[place], trajectory), place
     assert any(_turns_before(t) >= 2 for t in built_in.values()), "no episode is long enough to compare"
     steps = metrics_of(played)
     assert len(steps) == 2
@@ -71,4 +62,18 @@ def test_the_agent_is_sampled_as_the_built_in_one_is_and_trains(
 
 def _turns_before(trajectory: Trajectory) -> int:
     segment = trajectory.segments[0]
-    return len(set(segment.turn[: _agreed(trajectory)][segment.loss_mask[: _agreed(trajectory)]].tolist()))
+    return len(set(segment.turn[: agreed(trajectory)][segment.loss_mask[: agreed(trajectory)]].tolist()))
+
+
+@pytest.mark.grid
+def test_retail_on_the_engine(tmp_path: Path) -> None:
+    recipe = tuned("retail", tmp_path, 30)
+    built_in = episodes(trained_with(recipe, tmp_path / "built_in", None), 0)
+    played = trained_with(recipe, tmp_path / "agent", {"command": command_of("openai_agents")})
+    mine = episodes(played, 0)
+    assert mine.keys() == built_in.keys()
+    assert not [place for place, theirs in built_in.items() if differing(mine[place], theirs)]
+    appended, calls = shares([*mine.values(), *episodes(played, 1).values()])
+    assert calls >= 32
+    assert appended / calls >= 0.95
+    assert all(np.isfinite(step["grad_norm"]) and step["grad_norm"] > 0 for step in metrics_of(played))

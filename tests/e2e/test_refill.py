@@ -1,4 +1,4 @@
-"""Steps that choose their groups, with the real engine: refilled under a curriculum and resumed, and oversampled.
+"""Steps that choose their groups, with the real engine: refilled under a curriculum, resumed, replayed; oversampled.
 
 The range filter drops groups whose graded rewards are too close, so that some steps roll out more groups than they
 train. Does not cover whether refilling or a curriculum learns better; what steps may take is a property test
@@ -11,7 +11,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from e2e_support import DETERMINISTIC, GROUPS, SIZE, killed, metrics_of, mua
+from e2e_support import DETERMINISTIC, GROUPS, SIZE, killed, metrics_of, mua, replayed
 
 from mua.observe.traces import read_traces
 
@@ -76,6 +76,8 @@ def test_steps_are_refilled_and_a_killed_run_continues_with_the_same_tasks(recip
     for ours, theirs in zip(metrics_of(cut / "out"), lines, strict=True):
         ours, theirs = ({k: v for k, v in line.items() if k.startswith(names)} for line in (ours, theirs))
         assert ours == theirs
+    refilled = max(range(STEPS), key=lambda step: lines[step]["filters/refilled"])
+    assert replayed(cut / "out", refilled, cwd=cut)["groups"] == GROUPS - lines[refilled]["filters/missing"]
 
 
 @pytest.mark.parametrize(

@@ -9,13 +9,17 @@ from __future__ import annotations
 
 import re
 import signal
+import sqlite3
 import time
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 from e2e_support import (
     DETERMINISTIC,
+    GROUPS,
+    SIZE,
     STEPS,
     assert_gone,
     assert_nothing_left,
@@ -44,6 +48,15 @@ def during_the_rollout_of_step_2(output: Path) -> bool:
     return len(_EPISODE.findall(log.read_text(errors="replace"))) > seen
 
 
+def a_group_of_step_2_has_ended(output: Path) -> bool:
+    """It is in the store, and the step is not done."""
+    if not (output / "checkpoints" / "step_00000002").is_dir():
+        return False
+    with closing(sqlite3.connect(f"file:{output / 'store.sqlite'}?mode=ro", uri=True)) as store:
+        ended = "SELECT count(*) FROM trajectories WHERE round = 0 AND ordinal = ? AND scored"
+        return bool(store.execute(ended, (2 * GROUPS,)).fetchone()[0] == SIZE)
+
+
 def while_saving(output: Path) -> bool:
     """A later checkpoint than the first is being assembled under its hidden name."""
     return any((output / "checkpoints" / f".step_0000000{step}.partial").is_dir() for step in (2, 3))
@@ -65,14 +78,16 @@ def before_the_first_checkpoint(output: Path) -> bool:
         pytest.param(before_the_first_checkpoint, marks=pytest.mark.grid),
         pytest.param(while_saving, marks=pytest.mark.grid),
         pytest.param(right_after_saving_step_2, marks=pytest.mark.grid),
-        pytest.param(during_the_rollout_of_step_2, marks=pytest.mark.slow),
+        pytest.param(during_the_rollout_of_step_2, marks=pytest.mark.grid),
+        pytest.param(a_group_of_step_2_has_ended, marks=pytest.mark.slow),
     ],
 )
 def test_a_killed_run_continues_as_if_nothing_had_happened(
     recipe: Path, trained: Path, tmp_path: Path, moment: Moment
 ) -> None:
     # One episode at a time: the deterministic engine must not care, and the rollout takes long enough to be hit.
-    command = ("train", recipe, f"trainer.steps={STEPS}", "rollout.concurrency=1", *DETERMINISTIC)
+    command = ("train", recipe, f"trainer.steps={STEPS}", "rollout.concurrency=1", "store.write_seconds=0.05")
+    command += DETERMINISTIC
     output = tmp_path / "out"
     with running(*command, cwd=tmp_path) as process:
         until(lambda: moment(output), process, moment.__name__)
@@ -88,4 +103,8 @@ def test_a_killed_run_continues_as_if_nothing_had_happened(
         status, _, err = finish(process, tmp_path)
     assert status == 0, err
     assert_same_run(output, trained)
+    if moment is a_group_of_step_2_has_ended:
+        with closing(sqlite3.connect(output / "store.sqlite")) as store:
+            took = store.execute("SELECT trajectory_id FROM uses WHERE step = 2 AND part = 2").fetchall()
+        assert any(name.split("/")[1] == "1" for (name,) in took), "what had ended was not rolled out again"
     assert_nothing_left(tmp_path)

@@ -34,6 +34,7 @@ from e2e_support import (
 from mua.config.load import load_config
 from mua.launch.provenance import provenance
 from mua.ports import free_port
+from mua.rollout.sampler_code import made_with
 from mua.store.database import Store
 from mua.store.part_finding import router_row
 from mua.store.tables import engines, episodes, parts, runs, samplers, tasks, trajectories
@@ -149,15 +150,18 @@ def test_what_cannot_be_sampled_is_refused(tmp_path: Path, server: PostgresServe
 @pytest.mark.slow
 def test_a_router_out_of_reach_is_told(recipe: Path, tmp_path: Path) -> None:
     """As on another machine, where the default address is that machine's own."""
-    config = provenance(load_config(recipe, ["samplers.lease_seconds=3", "samplers.heartbeat_seconds=1"]))["config"]
+    loaded = load_config(recipe, ["samplers.lease_seconds=3", "samplers.heartbeat_seconds=1"])
+    config = provenance(loaded)["config"]
     with Store.open(tmp_path / "store.sqlite") as store, store.begin() as connection:
-        row = router_row(1, f"http://127.0.0.1:{free_port()}", "k", [], version=0, capacity=1)
+        made = made_with(loaded.environment.shares)
+        row = router_row(1, f"http://127.0.0.1:{free_port()}", "k", [], made, version=0, capacity=1)
         execute(connection, [
             Insert(runs, [{"id": "r", "output": "out", "state": "running", "started_at": 1.0}]),
             Insert(parts, [{"run_id": "r", "part": 1, "from_step": 0, "started_at": 1.0, "config": config}]),
             Insert(engines, [row | {"run_id": "r", "seen_at": time.time() + 3600}]),
         ])  # fmt: skip
-    found = refused("sample", tmp_path / "store.sqlite", cwd=tmp_path, status=75)
+    # This process does not have the package that brings the domain.
+    found = refused("sample", tmp_path / "store.sqlite", "samplers.other_code=warn", cwd=tmp_path, status=75)
     assert "run r goes on, but its engines' router at http://127.0.0.1:" in found
     assert "set samplers.address" in found
 

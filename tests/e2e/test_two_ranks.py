@@ -1,7 +1,7 @@
 """One command trains on two processes: ``megatron.data_parallel=2`` starts them itself and changes no number.
 
-Compared with the same steps on one process, both in deterministic mode. A mistake stays one line and status 2, and
-Ctrl-C or a rank that is killed leave none behind.
+Compared with the same steps on one process, both in deterministic mode, and a step is replayed. A mistake stays one
+line and status 2, and Ctrl-C or a rank that is killed leave none behind.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from e2e_support import DETERMINISTIC, ended, metrics_of, mua, processes_in, refused, running, until
+from e2e_support import DETERMINISTIC, ended, metrics_of, mua, processes_in, refused, replayed, running, until
 
 pytestmark = pytest.mark.timeout(900)  # a busy machine; the fixtures' runs count too
 
@@ -30,6 +30,7 @@ def test_two_ranks_train_like_one(recipe: Path, trained: Path, tmp_path: Path) -
             {name: single[name] for name in SAME}, rel=1e-4, abs=1e-6
         )
     assert (tmp_path / "out" / "hf" / "model.safetensors").is_file()
+    assert replayed(tmp_path / "out", STEPS - 1, cwd=tmp_path)["layout"].endswith("world2")
 
 
 @pytest.mark.slow

@@ -47,6 +47,7 @@ algorithm: {{group_size: 2, groups_per_step: 3}}
 megatron: {{max_tokens_per_microbatch: {length}, threads: 1}}
 optimizer: {{learning_rate: 1.0e-3, weight_decay: 0.0}}
 trainer: {{steps: {steps}, save_every: {steps}}}
+observe: {{traces: true}}
 """
 
 

@@ -183,7 +183,9 @@ def megatron_train(folder: str, layout: dict[str, Any]) -> dict[str, Any]:
         batch = make_batch(lengths, temperature=TEMPERATURE)
         with backend(Path(folder), distributed_optimizer=False, **layout) as built:
             logprobs = built.log_probabilities(batch.sequences, TEMPERATURE)
-            metrics = [built.train_step(batch, LOSS)]
+            metrics = [built.train_step(batch, LOSS, keep=True)]
+            for sequence, kept, scored in zip(batch, built.kept_logprobs, logprobs, strict=True):
+                np.testing.assert_allclose(kept, np.where(sequence.trained, scored, 0), rtol=0, atol=1e-5)
             gradient = gradients(built)
             metrics.append(built.train_step(batch, LOSS))
             weights = exported(built)

@@ -13,6 +13,7 @@ import importlib
 import json
 import re
 import time
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -51,6 +52,8 @@ EVERY = {"airline": 3, "help_desk": 16, "retail": 2}
 OWN = ("want", "tell", "change", "gives")
 """What customers say of their wishes, rather than small talk."""
 IDLE = ("", "I am sorry, I cannot help.", "Hello, how can I help you?", "I am sorry, I cannot do that.", "Done.")
+MEETINGS = 2
+"""Tasks that hear a sentence in another way, about."""
 REWORDED = {
     name: yaml.safe_load((Path(__file__).parents[1] / f"data/rewordings/{name}.yaml").read_text(encoding="utf-8"))
     for name in ("airline", "retail")
@@ -120,26 +123,34 @@ def test_the_expert_serves_every_kind_of_person(name: str, persona: str):
 @pytest.mark.parametrize("way", range(3))
 @pytest.mark.parametrize(("name", "sentence"), [(name, sentence) for name in REWORDED for sentence in REWORDED[name]])
 def test_a_sentence_of_the_expert_may_be_put_in_another_way(name: str, sentence: str, way: int):
-    met = 0
+    meeting = that_meet(name, sentence)
+    assert meeting, f"no task meets {sentence!r}"
+    for task in meeting[way :: max(3, len(meeting) // MEETINGS)]:  # each way is said to others
+        met = 0
 
-    def changed(text: str) -> str:
-        nonlocal met
-        met += sentence in text
-        return text.replace(sentence, REWORDED[name][sentence][way])
+        def changed(text: str) -> str:
+            nonlocal met
+            met += sentence in text
+            return text.replace(sentence, REWORDED[name][sentence][way])
 
-    for task in some_that_meet(name, sentence):
         moves = reworded(get_domain(name).expert(task, 0), changed)  # type: ignore[attr-defined]
         found = with_persona(task, "plain", moves=moves)
         assert found.evaluation.success, (task.id, found.evaluation.details, found.messages)
-    assert met, f"no task meets {sentence!r}"
+        assert met, task.id
 
 
-def some_that_meet(name: str, sentence: str) -> list[Task]:
-    tasks = get_domain(name).tasks("test")
-    if name == "airline" and "human" in sentence:
-        return [task for task in tasks if "handover" in task.data["kind"]]
-    often = sentence in ("Done, reservation", " Do you agree (yes/no)?")
-    return list(tasks[:: 12 if name == "retail" else 4 if often else 3])
+@cache
+def said_by_the_expert(name: str) -> list[tuple[Task, str]]:
+    """Tasks of the test split, and all that the expert says to a plain customer there."""
+    said = []
+    for task in get_domain(name).tasks("test"):
+        found = with_persona(task, "plain", moves=get_domain(name).expert(task, 0))  # type: ignore[attr-defined]
+        said.append((task, "\n".join(str(m["content"]) for m in found.messages if m["role"] == "assistant")))
+    return said
+
+
+def that_meet(name: str, sentence: str) -> list[Task]:
+    return [task for task, text in said_by_the_expert(name) if sentence in text]
 
 
 @pytest.mark.parametrize(

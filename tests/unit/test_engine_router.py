@@ -7,15 +7,20 @@ Not covered: a network that loses packets.
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import json
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 
+import aiohttp
 import numpy as np
 import pytest
 
 from mua.config.samplers_section import SamplersConfig
+from mua.engine import routed
 from mua.engine.member import EngineLoad
-from mua.engine.routed import RoutedEngines, RouterLost
+from mua.engine.routed import CONTRACT, RoutedEngines, RouterLost, fault_json, generation_json
 from mua.engine.router import EngineRouter
 from mua.engine.sampler import SamplingParams, TurnCut
 from mua.engine.sglang_client import EngineGone
@@ -167,3 +172,42 @@ async def test_a_process_that_stood_still_does_not_take_the_router_for_gone() ->
         while not nowhere.lost:
             assert not await nowhere.answers()
         await router.close()
+
+
+async def test_a_sampler_of_another_contract_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    router = EngineRouter(TellablePool(), SamplersConfig())
+    await router.start()
+    monkeypatch.setattr(routed, "CONTRACT", CONTRACT + 1)  # the router keeps its own
+    told = rf"sampler contract {CONTRACT}, this sampler speaks {CONTRACT + 1}; install the trainer's mua here"
+    async with RoutedEngines(router.url, router.key, "a", 60.0) as engines:
+        with pytest.raises(EngineError, match=told) as met:
+            await engines.room()
+        with pytest.raises(EngineError, match=told) as fault:
+            await engines.generate([1], PARAMS, session="s", deadline_s=30)
+        assert not met.value.passing
+        assert not fault.value.passing
+    async with (
+        aiohttp.ClientSession(headers={"Authorization": f"Bearer {router.key}"}) as session,
+        session.get(f"{router.url}/state") as response,
+    ):
+        assert (response.status, "speaks none" in await response.text()) == (409, True)
+    await router.close()
+
+
+async def test_what_travels_is_that_of_its_contract() -> None:
+    """Whoever changes what is below counts CONTRACT up, in the same change."""
+    assert CONTRACT == 2
+    assert list(asdict(PARAMS)) == [
+        "temperature", "max_new_tokens", "stop_token_ids", "top_p", "top_k", "min_p", "presence_penalty",
+        "frequency_penalty", "seed", "order", "experts_from",
+    ]  # fmt: skip
+    found = generation_json(generation())
+    digest = hashlib.sha256(json.dumps(found, sort_keys=True).encode()).hexdigest()
+    assert digest[:16] == "1ddeeef1593fc1a1"
+    assert set(fault_json(TurnCut("late", generation()))) == {"kind", "message", "passing", "partial"}
+    router = EngineRouter(TellablePool(), SamplersConfig())
+    await router.start()
+    async with RoutedEngines(router.url, router.key, "a", 60.0) as engines:
+        await engines.room()
+        assert set(engines.state) == {"paused", "version", "capacity", "running", "waiting", "room"}
+    await router.close()

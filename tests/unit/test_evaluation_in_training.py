@@ -214,7 +214,7 @@ def test_training_and_mua_eval_play_the_same_episodes_and_give_the_same_numbers(
     """Also where ``mua eval`` goes over other domains besides, and in whatever order."""
     sections = {
         "output": tmp_path / "train", "model": {"path": model_folder("qwen3")}, "engine": {"deterministic": True},
-        "rollout": {"max_turns": 8}, "user": {"personas": ["brief"]}, "observe": {"progress": False},
+        "rollout": {"max_turns": 8}, "user": {"personas": ["brief"]}, "observe": {"progress": False, "traces": True},
     }  # fmt: skip
     desk = {"name": "help_desk", "prompt": "short"}
     loaded = config(desk, sections, tasks=40, samples=2, temperature=0.25, domains=domains, level=0.9)

@@ -18,14 +18,18 @@ import psutil
 import pytest
 
 from environments.help_desk.tasks import generate
-from mua.endpoint.services import Services
+from mua.algorithms.rollout_metrics import rollout_metrics
+from mua.endpoint.services import ChatClient, Services
 from mua.errors import ConfigError, EngineError
 from mua.gateway.launch import AgentTask
+from mua.gateway.responses import response_call, response_events
+from mua.gateway.session import ServedTurn
 from mua.rollout import runner as runner_module
 from mua.rollout.by_hand import SessionDesk, by_hand
 from mua.rollout.runner import EpisodeRunner
-from mua.types import Json, Outcome, Trajectory
+from mua.types import Group, Json, Outcome, Trajectory
 from tests import odd_agents
+from tests.chat_server import asked, fails, says
 from tests.rollout_fixtures import Script, ScriptedSampler, TestDesk, call, experiment, lines, only
 from tests.tokens_fixtures import chat_family
 
@@ -44,6 +48,8 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 class Stage:
     """Plays episodes of one task with an agent."""
 
+    judge: ChatClient | None = None
+
     def __init__(self, folder: Path, script: Script, agent: Json | None, **sections: Json) -> None:
         self.sampler = ScriptedSampler(FAMILY, script)
         self.domain = TestDesk()
@@ -52,7 +58,8 @@ class Stage:
         self.config = config.model_copy(update={"output": folder})
 
     async def play(self, size: int = 1) -> list[Trajectory]:
-        runner = EpisodeRunner(self.config, only(self.domain), FAMILY, self.sampler, Services())
+        services = Services(judge=self.judge)
+        runner = EpisodeRunner(self.config, only(self.domain), FAMILY, self.sampler, services)
         try:
             return (await runner.group(TASK, 4, size, temperature=1.0)).trajectories
         finally:
@@ -160,16 +167,80 @@ async def test_rewards_that_agents_report(tmp_path: Path) -> None:
     assert "without a report" in (trajectory.error or "")
 
 
+async def test_a_judge_beside_the_environment_or_in_its_place(tmp_path: Path) -> None:
+    def writes(score: float) -> Any:
+        return says(json.dumps({"reason": "It did.", "score": score}))
+
+    async with asked(writes(0.5), writes(7), writes(0.5), writes(0.5), role="judge", max_retries=0) as (server, judge):
+
+        async def judged(entry: str = "good", **agent: Any) -> Trajectory:
+            question = {"question": "Was it polite?", "most_characters": 300}
+            section = {"entry": f"tests.odd_agents:{entry}"} | agent | {"judge": question | agent.get("judge", {})}
+            stage = Stage(tmp_path, SOLVED, section, judge={"llm": {"base_url": server.url, "model": "m"}})
+            stage.judge = judge
+            return (await stage.play())[0]
+
+        both = await judged(judge={"weight": -0.5})
+        assert (both.reward, both.success, both.details["judge"]["beside"]) == (0.75, True, 1.0)
+        assert both.metrics["gateway/judge_score"] == 0.5
+        assert rollout_metrics([Group(0, TASK.id, [both])])["gateway/own_reward"] == 1.0
+        assert both.details["judge"] == {"score": 0.5, "reason": "It did.", "weight": -0.5, "beside": 1.0}
+        alone = await judged(reward="judge", judge={"high": 2.0})  # 7 is no score: it is asked again
+        assert (alone.reward, alone.success, len(server.received)) == (0.5, False, 3)
+        noted = await judged("reports", reward="report", judge={"weight": 0.0})
+        assert (noted.reward, noted.details["judge"]["score"], noted.details["reported"]) == (0.25, 0.5, True)
+        shown = server.received[0]["messages"][1]["content"]
+        assert "Was it polite?" in shown
+        assert "Give a score from 0 to 1." in shown
+        assert '{"role": "assistant", "content": "Done."}' in shown
+        assert "characters are left out here" in shown
+        server.script[-1] = fails(500)
+        fault = await judged()
+        assert (fault.outcome, fault.scored) == (Outcome.JUDGE_ERROR, False)
+    with pytest.raises(ValueError, match="reward judge needs"):
+        Stage(tmp_path, SOLVED, {"entry": "tests.odd_agents:good", "reward": "judge"})
+    with pytest.raises(ValueError, match="add the section judge"):
+        Stage(tmp_path, SOLVED, {"entry": "tests.odd_agents:good", "judge": {"question": "?"}})
+    with pytest.raises(ValueError, match="must be below high"):
+        Stage(tmp_path, SOLVED, {"entry": "tests.odd_agents:good", "judge": {"question": "?", "low": 1.0}})
+
+
 async def test_clients_of_openai_and_mcp(tmp_path: Path) -> None:
     trajectory = await play(tmp_path, endless, "in_a_thread")
     assert trajectory.outcome is Outcome.AGENT_END, trajectory.error
-    assert odd_agents.SEEN == ["turn 0", "turn 1", True, "turn 2", "turn 3", "policy"]
-    assert [len(set(s.turn[s.loss_mask].tolist())) for s in trajectory.segments] == [1, 1, 2]
+    streamed = ("response.created", "response.completed", "turn 4")
+    assert ["turn 0", "turn 1", True, "turn 2", "turn 3", streamed, "policy"] == odd_agents.SEEN
+    assert [len(set(s.turn[s.loss_mask].tolist())) for s in trajectory.segments] == [1, 1, 2, 1]
     odd_agents.SEEN.clear()
     trajectory = await play(tmp_path, endless, "over_mcp")
     assert trajectory.outcome is Outcome.AGENT_END, trajectory.error
     assert "get_order" in odd_agents.SEEN[0]
     assert odd_agents.SEEN[1:] == ['{"error": "no such order"}', True] or odd_agents.SEEN[2]
+
+
+def test_a_streamed_response_is_the_whole_one_in_openais_events() -> None:
+    from openai.types.responses import ResponseStreamEvent
+    from pydantic import TypeAdapter
+
+    calls = [
+        {"id": f"c{n}", "type": "function", "function": {"name": f"f{n}", "arguments": "{}" * n}} for n in range(3)
+    ]
+    message = {"role": "assistant", "content": "ä" * 1025, "reasoning_content": "Hm.", "tool_calls": calls}
+    read = response_call(b'{"input": "Hello", "stream": true}', "override")
+    assert read.stream
+    events = list(response_events(ServedTurn(message, "length", 3, 4, 0, 7, 1, "started"), read))
+    adapter: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
+    for number, event in enumerate(events):
+        assert adapter.validate_python(event, strict=True).sequence_number == number
+    whole = events[-1]["response"]
+    assert events[-1]["type"] == "response.incomplete"
+    deltas: dict[str, str] = {}
+    for event in events:
+        if event["type"].endswith(".delta"):
+            deltas[event["item_id"]] = deltas.get(event["item_id"], "") + event["delta"]
+    assert deltas == {"rs_7": "Hm.", "msg_7": "ä" * 1025, "fc_c1": "{}", "fc_c2": "{}{}"}
+    done = [event["item"] for event in events if event["type"] == "response.output_item.done"]
+    assert done == whole["output"]
 
 
 CALL = """

@@ -22,12 +22,16 @@ TASKS = dict(enumerate(list(get_domain("help_desk").tasks("train"))[1:3]))
     "library",
     [
         *LIBRARIES[1:],
-        *(pytest.param(name, marks=pytest.mark.grid) for name in ("openai_agents", "openai_agents over responses")),
+        *(
+            pytest.param(name, marks=pytest.mark.grid)
+            for name in ("openai_agents", "openai_agents over responses", "openai_agents over streamed responses")
+        ),
     ],
 )
 def test_a_library_plays_the_desk_in_one_segment(library: str) -> None:
-    name, _, responses = library.partition(" ")
-    agent = {"command": command_of(name), "variables": {"DESK_API": "responses" if responses else "chat"}}
+    name, _, how = library.partition(" ")
+    variables = {"DESK_API": "responses" if how else "chat", "DESK_STREAM": "1" if "streamed" in how else ""}
+    agent = {"command": command_of(name), "variables": variables}
     tasks = TASKS if name == "smolagents" else dict([*TASKS.items()][:1])
     mine = play("help_desk", tasks, agent, final="final_answer" if name == "smolagents" else None)
     for trajectory in mine:

@@ -59,7 +59,7 @@ class Desk:
     def may_ask(self) -> Outcome | None:
         return None
 
-    def turned(self, turn: AssistantTurn) -> None:
+    def turned(self, turn: AssistantTurn, call: ChatCall, served: ServedTurn) -> None:
         self.turns.append(turn)
 
     def ended(self, outcome: Outcome) -> None:

@@ -20,9 +20,10 @@ from environments.gyms._shared import Gym, Setting, act
 from environments.gyms.search import DOMAIN, SearchGym, index
 from environments.gyms.search.answers import matches
 from environments.gyms.search.documents import corpus, read
-from environments.gyms.search.index import Index, shared_index
+from environments.gyms.search.index import shared_index
 from environments.gyms.search.relations import relations
 from environments.gyms.search.world import world
+from environments.kit.ranking import ranking
 from mua.config.schema import EnvironmentConfig
 from mua.endpoint.services import Services
 from mua.errors import EnvironmentFault, JudgeFault
@@ -119,11 +120,11 @@ def test_a_surname_that_several_bear_is_no_alias():
 
 def test_the_work_of_the_index_grows_with_its_documents_and_it_finds_by_words():
     index, documents = shared_index(), corpus()
-    half, whole = (operations(partial(Index, documents[: len(documents) // part])) for part in (2, 1))
+    half, whole = (operations(partial(ranking, documents[: len(documents) // part])) for part in (2, 1))
     assert half < whole < 2.5 * half
     assert whole < 100 * len(documents)
-    assert index.search("Zinstad town", 3)[0].title == "Zinstad"
-    assert index.search("xyzzy", 3) == index.search("the of", 3) == []
+    assert index.best("Zinstad town", 3)[0].title == "Zinstad"
+    assert index.best("xyzzy", 3) == index.best("the of", 3) == []
     assert shared_index() is shared_index()
 
 

@@ -80,8 +80,9 @@ def test_each_task_changes_something_exactly_if_its_gold_does():
 
 
 @pytest.mark.parametrize("name", PERSONAS)
-def test_the_expert_solves_every_task_of_the_test_split_whoever_the_customer_is(name: str):
-    tasks = load_split("test")[:: 1 if name == "plain" else 16]
+def test_the_expert_solves_tasks_of_the_test_split_whoever_the_customer_is(name: str):
+    """One task in four of a plain customer, whom end-to-end and canned tests meet too, one in sixteen of the others."""
+    tasks = load_split("test")[:: 4 if name == "plain" else 16]
     for task in tasks:
         found = with_persona(task, name)
         assert found.reward == 1.0, (task.id, found.evaluation.details, found.messages)

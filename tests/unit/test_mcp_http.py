@@ -1,27 +1,52 @@
 """Tool servers behind a URL: one of the SDK's own, in a process, and one that misbehaves on order, in a thread.
 
-Not here: what is the same over standard input and output (``test_mcp_servers.py``); TLS and proxies.
+Not here: what is the same over standard input and output (``test_mcp_servers.py``); proxies.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import datetime
 import gzip
+import ipaddress
 import json
+import ssl
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import misbehaving_mcp
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from cryptography.x509.oid import NameOID
 from mcp_support import environment, managed, play, some_task
 
 from mua.environment.manager import EnvironmentInstance
+from mua.environment.mcp.http_pipe import EventCounter
 from mua.environment.mcp.server_faults import ServerFaultKind, ServerNotStarted, ToolServerFault
 from mua.errors import ConfigError
 from mua.types import Json
+
+EVENTS = {"content-type": "text/event-stream"}
+NOTIFICATION = b'data: {"jsonrpc": "2.0", "method": "notifications/message", "params": {"level": "info", "data": 1}}'
+STREAMS = {
+    "notifications": (b"", (NOTIFICATION + b"\n\n") * 50, 0.0),
+    "carriage returns": (b"", (NOTIFICATION + b"\r\r") * 50, 0.0),
+    "comments": (b"", b":\n\n" * 50, 0.0),
+    "giant event": (b"data: ", b"x" * 65536, 0.0),
+    "giant field": (b"", b"data: x\n" * 8192, 0.0),
+    "pings": (b"", b": ping\n\n", 0.05),
+    "half an event": (b'data: {"jsonrpc": ', b"", 0.05),
+}
+"""What is sent first, what then without end, and the seconds between."""
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -36,6 +61,9 @@ class Handler(BaseHTTPRequestHandler):
         """Nothing."""
 
     def do_GET(self) -> None:
+        if type(self).fault == "reconnects":  # an event that names itself, and the end
+            self.answer(200, b"id: 1\nretry: 0\ndata:\n\n", **EVENTS)
+            return
         self.send_response(405)
         self.send_header("content-length", "0")
         self.end_headers()
@@ -61,12 +89,30 @@ class Handler(BaseHTTPRequestHandler):
             if calls and kind.fault == "drops":
                 self.close_connection = True
                 return
+            if calls and kind.fault == "reconnects":
+                self.do_GET()
+                return
+            if calls and kind.fault in STREAMS:
+                self.stream(*STREAMS[kind.fault])
+                return
             body = json.dumps(reply).encode()
             if calls and kind.fault == "gzip":
                 body, more = gzip.compress(body), {"content-encoding": "gzip"}
             if calls and kind.fault == "garbage":
                 body = b'{"jsonrpc": '
             self.answer(500 if calls and kind.fault == "fails" else 200, body, **more)
+
+    def stream(self, first: bytes, again: bytes, seconds: float) -> None:
+        """A stream of events that never ends."""
+        self.close_connection = True
+        self.send_response(200)
+        self.send_header("content-type", "text/event-stream")
+        self.end_headers()
+        with contextlib.suppress(OSError):
+            self.wfile.write(first)
+            while True:
+                self.wfile.write(again)
+                time.sleep(seconds)
 
     def answer(self, status: int, body: bytes, **headers: str) -> None:
         self.send_response(status)
@@ -79,15 +125,30 @@ class Handler(BaseHTTPRequestHandler):
             self.close_connection = True
 
 
+def certificate(folder: Path, name: str) -> None:
+    """A certificate of 127.0.0.1 that signs itself, with its key, in ``NAME.pem``."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    called, now = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]), datetime.datetime.now(datetime.UTC)
+    builder = x509.CertificateBuilder(called, called, key.public_key(), 1, now, now + datetime.timedelta(days=9))
+    address = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
+    made = builder.add_extension(address, critical=False).sign(key, hashes.SHA256())
+    secret = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    (folder / f"{name}.pem").write_bytes(made.public_bytes(Encoding.PEM) + secret)
+
+
 @contextmanager
-def served(fault: str = "") -> Iterator[tuple[type[Handler], str]]:
+def served(fault: str = "", tls: Path | None = None) -> Iterator[tuple[type[Handler], str]]:
     kind = type("Handler", (Handler,), {"fault": fault})
     httpd = ThreadingHTTPServer(("127.0.0.1", 0), kind)
     httpd.daemon_threads = True
+    if tls is not None:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(tls)
+        httpd.socket = context.wrap_socket(httpd.socket, server_side=True, do_handshake_on_connect=False)
     thread = threading.Thread(target=lambda: httpd.serve_forever(0.01))
     thread.start()
     try:
-        yield kind, f"http://127.0.0.1:{httpd.server_port}/mcp"
+        yield kind, f"http{'s' if tls else ''}://127.0.0.1:{httpd.server_port}/mcp"
     finally:
         httpd.shutdown()
         thread.join()
@@ -124,15 +185,56 @@ FAULTS = {
     "gzip": ("big", {"size": 50_000_000}, ServerFaultKind.GARBAGE, "compresses"),
     "garbage": ("echo", {"text_": "x"}, ServerFaultKind.GARBAGE, "none that the protocol knows"),
     "": ("big", {"size": 50_000_000}, ServerFaultKind.FLOODED, "message_bytes"),
+    "notifications": ("echo", {"text_": "x"}, ServerFaultKind.FLOODED, "messages without end"),
+    "carriage returns": ("echo", {"text_": "x"}, ServerFaultKind.FLOODED, "messages without end"),
+    "comments": ("echo", {"text_": "x"}, ServerFaultKind.FLOODED, "messages without end"),
+    "giant event": ("echo", {"text_": "x"}, ServerFaultKind.FLOODED, "message_bytes"),
+    "giant field": ("echo", {"text_": "x"}, ServerFaultKind.FLOODED, "message_bytes"),
+    "pings": ("echo", {"text_": "x"}, ServerFaultKind.HUNG, "call_seconds"),
+    "half an event": ("echo", {"text_": "x"}, ServerFaultKind.HUNG, "call_seconds"),
+    "reconnects": ("echo", {"text_": "x"}, ServerFaultKind.FLOODED, "ends its streams without end"),
 }
 
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_is_typed(fault: str) -> None:
     tool, arguments, kind, told = FAULTS[fault]
+    patience = {"call_seconds": 1.0} if kind is ServerFaultKind.HUNG else {}
     with served(fault) as (_, url), pytest.raises(ToolServerFault, match=told) as met:
-        play(environment(at(url)), lambda instance: instance.call(tool, arguments))
+        play(environment(at(url, **patience)), lambda instance: instance.call(tool, arguments))
     assert met.value.kind is kind
+
+
+def test_events_are_counted_wherever_a_stream_is_cut() -> None:
+    for end in (b"\n", b"\r", b"\r\n"):
+        stream = (b"event: message" + end + b"data: x" + end + end) * 3 + b"data: open"
+        for size in (1, 2, 3, 7, len(stream)):
+            counter = EventCounter()
+            found = [counter.count(stream[at : at + size]) for at in range(0, len(stream), size)]
+            assert sum(ended for ended, _ in found) == 3, (end, size)
+            assert found[-1][1] in (10, 11), (end, size)
+
+
+def test_a_private_authority_is_trusted_where_its_file_is_named(tmp_path: Path) -> None:
+    for name in ("own", "other"):
+        certificate(tmp_path, name)
+    with served(tls=tmp_path / "own.pem") as (_, url):
+        assert play(environment(at(url, ca_file=str(tmp_path / "own.pem"))), echo) == "hello"
+        for settings in ({}, {"ca_file": str(tmp_path / "other.pem")}):
+            with pytest.raises(
+                ServerNotStarted, match=r"certificate is not trusted: self.signed.*; set ca_file"
+            ) as met:
+                play(environment(at(url, **settings)), echo)
+            assert not met.value.passing
+        other_host = url.replace("127.0.0.1", "localhost")
+        with pytest.raises(ServerNotStarted, match=r"certificate is not trusted: Hostname mismatch.*correct the url"):
+            play(environment(at(other_host, ca_file=str(tmp_path / "own.pem"))), echo)
+    for file, why in (("none.pem", "No such file"), ("empty.pem", "PEM form")):
+        (tmp_path / "empty.pem").write_text("nothing")
+        with pytest.raises(ConfigError, match=rf"server 'web': ca_file .*{file}: .*{why}"):
+            play(environment(at("https://127.0.0.1:1/mcp", ca_file=str(tmp_path / file))), echo)
+    with pytest.raises(ValueError, match="ca_file belongs to a url that begins with https"):
+        environment(at("http://127.0.0.1:1/mcp", ca_file="x.pem"))
 
 
 def test_what_cannot_be_opened_says_why() -> None:

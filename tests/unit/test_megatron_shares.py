@@ -47,7 +47,8 @@ def steps(built: Any) -> list[dict[str, Any]]:
     found = []
     for seed in SEEDS:
         batch = built.with_logprobs(recorded_batch(seed), old=True)
-        found += [built.train_step(batch, LOSS) for _ in range(2 - seed)]
+        found += [built.train_step(batch, LOSS, keep=seed > 0) for _ in range(2 - seed)]
+        found[-1]["kept"] = np.concatenate(built.kept_logprobs or [np.zeros(0)])
         found[-1]["scores"] = np.concatenate([a for s in batch for a in (s.old_logprobs, s.reference_logprobs)])
     return found
 

@@ -17,9 +17,9 @@ import pytest
 
 from environments.qa import DOMAIN, QuestionDomain
 from environments.qa.episode import LOOKUP, OPEN
-from environments.qa.own import page_text
-from environments.qa.pages import pages
-from environments.qa.world import SPLITS, world
+from environments.qa.own import PRACTICE_QUESTIONS, page_text
+from environments.qa.pages import page_of, pages
+from environments.qa.world import COUNTS, SPLITS, world, world_key
 from mua.config.schema import EnvironmentConfig
 from mua.endpoint.services import Services
 from mua.environment.domain import unanswered
@@ -92,6 +92,35 @@ def test_no_page_before_the_last_holds_the_answer_and_no_question_names_it():
             assert (data["reference"] in page_text(at, "validation")) is (place == len(data["chain"]) - 1)
             at = known[at].facts[relation]
         assert at == data["reference"]
+
+
+async def test_smaller_worlds_ask_the_same_way_about_other_names():
+    """Practice worlds and plain names: no name is also a split's, the expert finds every answer, pages are shorter."""
+    easy = over(None, options={"practice": 2, "plain_names": 1, "sentences": 0})
+    tasks = easy.tasks("train")
+    assert len({task.id for task in tasks}) == len(tasks) == 2 * PRACTICE_QUESTIONS
+    assert {task.data["world"] for task in tasks} == {world_key(0, plain=True), world_key(1, plain=True)}
+    for task in [*tasks[:20], *tasks[-20:], *easy.tasks("test")[:20]]:
+        played = await demonstrate(easy, task, 0)
+        assert played.evaluation.success, task.id
+        results = [one["content"] for one in played.messages if one["role"] == "tool"]
+        assert all(len(result) < 400 for result in results[1::2])
+    for plain in (False, True):
+        keys = [world_key(split, plain=plain) for split in SPLITS]
+        held = {name for key in keys for name in world(key)}
+        assert len(held) == 3 * sum(COUNTS.values())
+        assert not held & {name for number in range(3) for name in world(world_key(number, plain=plain))}
+    words = {word for key in (*SPLITS, 0) for name in world(world_key(key, plain=True)) for word in name.split()}
+    assert len(words) < 130
+
+
+def test_a_shorter_page_tells_a_part_of_what_the_longest_tells():
+    for entity in list(world("test").values())[::40]:
+        whole, short, bare = (set(page_of(entity, "test", n).text.split(". ")) for n in (28, 5, 0))
+        assert len(bare) == len(entity.facts) + 1
+        assert len(short) <= len(bare) + 5
+        assert {one.rstrip(".") for one in bare} <= {one.rstrip(".") for one in short}
+        assert {one.rstrip(".") for one in short} <= {one.rstrip(".") for one in whole}
 
 
 def test_a_page_is_long_and_is_found_by_its_name():
@@ -236,6 +265,13 @@ async def test_choices_are_shown_with_their_labels(tmp_path: Path):
     assert await earned(domain, task, "A") == 0.0
 
 
+def test_a_reference_that_is_no_mathematics_is_found_when_the_data_is_read(tmp_path: Path):
+    rows = [{"q": f"Question {n}.", "a": answer} for n, answer in enumerate([r"\frac{x}{2}", "7", r"\frac{1}+"])]
+    place = written(tmp_path, *rows)
+    with pytest.raises(ConfigError, match=r"line 3: scorer 'symbolic' cannot read .*\(field 'a'\)"):
+        over(place, options={"question": "q", "answer": "a"}, scorer={"name": "symbolic"})
+
+
 async def test_a_scorer_with_processes_ends_with_its_domain(tmp_path: Path):
     place = written(tmp_path, {"question": "Simplify.", "answer": r"\frac{x}{2}"})
     config = EnvironmentConfig.model_validate({"name": "qa", "data": place, "scorer": {"name": "symbolic"}})
@@ -304,6 +340,8 @@ GOOD = {"question": "What?", "answer": "x"}
         ([GOOD], {"answer": 5}, "options.answer: 5 is not the name of a field"),
         ([GOOD], {"test": 1.5}, "options.test: 1.5 is not a share"),
         ([GOOD], {"test": 0.6, "validation": 0.6}, "more than 1 together"),
+        ([GOOD], {"plain_names": 1}, "options.plain_names: is about the made-up world, and environment.data is set"),
+        ([GOOD], {"sentences": 29}, "options.sentences: 29 is no whole number from 0 to 28"),
         ([GOOD], {"patience": 0}, "options.patience: 0 is no whole number from 1 to 50"),
     ],
 )

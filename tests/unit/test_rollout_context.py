@@ -196,6 +196,22 @@ async def test_without_room_for_notes_the_episode_ends_by_length() -> None:
     check_streams(result, sampler)
 
 
+async def test_notes_that_no_turn_follows_are_trained_with_the_last_turn() -> None:
+    """They fill the window, and what is written around them leaves no room behind."""
+    result, sampler = await rewritten(
+        "Which?", "short " * 60, strategy="summarise", every_turns=1, summary_tokens=400, instruction="N.",
+        b_max_tokens=270, b_max_turn_tokens=64, user=FixedUser("a", "b"),
+    )  # fmt: skip
+    assert (result.outcome, len(result.turn_rewards), len(sampler.requests)) == (Outcome.LENGTH, 1, 2)
+    check_streams(result, sampler)
+    played = [
+        Trajectory("t", 0, sample, result.segments, result.turn_rewards, float(sample), False, result.outcome)
+        for sample in range(2)
+    ]
+    (batch,) = make_batches([[Group(0, "t", played)]], AlgorithmConfig(credit="reward_to_go"), 1.0)
+    assert sum(int(s.trained.sum()) for s in batch) == sum(t.sampled_tokens for t in played)
+
+
 async def test_a_policy_that_says_the_same_over_and_over_is_stopped_and_scored() -> None:
     result, sampler = await rewritten(*[LOOK] * 9, stop_on_repetition=3)
     assert (result.outcome, len(sampler.requests)) == (Outcome.REPETITION, 3)

@@ -30,7 +30,8 @@ from mua.environment.selection import Selection
 from mua.errors import ConfigError, JudgeFault
 from mua.scoring.extraction import found_answers
 from mua.scoring.list_answers import readings
-from mua.scoring.scorer import Grader, Question
+from mua.scoring.number_words import digits_of_words
+from mua.scoring.scorer import ChecksTogether, Grader, Question
 from mua.scoring.scorer_registry import SCORERS, grader, make_scorer
 from mua.scoring.written_numbers import read_number
 
@@ -223,6 +224,65 @@ async def test_options_of_numbers():
     assert await right("numeric", [3, 4.5], "4.5")
 
 
+async def test_units_are_converted_where_that_is_asked_for():
+    for reference, answer, alike in [
+        ("5 km", "5000 m", True), ("5 km", "5001 m", False), ("5000 metres", "5 kilometres", True), ("5 km", "5", True),
+        ("90 km/h", "25 m/s", True), ("2 h", "120 minutes", True), ("1 ft", "12 inches", True), ("5 km", "5 kg", False),
+        ("1 m^2", "10000 cm^2", True), ("$5", "5 €", False), ("20 °", "20 m", False), ("5 mW", "5 MW", False),
+        ("1/3 km", "1000/3 m", True), ("5 m", "5 parsnips", False), ("1 l", "1000 mL", True),
+    ]:  # fmt: skip
+        assert await right("numeric", reference, answer, convert=True) is alike, (reference, answer)
+    assert not await right("numeric", "5 km", "5000 m")
+    assert not await right("numeric", "5 km", "5", convert=True, units="required")
+    with pytest.raises(ConfigError, match="units are ignored"):
+        make_scorer("numeric", {"convert": True, "units": "ignore"}, Services())
+
+
+@pytest.mark.parametrize(("text", "digits"), [
+    ("twenty-five", "25"), ("Twenty five km", "25 km"), ("one hundred and five", "105"), ("a hundred", "100"),
+    ("two million three hundred thousand and six", "2300006"), ("three point one four", "3.14"), ("zero", "0"),
+    ("minus seven", "-7"), ("nineteen hundred", "1900"), ("forty two.", "42"), ("fifteen percent", "15 percent"),
+    ("ninety-nine thousand nine hundred ninety-nine", "99999"), ("five hundred twenty thirty", None), ("a", None),
+    ("twenty twenty", None), ("and five", None), ("one hundred and", None), ("thousand", None), ("a cat", None),
+    ("one million thousand", None), ("point five", None), ("seven hundred zero", None), ("ten hundred", None),
+    ("twenty five (25)", None), ("", None), ("one " * 500, None), ("two three", None), ("five point twelve", None),
+])  # fmt: skip
+def test_numbers_in_words(text: str, digits: str | None):
+    assert digits_of_words(text) == digits
+
+
+async def test_number_words_are_an_option():
+    assert await right("numeric", "25", "twenty-five", words=True)
+    assert await right("numeric", "twenty-five", "25", words=True)
+    assert not await right("numeric", "25", "twenty-five")
+    assert not await right("numeric", "5", "five or six", words=True)
+    assert await right("numeric", "5000 m", "five km", words=True, convert=True)
+    assert await right("numeric", "1,5", "one point five", words=True, decimal="comma")
+
+
+async def test_days():
+    for answer in ("March 3rd, 2021", "3 March 2021", "the 3rd of March, 2021", "2021/3/3", "20210303", "Mar. 3, 2021"):
+        assert await right("date", "2021-03-03", answer), answer
+    for answer in (
+        "March 2021", "2021", "March 3", "3/3/21", "2021-03-03 or 2021-03-04", "2021-03-03 10:00", "2021-13-40", "x",
+        "2021-03-03T00:00Z", "03/04/2021", "9" * 50, "1/0/2021", "\x00", "2021-03-04", "",
+    ):  # fmt: skip
+        assert not await right("date", "2021-03-03", answer), answer
+    assert await right("date", "2021-03-04", "03/04/2021", order="month_first")
+    assert await right("date", "2021-04-03", "03/04/2021", order="day_first")
+    assert await right("date", "2021-04-13", "13/04/2021")
+    assert await right("date", "2021-03-04", "4 March 2021")  # the year first: never day before month
+
+
+def test_every_reference_of_the_pairs_can_be_read_as_mathematics(graders: dict[str, Grader]):
+    scorer = graders["symbolic"].scorer
+    assert isinstance(scorer, ChecksTogether)
+    asked = [question(reference) for name, reference, _, _ in PAIRS if name == "symbolic"]
+    scorer.check_together(asked)
+    with pytest.raises(ConfigError, match=r"^tasks.jsonl, line 7: .*cannot read the right answer as mathematics"):
+        scorer.check_together([question(r"(1, \frac{1}+)")])
+
+
 async def test_options_of_texts():
     assert not await right("exact", "Paris", "paris", normalise=False)
     assert await right("exact", "Pa  ris", " Pa ris", normalise=False)
@@ -260,6 +320,8 @@ async def test_options_of_choices():
         ("numeric", None, (), "a text or a number"),
         ("numeric", "nan", (), "must be a number"),
         ("numeric", float("inf"), (), "must be a number"),
+        ("date", "March 2021", (), "must be a day with its year"),
+        ("date", "03/04/2021", (), "read in one way only"),
         ("exact", "", (), "a text or a number"),
         ("exact", [], (), "a text or a number"),
         ("exact", {"a": 1}, (), "a text or a number"),

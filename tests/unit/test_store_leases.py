@@ -9,6 +9,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import random
+import re
 import signal
 import time
 from collections import Counter
@@ -19,8 +20,12 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
+import mua
+from mua.engine.routed import CONTRACT
 from mua.errors import ConfigError
 from mua.rollout.sample import configuration_of, secrets_of
+from mua.rollout.sampler_code import made_with
+from mua.source_state import code_digest
 from mua.store import leases
 from mua.store.database import Store
 from mua.store.faults import StoreError
@@ -56,7 +61,7 @@ def begin(store: Store, groups: int = 0, part: int = 1) -> None:
         execute(connection, [
             Insert(runs, [run], "keep"),
             Insert(parts, [{"run_id": RUN, "part": part, "from_step": 0, "started_at": 1.0, "config": {}}]),
-            Insert(engines, [router_row(part, "http://x", "k", [], version=0, capacity=4) | {
+            Insert(engines, [router_row(part, "http://x", "k", [], {"mua": "1"}, version=0, capacity=4) | {
                 "run_id": RUN, "seen_at": now}], "replace"),
         ])  # fmt: skip
         for ordinal in range(groups):
@@ -199,8 +204,9 @@ def _work(url: str, name: str, seed: int, dies: bool) -> None:
 def test_processes_that_claim_at_once_and_are_killed(url: str) -> None:
     with Store.open(url) as store:
         begin(store, 25)
-        spawn = multiprocessing.get_context("spawn")
-        workers = [spawn.Process(target=_work, args=(url, f"w{n}", n, n < 2)) for n in range(4)]
+        server = multiprocessing.get_context("forkserver")
+        server.set_forkserver_preload([__name__])  # imported once for all of them
+        workers = [server.Process(target=_work, args=(url, f"w{n}", n, n < 2)) for n in range(4)]
         for worker in workers:
             worker.start()
         for worker in workers:
@@ -260,7 +266,7 @@ def test_a_sampler_needs_the_configuration_of_the_run(tmp_path: Path) -> None:
     assert "secret-key" not in str(stored)
 
     def part(*secrets: str) -> RunningPart:
-        return RunningPart(RUN, 1, "out", stored, {}, "http://x", "k", secrets)
+        return RunningPart(RUN, 1, "out", stored, {}, "http://x", "k", secrets, made_with(["help_desk"]))
 
     with pytest.raises(ConfigError, match=r"judge.llm.api_key.*--config"):
         configuration_of(part("judge.llm.api_key"), None, ())
@@ -271,3 +277,64 @@ def test_a_sampler_needs_the_configuration_of_the_run(tmp_path: Path) -> None:
         configuration_of(part(), None, ["rollout.max_turns=3"])
     with pytest.raises(ConfigError, match=r"engine.deterministic: the run has another"):
         configuration_of(part(), None, ["engine.deterministic=true"])
+
+
+def test_a_sampler_of_another_mua_or_other_code_is_refused(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from mua.config.load import load_config
+    from mua.launch.provenance import provenance
+    from mua.rollout import sampler_code
+    from mua.store.part_finding import RunningPart
+
+    file = tmp_path / "config.yaml"
+    file.write_text(CONFIG.format(model=tmp_path, key="none"))
+    stored, ours = provenance(load_config(file))["config"], made_with(["help_desk"])
+    assert (ours["mua"], ours["contract"], len(ours["code"])) == (mua.__version__, CONTRACT, 16)
+
+    def asked(made: dict[str, Any], *overrides: str) -> None:
+        configuration_of(RunningPart(RUN, 1, "out", stored, {}, "http://x", "k", (), made), None, overrides)
+
+    asked(ours)
+    other = f"mua {mua.__version__}.post1"
+    own = re.escape(f"mua {mua.__version__} (sampler contract {CONTRACT})")
+    with pytest.raises(ConfigError, match=rf"run r: its trainer is {other} .*, this sampler {own}; install"):
+        asked(ours | {"mua": f"{mua.__version__}.post1"}, "samplers.other_code=warn")
+    with pytest.raises(ConfigError, match=rf"sampler contract {CONTRACT + 1}\), this sampler {own}"):
+        asked(ours | {"contract": CONTRACT + 1})
+    with pytest.raises(ConfigError, match=rf"does not say its version, and this sampler is {own}"):
+        asked({})
+    differing = ours | {"code": "0" * 16, "commit": "abc", "packages": ours["packages"] | {"transformers": "1.0"}}
+    with pytest.raises(
+        ConfigError, match=r"the trainer's 0{16} \(commit abc\), here [0-9a-f]{16}.*; transformers: the trainer's 1.0"
+    ):
+        asked(differing)
+    asked(differing, "samplers.other_code=warn")
+    assert "transformers: the trainer's 1.0, here" in caplog.text
+
+    class Dist:
+        name, version = "books", "2.0"
+
+    class Point:
+        name, value, dist = "book_shop", "books.shop", Dist
+
+    monkeypatch.setattr(sampler_code, "entry_points", lambda group: [Point])
+    assert made_with(["book_shop"])["packages"]["books"] == "2.0"
+    assert "books" not in made_with(["help_desk"])["packages"]
+
+
+def test_the_digest_of_code_sees_changed_files(tmp_path: Path) -> None:
+    (tmp_path / "mua" / "__pycache__").mkdir(parents=True)
+    (tmp_path / "mua" / "a.py").write_text("1")
+
+    def digest() -> str:
+        return code_digest.__wrapped__(tmp_path)
+
+    first = digest()
+    (tmp_path / "mua" / "__pycache__" / "a.pyc").write_text("1")
+    (tmp_path / "mua" / "a.md").write_text("1")
+    assert digest() == first
+    (tmp_path / "mua" / "a.py").write_text("2")
+    second = digest()
+    (tmp_path / "mua" / "a.py").rename(tmp_path / "mua" / "b.py")
+    assert len({first, second, digest()}) == 3

@@ -2,8 +2,7 @@
 are killed at drawn moments.
 
 Runner, environment, chat endpoint over HTTP and store are real, the policy is scripted. Not here: a real engine and a
-trainer's steps (tests/e2e/test_resume.py); 200 kills and PostgreSQL (docs/benchmarks/store.md); judges in worker
-processes, which are not recorded.
+trainer's steps (tests/e2e/test_resume.py); 200 kills and PostgreSQL (docs/benchmarks/store.md).
 """
 
 from __future__ import annotations
@@ -15,22 +14,25 @@ from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
+from aiohttp import web
 
 from environments.help_desk.tasks import generate
+from mua.config.schema import DistillationConfig
 from mua.endpoint.services import Services
 from mua.errors import EngineError, UserFault
 from mua.rollout import runner as runner_module
 from mua.rollout.runner import EpisodeRunner
+from mua.rollout.teacher import Teacher
 from mua.store.database import Store
 from mua.store.reader import read_trajectories
-from mua.store.recorder import Recorder
+from mua.store.recorder import NotedRequest, Recorder, noting
 from mua.store.starts import begin_part
 from mua.store.tables import metadata, requests, tasks, texts, tool_calls, trajectories
 from mua.store.texts import check_text, message_lists, read_texts
 from mua.store.verification import verify
 from mua.store.writer import Writer
 from mua.types import Group, Json
-from tests.chat_server import asked, fails
+from tests.chat_server import asked, fails, serving
 from tests.rollout_fixtures import Script, ScriptedSampler, TestDesk, call, experiment, lines, only
 from tests.tokens_fixtures import chat_family
 from tools.bench.store_kills import campaign
@@ -57,13 +59,15 @@ def rows(store: Store, chosen: sa.Select) -> list[Json]:
         return [dict(row) for row in connection.execute(chosen).mappings()]
 
 
-async def play(store: Store, folder: Path, script: Script, size: int = 2, times: int = 1) -> list[Group]:
+async def play(
+    store: Store, folder: Path, script: Script, size: int = 2, times: int = 1, **sections: Json
+) -> list[Group]:
     """The same group so many times over, as one that is cancelled when it has ended and begins again."""
     run, part, _ = begin_part(store, folder, "test", {}, {}, from_step=0, seconds=5)
     groups = []
     with Writer(store, every_seconds=0.01) as writer:
         recorder = Recorder(writer, run, part)
-        config = experiment(rollout={"max_retries": 2})
+        config = experiment(rollout={"max_retries": 2}, **sections).model_copy(update={"output": folder})
         sampler = ScriptedSampler(FAMILY, script)
         runner = EpisodeRunner(config, only(TestDesk()), FAMILY, sampler, Services(), recorder=recorder)
         for _ in range(times):
@@ -100,6 +104,70 @@ async def test_requests_say_where_their_tokens_are_and_calls_what_they_answered(
     assert again[0].messages == group.trajectories[0].messages
     (task,) = rows(store, sa.select(tasks))
     assert (task["state"], task["size"]) == ("complete", 2)
+
+
+@pytest.mark.parametrize("entry", ["good", "forks"])
+async def test_requests_over_the_gateway_are_their_own_episodes(store: Store, tmp_path: Path, entry: str) -> None:
+    agent = {"entry": f"tests.odd_agents:{entry}", "stop_seconds": 0.5}
+    script = SOLVED if entry == "good" else lambda session, turn: f"This is {turn} of {session}."
+    (group,) = await play(store, tmp_path, script, size=3, agent=agent)
+    found = rows(store, sa.select(requests).order_by(requests.c.sample, requests.c.number))
+    for trajectory in group.trajectories:
+        mine = [row for row in found if row["sample"] == trajectory.sample]
+        assert [row["turn"] for row in mine] == list(range(len(trajectory.turn_rewards))) == [0, 1, 2, 3][: len(mine)]
+        assert len(mine) == (4 if entry == "forks" else 2)
+        sampled = {(n, at) for n, segment in enumerate(trajectory.segments) for at in segment.loss_mask.nonzero()[0]}
+        told = {(row["segment"], at) for row in mine for at in range(row["token_start"], row["token_end"])}
+        assert told == sampled, "every sampled token was asked for by one request of this episode"
+        for row in mine:
+            segment, place = trajectory.segments[row["segment"]], slice(row["token_start"], row["token_end"])
+            assert set(segment.turn[place]) == {row["turn"]}
+        placed = [row["sampling"]["gateway"]["placed"] for row in mine]
+        assert placed == ["started", "started", "appended", "forked"] if entry == "forks" else ["started", "appended"]
+        with store.read() as connection:
+            replies = read_texts(connection, [row["reply"] for row in mine])
+        assert all(replies[row["reply"]]["role"] == "assistant" for row in mine)
+    if entry == "good":
+        calls = rows(store, sa.select(tool_calls).order_by(tool_calls.c.sample))
+        assert [(c["sample"], c["name"], c["turn"]) for c in calls] == [(n, "cancel_order", 0) for n in range(3)]
+    else:
+        assert found[0]["sampling"]["gateway"]["overridden"] == ["temperature"]
+        assert len(found[0]["sampling"]["gateway"]["model"]) == 200
+
+
+async def test_requests_of_a_teacher_are_those_of_the_segments(store: Store, tmp_path: Path) -> None:
+    async def scores(request: web.Request) -> web.StreamResponse:
+        body = await request.json()
+        ids = body["input_ids"][body["logprob_start_len"] :]
+        pairs = [[None if at == 0 else -token / 8, token, None] for at, token in enumerate(ids)]
+        return web.json_response({"meta_info": {"input_token_logprobs": pairs, "cached_tokens": 7}})
+
+    (group,) = await play(store, tmp_path, SOLVED)
+    async with serving(fails(500), scores, path="/{any:.*}") as server:
+        given = {"base_url": server.url.removesuffix("/v1"), "api_key": "sk-planted", "retry_seconds": 0.001}
+        teacher = Teacher(DistillationConfig.model_validate(given | {"concurrency": 1}), FAMILY.codec)
+        asked: list[tuple[int, NotedRequest]] = []
+        await teacher.scored(group, lambda sample, request: asked.append((sample, request)))
+        await teacher.close()
+    part = rows(store, sa.select(trajectories))[0]
+    with Writer(store, every_seconds=0.01) as writer:
+        Recorder(writer, part["run_id"], part["part"]).taught(group, asked)
+    found = rows(store, sa.select(requests).where(requests.c.role == "teacher"))
+    assert sorted((row["sample"], row["number"], row["error"] is not None) for row in found) == [
+        (0, 0, True), (0, 1, False), (1, 0, False),
+    ]  # fmt: skip
+    with store.read() as connection:
+        stored = {t.sample: t for t in read_trajectories(connection, [row["trajectory_id"] for row in found])}
+    for row in found:
+        place = slice(row["token_start"], row["token_end"])
+        segment = stored[row["sample"]].segments[row["segment"]]
+        assert segment.teacher_logprobs is not None
+        sampled = segment.loss_mask.nonzero()[0]
+        assert (place.start, place.stop) == (sampled[0], sampled[-1] + 1)
+        assert (segment.teacher_logprobs[sampled] == -segment.ids[sampled] / 8).all()
+        assert row["endpoint"] == given["base_url"]
+        assert row["cached_tokens"] == (None if row["error"] else 7)
+        assert "sk-planted" not in repr(dict(row))
 
 
 async def test_an_attempt_that_failed_leaves_what_was_said(store: Store, tmp_path: Path) -> None:
@@ -148,7 +216,7 @@ async def test_no_secret_comes_into_the_store(store: Store, tmp_path: Path) -> N
     async with asked(refusal, api_key=planted, max_retries=0) as (server, client):
         with Writer(store, every_seconds=0.01) as writer:
             record = Recorder(writer, run, part).episode(1, 0, {}, evaluation=False)
-            with record.noting(), pytest.raises(UserFault):
+            with noting(record), pytest.raises(UserFault):
                 await client.chat([{"role": "user", "content": "hello"}], seed=1)
             record.failed()
     (request,) = rows(store, sa.select(requests))

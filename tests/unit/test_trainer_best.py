@@ -72,10 +72,10 @@ class Counted(StandIn):
     def weights(self) -> int:  # type: ignore[override]
         return self.updates
 
-    def train_step(self, *arguments: Any) -> dict[str, float]:
+    def train_step(self, *arguments: Any, **named: Any) -> dict[str, float]:
         if self.updates + 1 == self.dies_at:
             raise KeyboardInterrupt
-        return super().train_step(*arguments)
+        return super().train_step(*arguments, **named)
 
 
 def config(output: Path, report: str | None = None, **trainer: Any) -> ExperimentConfig:

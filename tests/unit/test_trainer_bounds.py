@@ -63,7 +63,9 @@ class StandIn:
     def with_logprobs(self, batch: TrainBatch, *, old: bool) -> TrainBatch:
         return batch
 
-    def train_step(self, batch: TrainBatch, loss: object) -> dict[str, float]:
+    kept_logprobs = None
+
+    def train_step(self, batch: TrainBatch, loss: object, *, keep: bool = False) -> dict[str, float]:
         self.updates += 1
         return {"loss": 1.0, "grad_norm": 1.0, "skipped": self.skipped.pop(0) if self.skipped else 0.0}
 
@@ -86,7 +88,8 @@ def experiment(
     return ExperimentConfig(
         name="run", output=output, model={"path": "model"}, environment={"name": "help_desk"},
         trainer={"steps": STEPS, "save_every": 0, **trainer}, algorithm={"group_size": SIZE, "groups_per_step": 1},
-        evaluation={"report_split": report}, observe={"tensorboard": False, "progress": False}, engine=engine or {},
+        evaluation={"report_split": report}, engine=engine or {},
+        observe={"tensorboard": False, "progress": False, "traces": True},
     )  # fmt: skip
 
 

@@ -68,8 +68,14 @@ class Table:
             found = [self.log_probabilities(s.ids, batch.temperature).numpy().astype(np.float32) for s in batch]
         return replace(batch, sequences=[replace(s, old_logprobs=v) for s, v in zip(batch, found, strict=True)])
 
-    def train_step(self, batch: TrainBatch, loss: LossFunction) -> dict[str, float]:
+    def train_step(self, batch: TrainBatch, loss: LossFunction, *, keep: bool = False) -> dict[str, float]:
         self.events.append("train")
+        self.kept_logprobs = None
+        if keep:
+            found = [self.log_probabilities(s.ids, batch.temperature).detach().numpy() for s in batch]
+            self.kept_logprobs = [
+                np.where(s.trained, v, 0).astype(np.float32) for s, v in zip(batch, found, strict=True)
+            ]
         self.trained.update({int(s.ids[0]) for s in batch})
         parts = [torch.from_numpy(np.concatenate([part(s)[s.trained] for s in batch])) for part in _PARTS]
         logprobs = torch.cat([self.log_probabilities(s.ids[s.trained], batch.temperature) for s in batch]).float()

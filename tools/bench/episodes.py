@@ -58,6 +58,10 @@ class ScriptedPolicy:
         self._turns: defaultdict[str, int] = defaultdict(int)
         self._ids = lru_cache(maxsize=None)(self._encoded)
 
+    def forget(self) -> None:
+        """All episodes begin again."""
+        self._turns.clear()
+
     def _encoded(self, text: str) -> Int32Array:
         return self._family.codec.encode([fixed(text + self._family.end_of_turn, Provenance.SAMPLED)])[0]
 

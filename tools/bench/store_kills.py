@@ -3,9 +3,11 @@
     python -m tools.bench.store_kills [--kills 200] [--seed 1] [--url POSTGRES] [--folder FOLDER]
 
 Each attempt is a process of its own that continues the run: the output folder, the record, the recorder of episodes and
-the writer are the run's own; policy and episodes are made up, so that 200 kills take minutes. Half of the moments are
-drawn over time, half over the statements and commits that the store sends. After every kill the store must verify, and
-hold every step of the newest checkpoint; at the end every step and every group is there once.
+the writer are the run's own; policy and episodes are made up, so that 200 kills take minutes. A quarter of the moments
+each is drawn over time, over the statements that the store sends, within its commits (while the database works on one)
+and within the saves of checkpoints (before one of their system calls on files). Where a process was when it died is
+counted too. After every kill the store must verify, and hold every step of the newest checkpoint; at the end every step
+and every group is there once.
 """
 
 from __future__ import annotations
@@ -13,22 +15,30 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import mmap
 import os
 import random
 import signal
 import sys
 import tempfile
+import threading
 import time
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import sqlalchemy as sa
+from sqlalchemy.engine.default import DefaultDialect
 
+from megatron_bridge.atomic import hidden_folder, publish_folder
 from mua.algorithms.batch import make_batches
 from mua.config.schema import ExperimentConfig
 from mua.store.database import Store, store_url
+from mua.store.faults import NoStore
 from mua.store.queries import lost_step
 from mua.store.retention import checkpoint_steps
 from mua.store.starts import missing_steps, run_of
@@ -42,21 +52,94 @@ from mua.types import Group, Outcome, Segment, Trajectory
 GROUPS, SIZE = 2, 2
 
 
-class CountingPolicy:
-    """Counts its updates; its checkpoints are whole or not there."""
+KINDS = ("time", "statement", "commit", "save")
+ELSEWHERE, IN_COMMIT, IN_SAVE = b"-", b"c", b"s"
+PLACES = {ELSEWHERE: "elsewhere", IN_COMMIT: "within a commit", IN_SAVE: "within the save of a checkpoint"}
 
-    def __init__(self) -> None:
-        self.updates = 0
+
+@dataclass(frozen=True)
+class Death:
+    """When an attempt dies: at the ``count``-th event of its ``kind``, ``seconds`` later."""
+
+    kind: str
+    count: int
+    seconds: float
+
+    @classmethod
+    def drawn(cls, draw: random.Random, kind: str) -> Death:
+        most = {"time": 1, "statement": 400, "commit": 60, "save": 150}[kind]
+        # A commit of a few rows takes a fraction of a millisecond on SQLite, some on a PostgreSQL.
+        seconds = {"time": 0.02 + 0.4 * draw.random(), "commit": 0.001 * draw.random() ** 2}.get(kind, 0.0)
+        return cls(kind, draw.randrange(1, most + 1), seconds)
+
+
+class Reaper:
+    """Kills its own process at the moment of a :class:`Death`, and says in shared memory where it was till then."""
+
+    def __init__(self, death: Death | None, place: mmap.mmap) -> None:
+        self._death, self._place, self._left = death, place, 0 if death is None else death.count
+
+    def watch(self) -> None:
+        """From now on. For a process that does nothing else: it changes SQLAlchemy and the policy for good."""
+        for name in ("before_cursor_execute", "after_cursor_execute"):
+            sa.event.listen(sa.engine.Engine, name, lambda *_: self._event("statement"))
+        commit, death = DefaultDialect.do_commit, self._death
+
+        def watched(dialect: Any, connection: Any) -> None:
+            with self.within(IN_COMMIT):
+                self._event("commit")
+                commit(dialect, connection)
+
+        DefaultDialect.do_commit = watched  # type: ignore[method-assign]
+        sys.addaudithook(self._audit)
+        if death is not None and death.kind == "time":
+            threading.Thread(target=self._die, daemon=True).start()
+
+    @contextmanager
+    def within(self, place: bytes) -> Iterator[None]:
+        """A block whose place is told."""
+        before = self._place[:1]
+        self._place[:1] = place
+        try:
+            yield
+        finally:
+            self._place[:1] = before
+
+    def _audit(self, event: str, _: object) -> None:
+        if self._place[:1] == IN_SAVE and event.partition(".")[0] in ("open", "os", "shutil"):
+            self._event("save")
+
+    def _event(self, kind: str) -> None:
+        if self._death is None or self._death.kind != kind:
+            return
+        self._left -= 1
+        if self._left != 0:
+            return
+        if self._death.seconds:
+            threading.Thread(target=self._die, daemon=True).start()
+        else:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def _die(self) -> None:
+        assert self._death is not None
+        time.sleep(self._death.seconds)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+class CountingPolicy:
+    """Counts its updates; its checkpoints are whole or not there, by the functions that write the real ones."""
+
+    def __init__(self, reaper: Reaper) -> None:
+        self.updates, self._reaper = 0, reaper
 
     def save(self, folder: Path, extra_state: dict[str, Any], *_: Any, **__: Any) -> None:
-        partial = folder.with_name(f".{folder.name}.partial")
-        partial.mkdir(parents=True, exist_ok=True)
-        (partial / "manifest.json").write_text(json.dumps(extra_state))
-        if folder.exists():
-            for path in folder.iterdir():
-                path.unlink()
-            folder.rmdir()
-        partial.rename(folder)
+        partial = hidden_folder(folder)
+        with self._reaper.within(IN_SAVE):
+            partial.mkdir(parents=True, exist_ok=True)
+            for number in range(4):
+                (partial / f"weights_{number}").write_bytes(bytes(100_000))
+            (partial / "manifest.json").write_text(json.dumps(extra_state))
+            publish_folder(partial, folder)
 
     def load(self, folder: Path) -> dict[str, Any]:
         state: dict[str, Any] = json.loads((folder / "manifest.json").read_text())
@@ -97,23 +180,13 @@ def trajectory(ordinal: int, sample: int, version: int) -> Trajectory:
     )  # fmt: skip
 
 
-def play(config: ExperimentConfig, dies_at_statement: int | None) -> None:
+def play(config: ExperimentConfig, reaper: Reaper) -> None:
     """The run from where it is to its end, or to the moment of its death."""
-    if dies_at_statement is not None:
-        left = [dies_at_statement]
-
-        def count(*_: Any, **__: Any) -> None:
-            left[0] -= 1
-            if left[0] <= 0:
-                os.kill(os.getpid(), signal.SIGKILL)
-
-        for name in ("before_cursor_execute", "after_cursor_execute"):
-            sa.event.listen(sa.engine.Engine, name, count)
-        sa.event.listen(sa.engine.Engine, "commit", count)
+    reaper.watch()
     # To ask git takes longer than all the rest of an attempt.
     for module in (run_folder, run_record):
         module.__dict__["provenance"] = lambda _: {"config": {}}
-    policy: Any = CountingPolicy()
+    policy: Any = CountingPolicy(reaper)
     with Run(config, policy) as run, RunRecord(config, run.step) as record:
         run.store = record
         for step in range(run.step, config.trainer.steps):
@@ -134,7 +207,7 @@ def _step(config: ExperimentConfig, run: Run, record: RunRecord, step: int) -> N
                 "policy",
                 time.time(),
                 messages=made.messages,
-                in_segment=True,
+                conversation=made.messages,
                 segment=0,
                 token_start=3,
                 token_end=7,
@@ -160,7 +233,11 @@ def faults(config: ExperimentConfig) -> list[str]:
     output = config.output
     if config.store.url is None and not (output / "store.sqlite").exists():
         return ["checkpoints without a store"] if checkpoint_steps(output) else []
-    with Store.open(store_url(output, config.store), write=config.store.url is None) as store, store.read() as found:
+    try:
+        opened = Store.open(store_url(output, config.store), write=config.store.url is None)
+    except NoStore:  # it was killed before there were tables
+        return ["checkpoints without a store"] if checkpoint_steps(output) else []
+    with opened as store, store.read() as found:
         wrong = [str(finding) for finding in verify(found)]
         run = run_of(output)
         if lacking := missing_steps(found, run, max(checkpoint_steps(output), default=0)):
@@ -189,23 +266,16 @@ def campaign(folder: Path, kills: int, seed: int, url: str | None = None) -> dic
     config = experiment(folder / "out", 100 * kills + 8, url)  # more than any attempt comes to
     config.output.mkdir(parents=True)
     for number in range(kills):
-        over_statements, statement, seconds = number % 2 == 0, draw.randrange(1, 400), 0.02 + 0.8 * draw.random()
-        child = os.fork()
-        if child == 0:
-            _child(config, statement if over_statements else None)
-        if not over_statements:
-            time.sleep(seconds)
-            os.kill(child, signal.SIGKILL)
-        _, status = os.waitpid(child, 0)
-        done["killed" if os.WIFSIGNALED(status) else "ended by itself"] += 1
-        if not os.WIFSIGNALED(status):
+        death = Death.drawn(draw, KINDS[number % len(KINDS)])
+        status, place = _attempt(config, death)
+        if os.WIFSIGNALED(status):
+            done["killed"] += 1
+            done[f"killed {PLACES[place]}"] += 1
+        else:
             wrong.append(f"kill {number}: the attempt ended before with status {os.waitstatus_to_exitcode(status)}")
-        wrong += [f"kill {number}: {fault}" for fault in faults(config)]
+        wrong += [f"kill {number} ({death}): {fault}" for fault in faults(config)]
     last = experiment(config.output, max(checkpoint_steps(config.output), default=0) + 6, url)
-    child = os.fork()
-    if child == 0:
-        _child(last, None)
-    _, status = os.waitpid(child, 0)
+    status, _ = _attempt(last, None)
     if status:
         wrong.append(f"the last attempt ended with status {status}")
     wrong += [f"end: {fault}" for fault in faults(last)]
@@ -230,9 +300,19 @@ def _figures(config: ExperimentConfig) -> dict[str, Any]:
     return figures
 
 
-def _child(config: ExperimentConfig, dies_at_statement: int | None) -> None:
+def _attempt(config: ExperimentConfig, death: Death | None) -> tuple[int, bytes]:
+    """A process that plays on; its status, and its place at the end."""
+    with mmap.mmap(-1, 1) as place:
+        place[:1] = ELSEWHERE
+        if (child := os.fork()) == 0:
+            _child(config, Reaper(death, place))
+        _, status = os.waitpid(child, 0)
+        return status, place[:1]
+
+
+def _child(config: ExperimentConfig, reaper: Reaper) -> None:
     try:
-        play(config, dies_at_statement)
+        play(config, reaper)
     except BaseException as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
         os._exit(1)

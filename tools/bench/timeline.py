@@ -43,6 +43,7 @@ OVERRIDES = (
     "optimizer.learning_rate=1e-9", "optimizer.min_learning_rate=0", "optimizer.schedule=constant",
     "trainer.evaluate_every=0", "trainer.evaluate_first=false", "trainer.save_every=0", "trainer.export=last",
     "evaluation.report_split=null", "observe.tensorboard=false", "trainer.min_scored_share=0",
+    "observe.traces=true",
 )  # fmt: skip
 REQUESTS = "requests.jsonl"
 SHOWN = {

@@ -41,6 +41,7 @@ optimizer: {{learning_rate: 1.0e-3, weight_decay: 0.0}}
 trainer:
   {{steps: {steps}, save_every: {save_every}, keep: 2, silence_seconds: 8, min_scored_share: 1.0,
     max_unscored_steps: 1}}
+observe: {{traces: true}}
 """
 _DETERMINISTIC = ("trainer.deterministic=true", "engine.deterministic=true")
 _USER = (

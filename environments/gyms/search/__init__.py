@@ -51,7 +51,7 @@ class SearchGame(Game):
     async def search(self, content: str) -> Reply:
         """The best documents for a query."""
         count = self.setting.whole("results")
-        found = await self._web.search(content, count) if self._web else (await ready_index()).search(content, count)
+        found = await self._web.search(content, count) if self._web else (await ready_index()).best(content, count)
         return Reply(shown(found) if found else "Nothing was found. Try other words.")
 
     async def answer(self, content: str) -> Reply:

@@ -7,22 +7,23 @@ from functools import lru_cache
 from threading import Lock
 
 from environments.gyms.search.documents import corpus
-from environments.kit.ranking import Index
+from environments.kit.ranking import Document, ranking
+from mua.reading.ranking import Ranking
 
 _BUILDING = Lock()
 
 
-def shared_index() -> Index:
+def shared_index() -> Ranking[Document]:
     """The corpus's index, built on first use."""
     with _BUILDING:
         return _built()
 
 
-async def ready_index() -> Index:
+async def ready_index() -> Ranking[Document]:
     """The same, without holding up the event loop while it is built."""
     return shared_index() if _built.cache_info().currsize else await asyncio.to_thread(shared_index)
 
 
 @lru_cache(maxsize=1)
-def _built() -> Index:
-    return Index(corpus())
+def _built() -> Ranking[Document]:
+    return ranking(corpus())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -12,29 +13,57 @@ from mcp.client.streamable_http import streamable_http_client
 from mua.config.mcp import McpServerConfig
 from mua.environment.mcp.health import Flood, Health
 from mua.environment.mcp.server_faults import ServerFaultKind
-from mua.errors import one_line
+from mua.errors import ConfigError, one_line
 from mua.masking import mask_credentials
 
 SESSION_HEADER = "mcp-session-id"
 _EVENTS = "text/event-stream"
+_RECONNECT_MESSAGES = 20
+"""What one more request for a stream counts as: 50 at once, then 10 per second."""
+
+
+class EventCounter:
+    """Counts the events of a stream, whose lines end with CR, LF or both, wherever chunks are cut."""
+
+    def __init__(self) -> None:
+        self._after_cr = False
+        self._line_ended = b""
+        self._open = 0
+
+    def count(self, chunk: bytes) -> tuple[int, int]:
+        """How many ended within the next ``chunk``, and the bytes so far of the one that goes on."""
+        if self._after_cr and chunk[:1] == b"\n":
+            chunk = chunk[1:]
+        if not chunk:
+            return 0, self._open
+        self._after_cr = chunk.endswith(b"\r")
+        lines = self._line_ended + chunk.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+        self._line_ended = b"\n" if lines.endswith(b"\n") else b""
+        ended = lines.count(b"\n\n")
+        self._open = len(lines) - lines.rfind(b"\n\n") - 2 if ended else self._open + len(chunk)
+        return ended, self._open
 
 
 class CappedBody(httpx2.AsyncByteStream):
     """A response's body, counted as it comes."""
 
-    def __init__(self, body: httpx2.AsyncByteStream, health: Health, longest: int | None) -> None:
-        """``longest``: bytes of the whole body; None for a stream of events, each of which the SDK limits."""
+    def __init__(self, body: httpx2.AsyncByteStream, health: Health, longest: int, *, events: bool) -> None:
+        """``longest``: bytes of the whole body, or of each event of a stream of ``events``."""
         self._body = body
         self._health = health
         self._longest = longest
+        self._events = EventCounter() if events else None
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         total = 0
         async for chunk in self._body:
             total += len(chunk)
+            messages = 0
+            if self._events is not None:
+                messages, total = self._events.count(chunk)
             try:
-                self._health.budget.spend(chunk.count(b"\n\n") + chunk.count(b"\r\n\r\n"), len(chunk))
-                if self._longest is not None and total > self._longest:
+                self._health.budget.spend(messages, len(chunk))
+                if total > self._longest:
                     raise Flood(f"it sent a message of more than {self._longest} bytes (message_bytes)")
             except Flood as flood:
                 self._health.lose(ServerFaultKind.FLOODED, str(flood))
@@ -58,8 +87,18 @@ class SessionTransport(httpx2.AsyncBaseTransport):
         if request.method == "POST":
             health.budget.asked()
         try:
+            if request.method == "GET":  # the SDK takes up a stream that the server ends again and again, at its pace
+                health.budget.spend(_RECONNECT_MESSAGES, 0)
             response = await self._inner.handle_async_request(request)
+        except Flood as flood:
+            health.lose(ServerFaultKind.FLOODED, f"it ends its streams without end: {flood}")
+            raise httpx2.TransportError(str(flood)) from None
         except httpx2.TransportError as error:
+            if (told := _distrusted(error)) is not None:
+                hint = "set ca_file to the certificate of the authority that signed it, or correct the url"
+                told = f"its certificate is not trusted: {told}; {hint}"
+                health.lose(ServerFaultKind.REFUSED, told, passing=False)
+                raise
             health.lose(ServerFaultKind.CRASHED, f"no connection: {one_line(error)}", passing=True)
             raise
         if response.status_code >= 400 and request.method == "POST":
@@ -70,7 +109,7 @@ class SessionTransport(httpx2.AsyncBaseTransport):
             raise httpx2.TransportError("compressed answer")
         assert isinstance(response.stream, httpx2.AsyncByteStream)
         events = response.headers.get("content-type", "").startswith(_EVENTS)
-        response.stream = CappedBody(response.stream, health, None if events else self._longest)
+        response.stream = CappedBody(response.stream, health, self._longest, events=events)
         return response
 
     async def aclose(self) -> None:
@@ -78,9 +117,18 @@ class SessionTransport(httpx2.AsyncBaseTransport):
 
 
 def connections(config: McpServerConfig) -> httpx2.AsyncHTTPTransport:
-    """What all sessions with one server share."""
+    """What all sessions with one server share. Raises :class:`ConfigError` for a ``ca_file`` that is none."""
     limits = httpx2.Limits(max_connections=None, max_keepalive_connections=config.max_sessions)
-    return httpx2.AsyncHTTPTransport(limits=limits, verify=config.url.startswith("https:"))  # certificates load slowly
+    verify: ssl.SSLContext | bool = config.url.startswith("https:")  # certificates load slowly
+    if config.ca_file is not None:
+        try:
+            verify = ssl.create_default_context(cafile=config.ca_file)
+        except OSError as error:  # of which SSLError is one
+            raise ConfigError(
+                f"environment.mcp, server {config.name!r}: ca_file {config.ca_file}: {error.strerror or error}; name a "
+                "file of certificates in PEM form"
+            ) from None
+    return httpx2.AsyncHTTPTransport(limits=limits, verify=verify)
 
 
 @asynccontextmanager
@@ -100,6 +148,15 @@ async def http_streams(
         opened = streamable_http_client(config.url, http_client=client, max_sse_event_size=config.message_bytes)
         async with opened as streams:
             yield streams
+
+
+def _distrusted(error: BaseException | None) -> str | None:
+    """Why the server's certificate was not trusted, where that is the reason of ``error``."""
+    while error is not None:
+        if isinstance(error, ssl.SSLCertVerificationError):
+            return error.verify_message
+        error = error.__cause__ or error.__context__
+    return None
 
 
 def shown_url(config: McpServerConfig) -> str:

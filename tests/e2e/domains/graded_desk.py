@@ -11,7 +11,8 @@ from dataclasses import replace
 
 from environments.help_desk import HelpDeskDomain
 from environments.help_desk.tools import HelpDesk
-from mua.environment.protocol import Environment, Evaluation, Split, Task, Transcript
+from mua.environment.protocol import Environment, Evaluation, Split, Task, ToolResult, Transcript
+from mua.types import Json, ToolSchema
 
 
 def vowels(transcript: Transcript) -> float:
@@ -26,6 +27,29 @@ class GradedDesk(HelpDesk):
     def evaluate(self, transcript: Transcript) -> Evaluation:
         verdict = super().evaluate(transcript)
         return replace(verdict, reward=verdict.reward + vowels(transcript))
+
+
+class Graded:
+    """Another environment; the share of vowels in what the agent wrote is added to its reward."""
+
+    def __init__(self, inner: Environment) -> None:
+        self._inner = inner
+
+    def reset(self, task: Task, seed: int) -> None:
+        self._inner.reset(task, seed)
+
+    def tools(self) -> Sequence[ToolSchema]:
+        return self._inner.tools()
+
+    def call(self, name: str, arguments: Json) -> ToolResult:
+        return self._inner.call(name, arguments)
+
+    def evaluate(self, transcript: Transcript) -> Evaluation:
+        verdict = self._inner.evaluate(transcript)
+        return replace(verdict, reward=verdict.reward + vowels(transcript))
+
+    def close(self) -> None:
+        self._inner.close()
 
 
 class GradedDeskDomain(HelpDeskDomain):

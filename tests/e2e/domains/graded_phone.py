@@ -10,49 +10,34 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 
-from graded_desk import vowels
+from graded_desk import Graded
 
 from environments.kit.database import DatabaseEnvironment
 from environments.telecom import TelecomDomain
 from mua.config.schema import EnvironmentConfig
 from mua.endpoint.services import Services
 from mua.environment.domain import Domain
-from mua.environment.protocol import Environment, Evaluation, Split, Task, ToolResult, Transcript, UserControlled
+from mua.environment.protocol import Environment, Split, Task, ToolResult, UserControlled
 from mua.environment.user import UserReply
 from mua.types import Json, ToolSchema
 from mua.users.factory import Placement
 from mua.users.llm import LlmUser
 
 
-class GradedPhone:
-    """Telecom's environment; the share of vowels in what the agent wrote is added to the reward."""
+class GradedPhone(Graded):
+    """Telecom's environment, with the user's phone."""
 
     def __init__(self, inner: Environment) -> None:
         assert isinstance(inner, DatabaseEnvironment)
-        self._inner = inner
-
-    def reset(self, task: Task, seed: int) -> None:
-        self._inner.reset(task, seed)
-
-    def tools(self) -> Sequence[ToolSchema]:
-        return self._inner.tools()
-
-    def call(self, name: str, arguments: Json) -> ToolResult:
-        return self._inner.call(name, arguments)
+        super().__init__(inner)
 
     def user_tools(self) -> Sequence[ToolSchema]:
         assert isinstance(self._inner, UserControlled)
         return self._inner.user_tools()
 
     def user_call(self, name: str, arguments: Json) -> ToolResult:
+        assert isinstance(self._inner, UserControlled)
         return self._inner.user_call(name, arguments)
-
-    def evaluate(self, transcript: Transcript) -> Evaluation:
-        verdict = self._inner.evaluate(transcript)
-        return replace(verdict, reward=verdict.reward + vowels(transcript))
-
-    def close(self) -> None:
-        self._inner.close()
 
 
 class GradedPhoneDomain(TelecomDomain):
