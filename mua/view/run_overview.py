@@ -99,7 +99,7 @@ def _stage(name: str) -> bool:
 
 
 def evaluations(connection: Connection, run: ViewedRun) -> list[Json]:
-    """A row a round of evaluation: its policy version, and success with interval of all tasks, by domain and by kind.
+    """A row a round of evaluation: its policy version, and success of all tasks, by domain and by kind.
 
     The task is the unit, with the mean of its scored episodes (mua/evaluation/summary.py); the level is
     ``evaluation.level``.
@@ -121,10 +121,12 @@ def evaluations(connection: Connection, run: ViewedRun) -> list[Json]:
     rounds: defaultdict[int, list[Any]] = defaultdict(list)
     for row in connection.execute(chosen):
         rounds[row[0]].append(row)
-    return [_evaluation(number, rows, settings) for number, rows in rounds.items()]
+    newest = max(rounds, default=0)
+    return [_evaluation(number, rows, settings, number == newest) for number, rows in rounds.items()]
 
 
-def _evaluation(number: int, rows: list[Any], settings: EvaluationConfig) -> Json:
+def _evaluation(number: int, rows: list[Any], settings: EvaluationConfig, newest: bool) -> Json:
+    """Kinds have an interval in the ``newest`` round alone: resampling is what an overview spends its time on."""
     by_kind: defaultdict[str, list[float]] = defaultdict(list)
     by_domain: defaultdict[str, list[float]] = defaultdict(list)
     rewards = []
@@ -145,7 +147,10 @@ def _evaluation(number: int, rows: list[Any], settings: EvaluationConfig) -> Jso
         "unscored": episodes - sum(row[6] for row in rows),
         "reward": fmean(rewards) if rewards else None,
         "success": _interval(everything, settings),
-        "kinds": {kind: _interval(values, settings) for kind, values in sorted(by_kind.items())},
+        "kinds": {
+            kind: _interval(values, settings) if newest else {"mean": fmean(values), "tasks": len(values)}
+            for kind, values in sorted(by_kind.items())
+        },
         "domains": {domain: _interval(values, settings) for domain, values in sorted(by_domain.items())},
         "level": settings.level,
     }

@@ -158,11 +158,11 @@ def test_trajectory_has_verdict_user_and_requests(answers: Answers) -> None:
 
 
 def test_token_text_is_the_tokenizers_own() -> None:
-    texts, family = TokenTexts(shop_model()[0]), shop_model()[1]
+    texts, codec = TokenTexts(shop_model()[0]), shop_model()[1]
     draw = np.random.default_rng(0)
     for _ in range(50):
-        ids = draw.integers(0, family.codec.vocabulary_size, 30).tolist()
-        assert texts.decode(ids) == family.decode(ids)
+        ids = draw.integers(0, codec.vocabulary_size, 30).tolist()
+        assert texts.decode(ids) == codec.decode(ids)
     assert TokenTexts(Path("/nowhere")).pieces([5, 6]) == ["⟨5⟩", "⟨6⟩"]
     assert "--model" in (TokenTexts(Path("/nowhere")).fault or "")
 

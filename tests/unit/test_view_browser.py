@@ -211,10 +211,11 @@ def test_page_follows_a_run_that_goes_on(open_page: Callable[[str], Any], tmp_pa
             page.goto(page.url.split("#")[0] + "#/run/live/trajectories?success=true")
             page.wait_for_selector("[data-total]")
             before = total(page)
+            with page.expect_response(lambda response: "/api/changes" in response.url):
+                pass  # it has looked once, and so will see a difference
             with Store.open(tmp_path) as store, store.begin() as connection:
                 failed = connection.execute(trajectories.select().where(~trajectories.c.success)).mappings().first()
                 assert failed is not None
                 won = {"success": True, "ended_at": 1_900_000_000.0}
-                page.wait_for_timeout(1500)  # it has looked once, and so sees a difference
                 execute(connection, [Update(trajectories, {"id": failed["id"]}, won)])
             wait_total(page, before + 1)

@@ -10,6 +10,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import numpy as np
+from tokenizers import Tokenizer
 
 from mua.store.arrays import pack_arrays
 from mua.store.database import Store
@@ -17,9 +18,7 @@ from mua.store.records import EpisodeKey, trajectory_inserts
 from mua.store.tables import parts, requests, runs, scores, steps, tasks, tool_calls, uses, versions
 from mua.store.texts import text_inserts
 from mua.store.writer import Insert, Write, execute
-from mua.tokens.chat_family import ChatFamily
-from mua.tokens.codec import content, fixed
-from mua.tokens.family_loading import load_family
+from mua.tokens.codec import Codec, content, fixed
 from mua.types import Json, Outcome, Provenance, Segment, Trajectory
 from workbench.tokenizer import train_tokenizer
 
@@ -34,14 +33,13 @@ _ROOT = TemporaryDirectory(prefix="mua-shop-")
 
 
 @cache
-def shop_model() -> tuple[Path, ChatFamily]:
-    """A folder with a small tokenizer, gone with the process, and its chat family."""
+def shop_model() -> tuple[Path, Codec]:
+    """A folder with a small tokenizer, gone with the process, and its codec."""
     folder = Path(_ROOT.name)
     said = "Hello, I want to cancel order 1000. Your order is done, answer 12345. Thank you, bye. And what else? "
     called = '<tool_call> {"name": "get_order"} für Zoë 🙂 '
     train_tokenizer([said, called] * 30, folder, family="qwen3", vocab_size=480)
-    (folder / "config.json").write_text(json.dumps({"model_type": "qwen3"}))
-    return folder, load_family(folder, thinking=False)
+    return folder, Codec(Tokenizer.from_file(str(folder / "tokenizer.json")), folder)
 
 
 def write_shop(
@@ -72,7 +70,7 @@ class _Shop:
         self.draw = np.random.default_rng(seed)
         self.lines: list[Json] = []
         self.round = 0
-        self._codec = shop_model()[1].codec
+        self._codec = shop_model()[1]
         self._encoded: dict[tuple[str, Provenance, bool], tuple[np.ndarray, np.ndarray]] = {}
 
     def head(self, folder: Path) -> Iterator[Write]:

@@ -41,7 +41,7 @@ const useVersion = (run) => {
       }
       if (!stopped) timer = setTimeout(look, EVERY);
     };
-    timer = setTimeout(look, last === null ? 500 : EVERY);
+    timer = setTimeout(look, 0);
     return () => { stopped = true; clearTimeout(timer); };
   }, [run]);
   return version;
@@ -87,7 +87,7 @@ const App = () => {
   useKeys({
     "?": () => setHelp(!help), g: () => go([]), t: turn, Escape: () => setHelp(false),
     o: () => run && go(["run", run]), s: () => run && go(["run", run, "steps"]), l: () => run && go(["run", run, "trajectories"]),
-  }, [help, theme, run]);
+  }, 0);
   return html`
     <header><a class="home" href="#/">mua view</a>
       ${run && html`<nav><a href=${address(["run", run])}>run</a> <a href=${address(["run", run, "steps"])}>steps</a>

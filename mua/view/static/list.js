@@ -67,7 +67,7 @@ export const Trajectories = ({ run, query, version }) => {
     "/": () => search.current?.focus(), j: () => setAt(Math.min(at + 1, data.rows.length - 1)), k: () => setAt(Math.max(at - 1, 0)),
     Enter: () => data.rows[at] && open(data.rows[at]), n: () => page(1), p: () => page(-1),
     f: () => change({ success: filters.success === "false" ? "" : "false" }),
-  }, [at, data, JSON.stringify(query)]);
+  });
   const columns = [
     { name: "trajectory", cell: (r) => html`<a href=${address(["run", run, "t", r.id])}>${r.id}</a>` },
     { name: "", cell: (r) => html`<${Verdict} row=${r} />` },

@@ -12,7 +12,7 @@ export const Runs = ({ version }) => {
     j: () => setAt(Math.min(at + 1, rows.length - 1)), k: () => setAt(Math.max(at - 1, 0)),
     Enter: () => rows[at] && open(rows[at]),
     c: () => rows.length > 1 && go(["compare"], { a: rows[1].key, b: rows[0].key }),
-  }, [at, rows]);
+  });
   const columns = [
     { name: "run", cell: (r) => html`<a href=${address(["run", r.key])}>${r.key}</a>` },
     { name: "name", cell: (r) => r.name ?? "–" },
@@ -106,7 +106,7 @@ const Curves = ({ run, overview, theme, version }) => {
 
 export const Overview = ({ run, version, theme }) => {
   const of = useAnswer("run", { run }, version);
-  useKeys({ s: () => go(["run", run, "steps"]), l: () => go(["run", run, "trajectories"]) }, [run]);
+  useKeys({ s: () => go(["run", run, "steps"]), l: () => go(["run", run, "trajectories"]) });
   const list = (query) => go(["run", run, "trajectories"], query);
   const step = (at) => go(["run", run, "step", at]);
   return html`<${Answered} of=${of}>${(data) => {

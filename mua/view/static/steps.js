@@ -14,7 +14,7 @@ export const Steps = ({ run, version }) => {
     j: () => setAt(Math.min(at + 1, shown.length - 1)), k: () => setAt(Math.max(at - 1, 0)),
     Enter: () => shown[at] && open(shown[at]),
     n: () => first + SHOWN < rows.length && setFirst(first + SHOWN), p: () => setFirst(Math.max(0, first - SHOWN)),
-  }, [at, first, rows]);
+  });
   return html`<${Answered} of=${of}>${() => html`
     <h1>Steps of <a href=${address(["run", run])}>${run}</a></h1>
     <p class="dim">${figure(rows.length)} steps, newest first${rows.length > SHOWN ? `, ${first + 1} to ${first + shown.length} (n, p)` : ""}</p>
@@ -53,7 +53,7 @@ export const Step = ({ run, step, version }) => {
   useKeys({
     "[": () => at > 0 && go(["run", run, "step", at - 1]), "]": () => go(["run", run, "step", at + 1]),
     l: () => go(["run", run, "trajectories"], { step }),
-  }, [run, step]);
+  });
   return html`
     <h1><a href=${address(["run", run])}>${run}</a> · step ${step}
       <a class="next" href=${address(["run", run, "step", Math.max(0, at - 1)])} title="earlier: [">‹</a>

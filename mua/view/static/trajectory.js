@@ -91,8 +91,12 @@ const Tokens = ({ run, id, query, segments, uses, version }) => {
   const parts = useMemo(() => (data ? stretches(data.columns) : []), [data]);
   const shade = useMemo(() => (data ? shading(data.columns, by) : () => null), [data, by]);
   const count = data?.columns.ids.length ?? 0;
-  const move = (step) => chosen !== null && chosen + step >= 0 && chosen + step < count && choose(chosen + step);
-  useKeys({ ArrowLeft: () => move(-1), ArrowRight: () => move(1), Escape: () => chosen !== null && choose(null) }, [chosen, count, id, JSON.stringify(query)]);
+  const move = (step) => {
+    if (chosen === null) return false;
+    if (chosen + step >= 0 && chosen + step < count) choose(chosen + step);
+    return true;
+  };
+  useKeys({ ArrowLeft: () => move(-1), ArrowRight: () => move(1), Escape: () => (chosen === null ? false : choose(null)) }, 2);
   useEffect(() => {
     if (chosen !== null && data) document.querySelector(".token.chosen")?.scrollIntoView({ block: "nearest" });
   }, [chosen, data === null]);
@@ -136,7 +140,7 @@ export const Trajectory = ({ run, id, query, version }) => {
   useKeys({
     "[": () => beside(-1), "]": () => beside(1),
     u: () => go(["run", run, "trajectories"], around.run === run ? around.query : {}),
-  }, [run, id, here]);
+  });
   return html`
     <h1><a href=${address(["run", run])}>${run}</a> · <a href=${address(["run", run, "trajectories"], around.run === run ? around.query : {})}>trajectories</a> · ${id}</h1>
     <${Answered} of=${of}>${(t) => html`

@@ -1,6 +1,6 @@
 // What every page is made of: markup, formats of figures, small parts. Text reaches the page as text nodes alone.
 import { h, Fragment } from "preact";
-import { useEffect, useState } from "preact/hooks";
+import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
 import htm from "htm";
 import { ask } from "view/api";
 
@@ -95,18 +95,30 @@ export const Facts = ({ of }) => html`
     <tr><th>${name}</th><td>${value?.type !== undefined && value?.props ? value : html`<${Value} value=${value} />`}</td></tr>`)}
   </tbody></table>`;
 
-// Keys by name while the part is on the page; not while somebody writes into a field.
-export const useKeys = (keys, dependencies) => {
-  useEffect(() => {
-    const pressed = (event) => {
-      if (event.ctrlKey || event.metaKey || event.altKey) return;
-      const field = /^(INPUT|SELECT|TEXTAREA)$/.test(event.target.tagName);
-      if (field && event.key === "Escape") event.target.blur();
-      if (field || !keys[event.key]) return;
+// Keys by name while the part is on the page; not while somebody writes into a field. Of several parts the one of the
+// highest level has a key, unless it answers false. What a part drew last is what its keys do.
+const layers = [];
+document.addEventListener("keydown", (event) => {
+  if (event.ctrlKey || event.metaKey || event.altKey) return;
+  if (/^(INPUT|SELECT|TEXTAREA)$/.test(event.target.tagName)) {
+    if (event.key === "Escape") event.target.blur();
+    return;
+  }
+  for (const layer of [...layers].sort((a, b) => b.level - a.level)) {
+    const pressed = layer.keys.current[event.key];
+    if (pressed && pressed(event) !== false) {
       event.preventDefault();
-      keys[event.key](event);
-    };
-    document.addEventListener("keydown", pressed);
-    return () => document.removeEventListener("keydown", pressed);
-  }, dependencies);
+      return;
+    }
+  }
+});
+
+export const useKeys = (keys, level = 1) => {
+  const latest = useRef(keys);
+  latest.current = keys;
+  useLayoutEffect(() => {
+    const layer = { keys: latest, level };
+    layers.push(layer);
+    return () => layers.splice(layers.indexOf(layer), 1);
+  }, []);
 };
