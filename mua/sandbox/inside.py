@@ -241,6 +241,8 @@ class Programs:
             reap(child)
             if child.returncode is not None:
                 return ""
+            if {"stop": call["id"]} in self._queue:  # it may have come together with the call
+                return "stopped"
             if now >= end:
                 return "late"
             if now >= look:
@@ -257,8 +259,6 @@ class Programs:
                     inputs.remove(output)
             if 0 in ready:
                 self._read(0)
-                if {"stop": call["id"]} in self._queue:
-                    return "stopped"
 
 
 def reap(child: subprocess.Popen) -> None:

@@ -157,7 +157,8 @@ def test_processor_time_is_limited_for_each_process() -> None:
 
 def test_a_cancelled_call_leaves_no_answer_to_the_next() -> None:
     async def play() -> None:
-        sandbox = Sandbox(CONFIG)
+        # A call that goes on in spite of its cancellation would hold the next one up for longer than a test may take.
+        sandbox = Sandbox(CONFIG.model_copy(update={"call_seconds": 400.0}))
         await sandbox.start()
         for number in range(3):
             call = asyncio.create_task(sandbox.shell("echo old; sleep 0.2; echo old; sleep 60"))
