@@ -29,7 +29,7 @@ from workbench.demonstrate import demonstrate
 ROOT = Path(__file__).parents[2]
 OURS = [name for name in domain_names() if not getattr(get_domain(name), "needs_data", False)]
 
-MOST = [pytest.param(15, marks=pytest.mark.slow), 5]
+MOST = [pytest.param(15, marks=pytest.mark.slow), 3]
 """So many tasks of the test split, and fewer in ``make test``, each kind by its share."""
 
 

@@ -43,7 +43,7 @@ MOE: list[tuple[dict[str, Any], dict[str, Any]]] = [
 ]
 
 
-ALWAYS = (DENSE[0], MOE[1])
+ALWAYS = (MOE[1],)
 """The others are slow tests."""
 
 

@@ -153,6 +153,7 @@ def that_meet(name: str, sentence: str) -> list[Task]:
     return [task for task, text in said_by_the_expert(name) if sentence in text]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "split", "least", "most"),
     [("airline", "test", 0.4, 0.95), ("retail", "train", 0.2, 0.8), ("telecom", "validation", 0.05, 0.95)],
@@ -206,6 +207,7 @@ def heard_in(name: str, split: Split, count: int = 130) -> tuple[set[str], set[s
     return openings, sentences
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", DESKS)
 def test_customers_say_a_thousand_things_in_a_hundred_openings_and_those_of_the_test_split_others(name: str):
     train, test = heard_in(name, "train"), heard_in(name, "test")

@@ -322,6 +322,7 @@ class Started:
         self.run.communicate(timeout=30)
 
 
+@pytest.mark.slow
 def test_no_process_outlives_a_run_that_is_killed():
     """Nor does one whose call holds the interpreter lock; what that had started could no longer be told."""
     with Started(3000, "hang") as one, Started(3000, "hang") as other, Started(1, "hold") as deaf:

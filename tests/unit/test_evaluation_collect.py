@@ -117,6 +117,7 @@ def sft(loaded: ExperimentConfig, out: Path) -> ExperimentConfig:
     return ExperimentConfig.model_validate(told)
 
 
+@pytest.mark.slow
 async def test_a_second_run_plays_what_is_missing_and_selects_anew(tmp_path: Path) -> None:
     out = tmp_path / "x.jsonl"
     async with chat_server(clerk) as server:
@@ -134,6 +135,7 @@ async def test_a_second_run_plays_what_is_missing_and_selects_anew(tmp_path: Pat
     assert len({one["source"]["task"] for one in written(out)}) == 3  # a task's second best comes after all first ones
 
 
+@pytest.mark.slow
 async def test_what_ended_before_the_deadline_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out, wanted, clock = tmp_path / "x.jsonl", Wanted(count=1000, samples=2, tasks=8), Clock()
     monkeypatch.setattr(asyncio.BaseEventLoop, "time", lambda loop: clock.of_loop(loop))

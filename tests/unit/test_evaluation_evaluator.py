@@ -131,6 +131,7 @@ async def test_a_second_run_plays_only_what_is_missing(tmp_path: Path) -> None:
     assert more == straight
 
 
+@pytest.mark.slow
 async def test_a_changed_setting_is_not_mixed_in(tmp_path: Path) -> None:
     def openings() -> int:
         return sum(len(request["messages"]) == 2 for request in server.requests)
@@ -148,6 +149,7 @@ async def test_a_changed_setting_is_not_mixed_in(tmp_path: Path) -> None:
         assert again == first
 
 
+@pytest.mark.slow
 async def test_unscored_episodes_count_nowhere_and_are_tried_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -187,6 +189,7 @@ async def test_nothing_scored_is_an_error(tmp_path: Path) -> None:
             await evaluated(config(tmp_path, server))
 
 
+@pytest.mark.slow
 async def test_domains_are_evaluated_side_by_side(tmp_path: Path) -> None:
     domains = "evaluation.domains=[help_desk, gyms/function]"
     small = ("evaluation.samples=1", "evaluation.tasks=4", "evaluation.outputs=[json, markdown]")
@@ -202,6 +205,7 @@ async def test_domains_are_evaluated_side_by_side(tmp_path: Path) -> None:
     assert not (tmp_path / "out" / "success.png").exists()
 
 
+@pytest.mark.slow
 async def test_two_policies_are_compared_on_the_same_users(tmp_path: Path) -> None:
     few = ("evaluation.samples=2",)
     async with chat_server(clerk) as server:

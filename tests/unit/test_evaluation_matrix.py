@@ -150,6 +150,7 @@ async def test_a_cell_is_what_mua_eval_gives(tmp_path: Path) -> None:
     assert found["cells"]["clerk"]["scripted"]["setting_digest"] == alone["setting_digest"]
 
 
+@pytest.mark.slow
 async def test_one_service_of_engines_plays_a_whole_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pools: list[ScriptedPool] = []
 
@@ -177,6 +178,7 @@ async def test_one_service_of_engines_plays_a_whole_row(tmp_path: Path, monkeypa
     assert found["cells"]["tiny"]["scripted"]["episodes"] == TASKS * SAMPLES
 
 
+@pytest.mark.slow
 async def test_a_column_that_nobody_could_score_costs_the_others_nothing(tmp_path: Path) -> None:
     broken = True
 

@@ -57,6 +57,7 @@ def test_the_tasks_are_those_of_retail_and_airline():
         assert all(task.data["kind"].startswith(f"{task.data['domain']}/") for task in DOMAIN.tasks(split))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("inner", "every"), [("help_desk", 3), ("telecom", 4)])
 async def test_expert_and_gold_solve_other_domains_too_where_the_customer_may_have_tools(inner: str, every: int):
     gym = TauGym(inner={inner: get_domain(inner)})
@@ -277,6 +278,7 @@ async def test_a_model_that_is_not_there_is_the_users_fault():
 # Official data.
 
 
+@pytest.mark.slow
 async def test_official_data_is_served_with_its_policy():
     folder = official("retail").parent
     official("airline")

@@ -62,6 +62,7 @@ def test_gold_moves_are_rewarded_with_the_customer_in_every_kind_and_sampled_tas
         assert (found.reward, found.success) == (1.0, True), (task.id, found.details)
 
 
+@pytest.mark.slow
 def test_nothing_less_than_all_of_it_is_rewarded():
     for task in [*SOME.values(), *SAMPLE]:
         gold = DOMAIN.gold(task)

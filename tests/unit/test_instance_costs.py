@@ -32,6 +32,7 @@ def shop() -> Subject:
     return few
 
 
+@pytest.mark.slow
 def test_the_made_database_is_as_large_as_tau_benchs_and_is_never_written(shop: Subject):
     tables = shop.base.tables
     assert {name: len(records) for name, records in tables.items()} == {"orders": 1000, "products": 50, "users": 500}

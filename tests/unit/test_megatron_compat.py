@@ -105,6 +105,7 @@ def test_upstream_checkpoint_still_starts_a_manager(upstream: dict[str, Any]) ->
     assert upstream["queue"] == "multiprocessing.managers"
 
 
+@pytest.mark.slow
 def test_upstream_lacks_recompute_names(upstream: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """What recomputes a norm calls names that only Transformer Engine defines."""
     from megatron.core.tensor_parallel import random

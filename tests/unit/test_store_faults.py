@@ -414,6 +414,7 @@ def killed(url: str, first: int, flushes: int, more_seconds: float) -> int:
     return pairs
 
 
+@pytest.mark.slow
 def test_process_that_is_killed_leaves_whole_puts(tmp_path: Path) -> None:
     first = killed(str(tmp_path / "store.sqlite"), 0, 1, 0.0)
     killed(str(tmp_path / "store.sqlite"), first, 4, 0.003)

@@ -201,6 +201,7 @@ def _work(url: str, name: str, seed: int, dies: bool) -> None:
                 store.patiently(partial(deliver, lease=lease, trajectory_id=lease.token), 30)
 
 
+@pytest.mark.slow
 def test_processes_that_claim_at_once_and_are_killed(url: str) -> None:
     with Store.open(url) as store:
         begin(store, 25)

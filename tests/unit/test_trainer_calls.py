@@ -157,6 +157,7 @@ def test_ranks_meet_at_the_store_that_rank_0_serves() -> None:
     assert (met.returncode, met.stdout) == (0, "met\n"), met.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "program",
     [

@@ -237,6 +237,7 @@ def lines(output: Path) -> list[dict[str, float]]:
     return [{name: value for name, value in line.items() if not any(word in name for word in timed)} for line in found]
 
 
+@pytest.mark.slow
 def test_offline_run_leaves_and_continues_to_the_same_numbers(store: Store, model: Path, tmp_path: Path) -> None:
     offline = {"store": str(tmp_path), "most_uses": 2, "apart": 2}
     straight, broken = (config(model, tmp_path / name, offline=offline) for name in ("straight", "broken"))
@@ -261,6 +262,7 @@ def test_offline_run_leaves_and_continues_to_the_same_numbers(store: Store, mode
         train_offline(config(model, tmp_path / "few", offline={"store": str(tmp_path)}))
 
 
+@pytest.mark.slow
 def test_recorded_teacher_or_an_error(model: Path, tmp_path: Path) -> None:
     distillation = {"base_url": "http://127.0.0.1:1", "only": True}
     algorithm = {"advantage": "none", "distillation": distillation}
