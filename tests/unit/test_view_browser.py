@@ -159,6 +159,7 @@ def test_from_the_runs_to_one_token(answers: Answers, open_page: Callable[[str],
         wait_total(page, asked["total"])
 
         page.goto(page.url.split("#")[0] + f"#/run/{RUN}/trajectories?said=window.hacked&round=0")
+        wait_total(page, answers.answer("trajectories", {"run": RUN, "said": "window.hacked", "round": "0"})["total"])
         table(page, "trajectories").locator("tbody tr").first.click()
         page.locator(".conversation").wait_for()
         assert "<script>window.hacked=1</script>" in page.locator(".conversation").inner_text()
