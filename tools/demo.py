@@ -7,7 +7,8 @@ For each seed: a few conversations of a scripted agent that keeps to the policy,
 on the test split, by kind of wish. Beside it what policies that deserve nothing earn there; with ``--controls`` also
 more supervised fine-tuning on the same conversations for the time that reinforcement learning took, and reinforcement
 learning whose rewards are dealt at random. Leaves ``runs/demo/summary.json``, ``runs/demo/reward.png``, TensorBoard
-logs and traces. Everything runs through the same commands a person would type; each is printed before it runs.
+logs and a store of all episodes. Everything runs through the same commands a person would type; each is printed before
+it runs.
 """
 
 from __future__ import annotations
@@ -258,7 +259,7 @@ def report(results: Sequence[Result], picture: Path) -> None:
     for result in results:
         Console(width=120).print(table_of(result))
     print(f"\nreward curve  {picture}\nsummary       {ROOT / 'summary.json'}")
-    print(f"TensorBoard   tensorboard --logdir {ROOT}\ntraces        {ROOT}/seed-*/rl/traces")
+    print(f"TensorBoard   tensorboard --logdir {ROOT}\nepisodes      mua view {ROOT}/seed-*/rl")
 
 
 def table_of(result: Result) -> Table:

@@ -447,7 +447,8 @@ class RolloutService:
         except StoreError as error:
             log.warning("group %d is rolled out again: %s", kept.ordinal, error)
             return await instead()
-        recorder.took_over(group, task.split, kept.members, self._version if kept.oldest is None else kept.oldest)
+        version = self._version if kept.oldest is None else kept.oldest
+        recorder.took_over(group, task.split, kept.members, version, task.labels)
         for _ in group.trajectories:
             self._on_episode()
         return await self._scored_by_teacher(group)

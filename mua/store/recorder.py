@@ -267,12 +267,15 @@ class Recorder:
         done = Update(tasks, self._named(group.ordinal), {"state": "complete", "ended_at": time.time()})
         self.writer.put([Insert(episodes, rows, "replace"), done])
 
-    def took_over(self, group: Group, split: str | None, members: Sequence[EpisodeKey], version: int) -> None:
+    def took_over(
+        self, group: Group, split: str | None, members: Sequence[EpisodeKey], version: int,
+        labels: Mapping[str, str] = _NO_LABELS,
+    ) -> None:  # fmt: skip
         """A group that an earlier start has ended, as ``members``, is this one's as it is."""
         with self._lock:
             self._taken_over |= {(member.ordinal, member.sample): member for member in members}
         first = group.trajectories[0]
-        self.opened(group.ordinal, first.domain, group.task_id, len(members), version, split)
+        self.opened(group.ordinal, first.domain, group.task_id, len(members), version, split, labels)
         self.completed(group)
 
     def cancelled(self, ordinal: int) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 
 from mua.rollout.scheduler import StepDemand
 from mua.rollout.service import _oldest
@@ -19,6 +20,7 @@ from mua.store.finished_groups import finished_groups
 from mua.store.recorder import Recorder
 from mua.store.records import EpisodeKey, trajectory_inserts
 from mua.store.starts import begin_part
+from mua.store.tables import tasks
 from mua.store.verification import verify
 from mua.store.writer import Write, Writer
 from mua.types import Group, Outcome
@@ -67,13 +69,15 @@ def test_groups_of_policies_that_stand_are_found_and_taken(tmp_path: Path) -> No
                 group = taken[0].read(connection)
             assert isinstance(group, Group)
             recorder = Recorder(writer, run, 4)
-            recorder.took_over(group, "train", taken[0].members, 2)
+            recorder.took_over(group, "train", taken[0].members, 2, {"kind": "refund"})
             assert [recorder.key(7, sample).part for sample in range(2)] == [3, 3]
             recorder.episode(7, 0, {}, evaluation=False)  # it was cancelled, and begins again
             assert [recorder.key(7, sample).part for sample in range(2)] == [4, 3]
             writer.flush(30)
         with store.read() as connection:
             assert not list(verify(connection))
+            details = connection.execute(sa.select(tasks.c.details).where(tasks.c.ordinal == 7)).scalar_one()
+            assert details == {"kind": "refund"}
 
 
 @pytest.mark.parametrize(
