@@ -1,4 +1,4 @@
-"""Scalars of a run: TensorBoard for people, ``metrics.jsonl`` for programs; memory in use."""
+"""Scalars of a run: TensorBoard for people, ``metrics.jsonl`` and ``evaluations.jsonl`` for programs; memory in use."""
 
 from __future__ import annotations
 
@@ -21,16 +21,22 @@ from mua.untrusted import JsonError, is_number, open_file, read_json
 log = logging.getLogger(__name__)
 
 METRICS_FILE = "metrics.jsonl"
+EVALUATIONS_FILE = "evaluations.jsonl"
+EVALUATION = "evaluation/"
+"""How the names of held-out figures begin. They are of the policy after so many steps, and stand at that number on the
+axis of steps: 0 is before training."""
 TENSORBOARD_FOLDER = "tensorboard"
 GIB = float(1 << 30)
 
 
 class MetricsWriter:
-    """Writes ``<output>/metrics.jsonl`` (one line a :meth:`log`) and, by choice, ``<output>/tensorboard``.
+    """Writes ``<output>/metrics.jsonl`` (one line a :meth:`log`), ``<output>/evaluations.jsonl`` (one line a policy
+    that was evaluated) and, by choice, ``<output>/tensorboard``.
 
     A run passes the first step it will take as ``resume_step``: lines at or after it, written by a run that died, are
-    dropped from the file, and TensorBoard is told to drop its points, so that curves have no second strand. 0 starts
-    the curves anew; None keeps all that is there. Values that are not finite are written as null (JSON has none).
+    dropped from the file, evaluations of policies of later steps too, and TensorBoard is told to drop its points, so
+    that curves have no second strand. 0 starts the curves anew; None keeps all that is there. Values that are not
+    finite are written as null (JSON has none).
     """
 
     def __init__(self, output: Path, tensorboard: bool, resume_step: int | None = None) -> None:
@@ -38,6 +44,8 @@ class MetricsWriter:
         path = output / METRICS_FILE
         drop_from(path, resume_step)
         self._file = LineFile(path)
+        self._evaluations_file = output / EVALUATIONS_FILE
+        self._evaluations = _evaluations_until(self._evaluations_file, resume_step)
         self._folder = output / TENSORBOARD_FOLDER
         self._board: Any = None
         if tensorboard:
@@ -45,6 +53,9 @@ class MetricsWriter:
 
             with naming(self._folder):
                 self._board = SummaryWriter(str(self._folder), purge_step=resume_step, flush_secs=30)
+                for step, values in self._evaluations.items():  # of the policy that goes on: purged with its next step
+                    if resume_step is not None and step >= resume_step:
+                        self._draw(step, {name: math.nan if v is None else v for name, v in values.items()})
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Record ``metrics`` at ``step``; flushed, so that a crash afterwards loses nothing.
@@ -52,8 +63,22 @@ class MetricsWriter:
         Raises :class:`mua.errors.DiskError`; a line is there whole or not at all.
         """
         values = {name: float(value) for name, value in metrics.items()}
-        finite = {name: value if math.isfinite(value) else None for name, value in values.items()}
-        self._file.write(json.dumps({"step": step, **finite}))
+        self._file.write(json.dumps({"step": step, **_finite(values)}))
+        self._draw(step, values)
+
+    def log_evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Record held-out figures of the policy after ``step`` steps; what the file has of it is replaced.
+
+        Raises :class:`mua.errors.DiskError`; the file has them or is as it was.
+        """
+        values = {name: float(value) for name, value in metrics.items()}
+        self._evaluations[step] = self._evaluations.get(step, {}) | _finite(values)
+        lines = (json.dumps({"step": at} | self._evaluations[at]) + "\n" for at in sorted(self._evaluations))
+        with naming(self._evaluations_file):
+            replace_text(self._evaluations_file, "".join(lines))
+        self._draw(step, values)
+
+    def _draw(self, step: int, values: Mapping[str, float]) -> None:
         if self._board is not None:
             with naming(self._folder):
                 for name, value in values.items():
@@ -108,15 +133,40 @@ def drop_from(path: Path, step: int | None) -> None:
     replace_text(path, "".join(json.dumps(line) + "\n" for line in kept))
 
 
+def _finite(values: Mapping[str, float]) -> dict[str, float | None]:
+    return {name: value if math.isfinite(value) else None for name, value in values.items()}
+
+
+def _evaluations_until(path: Path, step: int | None) -> dict[int, dict[str, float | None]]:
+    """The evaluations in the file that a run which goes on from ``step`` has made; by step."""
+    if not path.exists() or step == 0:
+        path.unlink(missing_ok=True)
+        return {}
+    found = {line["step"]: line for line in read_metrics(path)}
+    return {
+        at: {n: v for n, v in line.items() if n != "step"} for at, line in found.items() if step is None or at <= step
+    }
+
+
+def evaluation_of(metrics: Mapping[str, float]) -> dict[str, float]:
+    """The held-out figures of ``metrics``."""
+    return {name: value for name, value in metrics.items() if name.startswith(EVALUATION)}
+
+
+def without_evaluation(metrics: Mapping[str, float]) -> dict[str, float]:
+    """``metrics`` without held-out figures, which are of the policy after the step."""
+    return {name: value for name, value in metrics.items() if not name.startswith(EVALUATION)}
+
+
 def memory_metrics() -> dict[str, float]:
     """Memory in GiB: resident set sizes, and CUDA's allocator where torch runs on a GPU.
 
-    ``memory/children_gib`` sums the resident sets of all descendants (engines, trainer ranks); pages that processes
-    share are counted once for each of them.
+    ``resources/memory/children_gib`` sums the resident sets of all descendants (engines, trainer ranks); pages that
+    processes share are counted once for each of them.
     """
     me = psutil.Process()
-    metrics = {"memory/process_gib": _resident(me) / GIB}
-    metrics["memory/children_gib"] = sum(map(_resident, me.children(recursive=True))) / GIB
+    metrics = {"resources/memory/process_gib": _resident(me) / GIB}
+    metrics["resources/memory/children_gib"] = sum(map(_resident, me.children(recursive=True))) / GIB
     return metrics | _cuda()
 
 
@@ -137,7 +187,7 @@ def _cuda() -> dict[str, float]:
         return {}
     free, total = torch.cuda.mem_get_info()
     return {
-        "memory/cuda_allocated_gib": torch.cuda.memory_allocated() / GIB,
-        "memory/cuda_peak_gib": torch.cuda.max_memory_allocated() / GIB,
-        "memory/cuda_device_used_gib": (total - free) / GIB,
+        "resources/memory/cuda_allocated_gib": torch.cuda.memory_allocated() / GIB,
+        "resources/memory/cuda_peak_gib": torch.cuda.max_memory_allocated() / GIB,
+        "resources/memory/cuda_device_used_gib": (total - free) / GIB,
     }

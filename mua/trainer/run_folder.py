@@ -22,7 +22,13 @@ from mua.megatron.checkpoint import (
     point_to,
     prune_checkpoints,
 )
-from mua.observe.metrics_log import METRICS_FILE, MetricsWriter, memory_metrics
+from mua.observe.metrics_log import (
+    METRICS_FILE,
+    MetricsWriter,
+    evaluation_of,
+    memory_metrics,
+    without_evaluation,
+)
 from mua.observe.progress import Progress
 from mua.observe.timeline import Timeline, TrainerPhase
 from mua.rollout.scored import UnscoredEpisodes
@@ -31,7 +37,7 @@ from mua.trainer.run_record import RunRecord
 from mua.types import Json
 from mua.untrusted import JsonError, read_file, read_json
 
-SKIPPED = ("skipped", "critic/skipped")
+SKIPPED = ("policy/skipped", "critic/skipped")
 """Metrics: share of a step's updates that were left out because their gradient norm was not finite."""
 
 log = logging.getLogger(__name__)
@@ -88,12 +94,15 @@ class Run:
             self._finish_save()
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Record one step's metrics, with the memory in use.
+        """Record one step's metrics, with the memory in use; held-out figures are of the policy after it.
 
         Raises :class:`RunStopped` after too many steps in a row of which every update was left out.
         """
+        of_step, held_out = without_evaluation(metrics), evaluation_of(metrics)
         with self.timeline.phase(TrainerPhase.RECORDS):
-            self._metrics.log(step, {**metrics, **memory_metrics()})
+            self._metrics.log(step, {**of_step, **memory_metrics()})
+        if held_out:
+            self.log_evaluation(step + 1, held_out)
         if step < self.step:
             return
         self._unsaved = step if self.learned else None
@@ -104,10 +113,15 @@ class Run:
         if self._skipped >= self._config.trainer.max_skipped_steps:
             raise RunStopped(
                 f"trainer.max_skipped_steps: the gradient norm of the last {self._skipped} steps with an update, to "
-                f"step {step}, was not finite, so they changed nothing; look at loss, grad_norm and the ratios in "
-                f"{self._config.output / METRICS_FILE}, and at the data and the weights of model.path; then lower "
-                "optimizer.learning_rate, or begin again from an earlier checkpoint"
+                f"step {step}, was not finite, so they changed nothing; look at policy/loss, policy/grad_norm and "
+                f"policy/ratio in {self._config.output / METRICS_FILE}, and at the data and the weights of model.path; "
+                "then lower optimizer.learning_rate, or begin again from an earlier checkpoint"
             )
+
+    def log_evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Record held-out figures of the policy after ``step`` steps."""
+        with self.timeline.phase(TrainerPhase.RECORDS):
+            self._metrics.log_evaluation(step, evaluation_of(metrics))
 
     def scored(self, step: int, few: UnscoredEpisodes | None) -> None:
         """``step`` has its episodes; ``few`` where too few of them could be scored, so that it trains on nothing.

@@ -92,8 +92,8 @@ def test_memory_counts_this_process_and_its_children() -> None:
         child.stdout.readline()
         metrics = memory_metrics()
         child.communicate("\n")
-    assert metrics["memory/process_gib"] > 0.01
-    assert metrics["memory/children_gib"] > 50 / 1024
+    assert metrics["resources/memory/process_gib"] > 0.01
+    assert metrics["resources/memory/children_gib"] > 50 / 1024
 
 
 def test_a_reward_curve_is_a_picture(tmp_path: Path) -> None:
