@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from mua.algorithms.advantage import group_relative_advantages
+from mua.algorithms.said import diversity
 from mua.types import Group, Outcome, Provenance, Trajectory
 
 _COUNTED = {
@@ -46,6 +47,7 @@ def rollout_metrics(
         # A trajectory that never called a tool counts as 0.
         counted = _totals(scored, _COUNTED)
         metrics |= _rewards(scored) | _shapes(scored) | {name: count / len(scored) for name, count in counted.items()}
+        metrics |= _tools_used(scored) | diversity(scored) | _length_correlation(scored)
         metrics |= _by_domain(groups) | _group_shares([g for g in groups if g.scored], divide_by_std)
         versions = [s.version[s.loss_mask] for t in scored for s in t.segments]
         sampled = np.concatenate(versions or [np.zeros(0, np.int32)])
@@ -65,6 +67,26 @@ def _totals(trajectories: Sequence[Trajectory], kinds: Mapping[str, str]) -> dic
         totals.update({name: value for name, value in trajectory.metrics.items() if name.startswith(tuple(kinds))})
     ended = {name: next(kind for kind in kinds if name.startswith(kind)) for name in sorted(totals)}
     return {kinds[kind] + name.removeprefix(kind): float(totals[name]) for name, kind in ended.items()}
+
+
+def _tools_used(scored: Sequence[Trajectory]) -> dict[str, float]:
+    """Share of episodes that called each tool."""
+    used = Counter(
+        name.removeprefix("tool_calls/")
+        for trajectory in scored
+        for name, count in trajectory.metrics.items()
+        if name.startswith("tool_calls/") and count
+    )
+    return {f"tools/used/{name}": used[name] / len(scored) for name in sorted(used)}
+
+
+def _length_correlation(scored: Sequence[Trajectory]) -> dict[str, float]:
+    """Pearson's, of reward and sampled tokens; nothing where either does not vary."""
+    rewards = np.array([t.reward for t in scored])
+    lengths = np.array([t.sampled_tokens for t in scored], np.float64)
+    if not rewards.std() or not lengths.std():
+        return {}
+    return {"reward/length_correlation": float(np.corrcoef(rewards, lengths)[0, 1])}
 
 
 def _rewards(scored: Sequence[Trajectory]) -> dict[str, float]:

@@ -6,22 +6,29 @@ import contextlib
 import json
 import logging
 import math
+import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
+import numpy as np
 import psutil
 
 from megatron_bridge.atomic import replace_text
 from mua.errors import MuaError
+from mua.observe.catalogue import STRICT, unknown
 from mua.observe.files import LineFile, naming
+from mua.observe.metric_sinks import MetricSink, Plain, TensorBoardSink, Values, histogram_of
 from mua.untrusted import JsonError, is_number, open_file, read_json
 
 log = logging.getLogger(__name__)
 
 METRICS_FILE = "metrics.jsonl"
 EVALUATIONS_FILE = "evaluations.jsonl"
+DETAILS_FILE = "details.jsonl"
+COMPARED = ("reward/success", "reward/mean", "evaluation/validation_success", "policy/loss")
+"""What TensorBoard's table of hyperparameters shows of a run."""
 EVALUATION = "evaluation/"
 """How the names of held-out figures begin. They are of the policy after so many steps, and stand at that number on the
 axis of steps: 0 is before training."""
@@ -31,31 +38,35 @@ GIB = float(1 << 30)
 
 class MetricsWriter:
     """Writes ``<output>/metrics.jsonl`` (one line a :meth:`log`), ``<output>/evaluations.jsonl`` (one line a policy
-    that was evaluated) and, by choice, ``<output>/tensorboard``.
+    that was evaluated), ``<output>/details.jsonl`` (histograms, texts, hyperparameters) and, by choice,
+    ``<output>/tensorboard``; and hands all of it to ``others``.
 
     A run passes the first step it will take as ``resume_step``: lines at or after it, written by a run that died, are
-    dropped from the file, evaluations of policies of later steps too, and TensorBoard is told to drop its points, so
+    dropped from the files, evaluations of policies of later steps too, and TensorBoard is told to drop its points, so
     that curves have no second strand. 0 starts the curves anew; None keeps all that is there. Values that are not
     finite are written as null (JSON has none).
+
+    Every name must be in :mod:`mua.observe.catalogue`.
     """
 
-    def __init__(self, output: Path, tensorboard: bool, resume_step: int | None = None) -> None:
+    def __init__(
+        self, output: Path, tensorboard: bool, resume_step: int | None = None, others: Sequence[MetricSink] = ()
+    ) -> None:
         output.mkdir(parents=True, exist_ok=True)
         path = output / METRICS_FILE
         drop_from(path, resume_step)
-        self._file = LineFile(path)
+        _drop_details(output / DETAILS_FILE, resume_step)
+        self._file, self._details = LineFile(path), LineFile(output / DETAILS_FILE)
         self._evaluations_file = output / EVALUATIONS_FILE
         self._evaluations = _evaluations_until(self._evaluations_file, resume_step)
-        self._folder = output / TENSORBOARD_FOLDER
-        self._board: Any = None
+        self._sinks: list[MetricSink] = [*others]
         if tensorboard:
-            from torch.utils.tensorboard import SummaryWriter  # loads torch, which only runs that train have
-
-            with naming(self._folder):
-                self._board = SummaryWriter(str(self._folder), purge_step=resume_step, flush_secs=30)
-                for step, values in self._evaluations.items():  # of the policy that goes on: purged with its next step
-                    if resume_step is not None and step >= resume_step:
-                        self._draw(step, {name: math.nan if v is None else v for name, v in values.items()})
+            board = TensorBoardSink(output / TENSORBOARD_FOLDER, resume_step, COMPARED)
+            self._sinks.insert(0, board)
+            for step, values in self._evaluations.items():  # of the policy that goes on: purged with its next step
+                if resume_step is not None and step >= resume_step:
+                    board.scalars(step, {name: math.nan if v is None else v for name, v in values.items()})
+        self._told: set[str] = set()
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Record ``metrics`` at ``step``; flushed, so that a crash afterwards loses nothing.
@@ -63,8 +74,10 @@ class MetricsWriter:
         Raises :class:`mua.errors.DiskError`; a line is there whole or not at all.
         """
         values = {name: float(value) for name, value in metrics.items()}
+        self._check(values)
         self._file.write(json.dumps({"step": step, **_finite(values)}))
-        self._draw(step, values)
+        for sink in self._sinks:
+            sink.scalars(step, values)
 
     def log_evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
         """Record held-out figures of the policy after ``step`` steps; what the file has of it is replaced.
@@ -72,27 +85,47 @@ class MetricsWriter:
         Raises :class:`mua.errors.DiskError`; the file has them or is as it was.
         """
         values = {name: float(value) for name, value in metrics.items()}
+        self._check(values)
         self._evaluations[step] = self._evaluations.get(step, {}) | _finite(values)
         lines = (json.dumps({"step": at} | self._evaluations[at]) + "\n" for at in sorted(self._evaluations))
         with naming(self._evaluations_file):
             replace_text(self._evaluations_file, "".join(lines))
-        self._draw(step, values)
+        for sink in self._sinks:
+            sink.scalars(step, values)
 
-    def _draw(self, step: int, values: Mapping[str, float]) -> None:
-        if self._board is not None:
-            with naming(self._folder):
-                for name, value in values.items():
-                    self._board.add_scalar(name, value, step)
-                self._board.flush()
+    def log_details(self, step: int, histograms: Mapping[str, Values], texts: Mapping[str, str]) -> None:
+        """Record samples by name, each ``[N]``, and texts by name at ``step``. Raises :class:`mua.errors.DiskError`."""
+        histograms = {name: values for name, values in histograms.items() if np.isfinite(values).any()}
+        self._check([*histograms, *texts])
+        counted = {name: histogram_of(values) for name, values in histograms.items()}
+        self._details.write(json.dumps({"step": step, "histograms": counted, "texts": dict(texts)}))
+        for sink in self._sinks:
+            if histograms:
+                sink.histograms(step, histograms)
+            if texts:
+                sink.texts(step, texts)
+
+    def log_hyperparameters(self, values: Mapping[str, Plain]) -> None:
+        """Record what the run is set to, from here on. Raises :class:`mua.errors.DiskError`."""
+        self._details.write(json.dumps({"hyperparameters": dict(values)}))
+        for sink in self._sinks:
+            sink.hyperparameters(values)
+
+    def _check(self, names: Iterable[str]) -> None:
+        """Raises ``LookupError`` for a name that the catalogue lacks where tests ask for it; else says it once."""
+        if not (lacking := [name for name in unknown(names) if name not in self._told]):
+            return
+        if os.environ.get(STRICT) == "1":
+            raise LookupError(f"mua/observe/catalogue.py lacks the metrics {', '.join(lacking)}")
+        self._told.update(lacking)
+        log.warning("metrics that docs/metrics.md does not explain: %s", ", ".join(lacking))
 
     def close(self) -> None:
         """Every step is on disk already, so that a disk which is full now costs nothing but a line in the log."""
         self._file.close()
-        if self._board is not None:
-            try:
-                self._board.close()
-            except OSError as error:
-                log.warning("%s: %s", self._folder, error.strerror)
+        self._details.close()
+        for sink in self._sinks:
+            sink.close()
 
     def __enter__(self) -> Self:
         return self
@@ -131,6 +164,23 @@ def drop_from(path: Path, step: int | None) -> None:
         return
     kept = [line for line in read_metrics(path) if step is None or line["step"] < step]
     replace_text(path, "".join(json.dumps(line) + "\n" for line in kept))
+
+
+def _drop_details(path: Path, step: int | None) -> None:
+    """As :func:`drop_from`, of ``details.jsonl``; hyperparameters stay. A line that cannot be read goes."""
+    if step is None or not path.exists():
+        return
+    kept = []
+    with open_file(path) as file:
+        for line in file:
+            try:
+                found = read_json(line, strict=False)
+            except JsonError:
+                continue
+            at = found.get("step", -1) if isinstance(found, dict) else step
+            if line.endswith(b"\n") and type(at) is int and at < step:
+                kept.append(line.decode())
+    replace_text(path, "".join(kept) if step else "")
 
 
 def _finite(values: Mapping[str, float]) -> dict[str, float | None]:

@@ -184,6 +184,7 @@ class Training:
                     run.completed(step, unlogged=metrics)
                 else:
                     run.log(step, metrics)
+                run.log_episodes(step, rollout_batch.groups)
                 if leaving is not None:
                     self._preemption.check()
                     raise leaving

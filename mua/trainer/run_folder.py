@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Self
@@ -22,6 +22,9 @@ from mua.megatron.checkpoint import (
     point_to,
     prune_checkpoints,
 )
+from mua.observe import episode_details
+from mua.observe.hyperparameters import hyperparameters
+from mua.observe.metric_sinks import MetricSink, mlflow_sink, wandb_sink
 from mua.observe.metrics_log import (
     METRICS_FILE,
     MetricsWriter,
@@ -34,13 +37,23 @@ from mua.observe.timeline import Timeline, TrainerPhase
 from mua.rollout.scored import UnscoredEpisodes
 from mua.trainer.learner import Learner
 from mua.trainer.run_record import RunRecord
-from mua.types import Json
+from mua.types import Group, Json
 from mua.untrusted import JsonError, read_file, read_json
 
 SKIPPED = ("policy/skipped", "critic/skipped")
 """Metrics: share of a step's updates that were left out because their gradient norm was not finite."""
 
 log = logging.getLogger(__name__)
+
+
+def services_of(config: ExperimentConfig) -> list[MetricSink]:
+    """Those that ``observe`` names. Raises :class:`ConfigError` where the package of one is not installed."""
+    found: list[MetricSink] = []
+    if config.observe.wandb is not None:
+        found.append(wandb_sink(config.observe.wandb, config.name, config.output))
+    if config.observe.mlflow is not None:
+        found.append(mlflow_sink(config.observe.mlflow, config.name, config.output))
+    return found
 
 
 class Run:
@@ -81,8 +94,12 @@ class Run:
         self.timeline = Timeline()
         self.progress = Progress(config.observe.progress)
         self._metrics = MetricsWriter(
-            config.output, config.observe.tensorboard, resume_step=self.step - (self.unlogged is not None)
+            config.output,
+            config.observe.tensorboard,
+            resume_step=self.step - (self.unlogged is not None),
+            others=services_of(config),
         )
+        self._metrics.log_hyperparameters(hyperparameters(config))
 
     def __enter__(self) -> Self:
         return self
@@ -122,6 +139,17 @@ class Run:
         """Record held-out figures of the policy after ``step`` steps."""
         with self.timeline.phase(TrainerPhase.RECORDS):
             self._metrics.log_evaluation(step, evaluation_of(metrics))
+
+    def log_episodes(self, step: int, groups: Iterable[Group]) -> None:
+        """Record histograms, and texts where they are due, of the episodes of ``step``."""
+        episodes = [trajectory for group in groups for trajectory in group.trajectories]
+        wanted = episode_details.due(step, self._config.trainer.steps, self._config.observe.texts)
+        with self.timeline.phase(TrainerPhase.RECORDS):
+            self._metrics.log_details(
+                step,
+                episode_details.histograms_of(episodes),
+                episode_details.texts_of(episodes) if wanted else {},
+            )
 
     def scored(self, step: int, few: UnscoredEpisodes | None) -> None:
         """``step`` has its episodes; ``few`` where too few of them could be scored, so that it trains on nothing.
