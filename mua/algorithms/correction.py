@@ -196,7 +196,7 @@ def _mismatch_by_age(batch: TrainBatch, version: int) -> dict[str, float]:
     found: dict[str, float] = {}
     for name, chosen in (("fresh", age <= 0), ("stale", age > 0)):
         values = mismatch_metrics(old[chosen], behaviour[chosen])
-        found |= {f"mismatch_{name}/{key}": value for key, value in values.items()}
+        found |= {f"mismatch/{name}/{key}": value for key, value in values.items()}
     return found
 
 

@@ -396,6 +396,7 @@ class WandbConfig(Section):
     """A run at Weights & Biases; its package must be installed, and its own login made."""
 
     project: str
+    """Made where it is not there."""
     entity: str | None = None
     """Team or user; None: the one who logged in."""
     name: str | None = None

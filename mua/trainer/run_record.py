@@ -125,7 +125,7 @@ class RunRecord:
 
     def evaluated(self, version: int, metrics: Mapping[str, float]) -> None:
         """Held-out figures of the policy ``version``, which the engines have had in this start of the run."""
-        self._of_versions[version] = known = self._of_versions.get(version, {}) | metrics
+        self._of_versions[version] = known = self._of_versions.get(version, {}) | dict(metrics)
         where = {"run_id": self.run, "version": version, "part": self.part}
         self.writer.put([Update(versions, where, {"metrics": dict(known)})])
 

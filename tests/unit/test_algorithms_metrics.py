@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from mua.algorithms.rollout_metrics import rollout_metrics
+from mua.algorithms.said import diversity
 from mua.types import Group, Outcome, Provenance, Segment, Trajectory
 
 S, U, T, M, A = (Provenance.SYSTEM, Provenance.USER, Provenance.TOOL, Provenance.TEMPLATE, Provenance.SAMPLED)
@@ -82,6 +83,10 @@ def test_metrics_of_an_example_counted_by_hand():
         "rollout/segments/max": 2.0,
         "tools/calls/find": 0.5,
         "tools/errors/find": 0.25,
+        "tools/used/find": 0.25,
+        "rollout/said/unique_turns": 2 / 5,
+        "rollout/said/unique_episodes": 2 / 4,
+        "reward/length_correlation": -1.0,
         "reward/groups/count": 2.0,
         "reward/groups/zero_variance": 0.5,
         "reward/groups/all_correct": 0.5,
@@ -92,6 +97,30 @@ def test_metrics_of_an_example_counted_by_hand():
     }
     assert metrics.keys() == expected.keys()
     assert metrics == pytest.approx(expected, rel=1e-12)
+
+
+def test_diversity_counts_what_is_sampled_within_a_turn() -> None:
+    def says(*turns: list[int]) -> Trajectory:
+        ids = [i for said in turns for i in [9, *said]]
+        numbers = [turn for turn, said in enumerate(turns) for _ in [9, *said]]
+        sampled = np.array([kind for said in turns for kind in [U, *[A] * len(said)]], np.uint8)
+        zeros = np.zeros(len(ids), np.float32)
+        part = Segment(np.array(ids, np.int32), sampled, zeros, zeros.astype(np.int32), np.array(numbers, np.int32))
+        return trajectory(1.0, segments=[part])
+
+    # Grams: 1234 2345 | 1234 2345, 1235 | none: of five, three differ. Nothing crosses a turn or what others say.
+    three = [says([1, 2, 3, 4, 5]), says([1, 2, 3, 4, 5], [1, 2, 3, 5]), says([1, 2], [3, 4])]
+    found = diversity(three)
+    assert found == {
+        "rollout/said/distinct_4grams": 3 / 5,
+        "rollout/said/unique_turns": 4 / 5,
+        "rollout/said/unique_episodes": 1.0,
+    }
+    assert diversity([says([1, 2], [3, 4]), says([1, 2, 3, 4])])["rollout/said/unique_episodes"] == 1.0
+    assert diversity([says([1, 2]), says([1, 2])]) == {
+        "rollout/said/unique_turns": 0.5, "rollout/said/unique_episodes": 0.5
+    }  # fmt: skip
+    assert diversity([]) == diversity([says([])]) == {}
 
 
 def test_without_a_version_the_lag_counts_from_the_newest_token():
