@@ -746,6 +746,24 @@ def config_docs() -> None:
     print(configuration_page(), end="")
 
 
+@command(app, "metrics")
+def metrics_command(
+    name: Annotated[str | None, argument("[NAME]", "a metric's name, the beginning of several, or docs")] = None,
+    as_json: Annotated[bool, option("--json", "print JSON")] = False,
+) -> None:
+    """Explain what a run logs: meaning, unit, what is normal, what to do when it is not."""
+    from mua.observe import metrics_page
+
+    if name == "docs":
+        print(metrics_page.metrics_page(), end="")
+        return
+    found = metrics_page.asked_for(name)
+    if as_json:
+        print(json.dumps([metrics_page.entry(metric) for metric in found], indent=2))
+    else:
+        print("\n".join(map(metrics_page.text_of if name else metrics_page.line_of, found)))
+
+
 @doctor_app.callback(invoke_without_command=True)
 @verb
 def doctor(context: typer.Context) -> None:
