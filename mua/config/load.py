@@ -57,6 +57,12 @@ class Reading(Generic[AnySection]):
         """The sections with problems, which ``partial`` has otherwise than they are meant."""
         return frozenset(section for problem in self.problems for section in problem.sections())
 
+    def required(self) -> AnySection:
+        """The configuration. Raises :class:`ConfigError` with all that is wrong, a line each."""
+        if self.config is None:
+            raise ConfigError("\n".join(map(str, self.problems)))
+        return self.config
+
     def place(self, key: str) -> str:
         """File and line of a dotted key, or of what is around it."""
         return str(self.tree.place(tuple(key.split("."))))
@@ -72,10 +78,7 @@ def load_config(path: Path, overrides: Sequence[str] = (), schema: type[Section]
     ``overrides`` are ``key.path=value``; the value is YAML. Raises :class:`ConfigError` whose message has one line
     for each thing that is wrong: file, line, key, and what to write instead. Values of secrets are never repeated.
     """
-    reading = read_config(path, overrides, schema)
-    if reading.config is None:
-        raise ConfigError("\n".join(map(str, reading.problems)))
-    return reading.config
+    return read_config(path, overrides, schema).required()
 
 
 def read_config(

@@ -21,7 +21,8 @@ _SAME: dict[str, str] = {
     "optimizer.beta2": "adam_beta2",
     "optimizer.epsilon": "eps adam_eps adam_epsilon",
     "optimizer.clip_grad": "max_grad_norm grad_clip clip_grad_norm gradient_clip gradient_clipping clip_gradient",
-    "optimizer.cpu_offload_fraction": "optimizer_cpu_offload optimizer_offload offload_optimizer optimizer_offload_fraction",
+    "optimizer.cpu_offload_fraction": "optimizer_cpu_offload optimizer_offload offload_optimizer "
+    "optimizer_offload_fraction",
     "optimizer.precision_aware": "use_precision_aware_optimizer",
     "critic.optimizer.learning_rate": "critic_lr",
     "critic.value_clip": "cliprange_value value_clip_range eps_clip_value",
@@ -260,9 +261,7 @@ def plain(name: str) -> str:
     return name.replace("-", "_").replace(" ", "_").lower()
 
 
-def nearest_keys(
-    key: Sequence[str], siblings: Sequence[str], everywhere: dict[str, str]
-) -> tuple[list[str], str]:
+def nearest_keys(key: Sequence[str], siblings: Sequence[str], everywhere: dict[str, str]) -> tuple[list[str], str]:
     """The keys that ``key`` may mean, best first, with a note; nothing where no name is near.
 
     Args:
@@ -332,9 +331,9 @@ def nearest_value(key: str, value: str, choices: Sequence[str]) -> str | None:
     by_name = {plain(choice): choice for choice in choices}
     if name in by_name:
         return by_name[name]
-    if meant := _VALUES.get(key, {}).get(name):
-        if re.split(r"[ ,]", meant)[0] in choices:
-            return meant
+    meant = _VALUES.get(key, {}).get(name)
+    if meant and re.split(r"[ ,]", meant)[0] in choices:
+        return meant
     close = difflib.get_close_matches(name, by_name, n=1)
     if close:
         return by_name[close[0]]

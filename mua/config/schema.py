@@ -98,8 +98,8 @@ class RolloutConfig(Section):
     max_turn_tokens: Positive = 1024
     """New tokens in one assistant turn."""
     max_tokens: Positive = 32768
-    """Length of one segment; the episode ends as ``length`` when the next turn no longer fits. Where it is not set it is
-    at most what ``model.max_length`` and ``megatron.max_tokens_per_microbatch`` hold; ``mua sft`` does not use it."""
+    """Length of one segment; the episode ends as ``length`` when the next turn no longer fits. Where it is not set, it
+    is at most what ``model.max_length`` and ``megatron.max_tokens_per_microbatch`` hold; ``mua sft`` ignores it."""
     max_malformed: NonNegative = 2
     """Malformed or unknown tool calls answered with an error observation before the episode ends as malformed."""
     generate_seconds: PositiveFloat = 600.0
@@ -125,6 +125,19 @@ class RolloutConfig(Section):
         """Settings that change the logits before they are sampled from, and so the log-probabilities too."""
         settings = {"presence_penalty": self.presence_penalty, "frequency_penalty": self.frequency_penalty}
         return {name: value for name, value in settings.items() if value}
+
+    @property
+    def other_distribution(self) -> str:
+        """In words, by which settings the policy samples from another distribution than the trainer computes; empty
+        where it does not."""
+        settings = self.truncations | self.penalties
+        if not settings:
+            return ""
+        shown = ", ".join(f"rollout.{name} {value:g}" for name, value in settings.items())
+        return (
+            f"{shown}: the policy samples from another distribution than softmax(logits / temperature), which the "
+            f"trainer computes; the engine's log-probabilities are of {self.sampling(self.temperature)['logprobs_of']}"
+        )
 
     def sampling(self, temperature: float) -> Json:
         """How an episode is sampled at ``temperature``; ``logprobs_of`` names the distribution that its
@@ -504,6 +517,15 @@ class ExperimentConfig(Section):
         return {name: llm for name, llm in (("user.llm", user), ("judge.llm", judge)) if llm is not None}
 
     @property
+    def optimizer_steps(self) -> tuple[int, int | None]:
+        """Of the policy in a run of reinforcement learning, and of the critic, if there is one."""
+        algorithm, steps = self.algorithm, self.trainer.steps
+        each = algorithm.epochs * algorithm.minibatches
+        if algorithm.advantage != "gae":
+            return steps * each, None
+        return (steps - self.critic.warmup_steps) * each, steps * each
+
+    @property
     def writes_traces(self) -> bool:
         """Whether training leaves its episodes as trace files."""
         return not self.store.enabled if self.observe.traces is None else self.observe.traces
@@ -557,7 +579,9 @@ class ExperimentConfig(Section):
             return data
         model, megatron, rollout = sections
         length = model.get("max_length", ModelConfig.model_fields["max_length"].default)
-        budget = megatron.get("max_tokens_per_microbatch", MegatronConfig.model_fields["max_tokens_per_microbatch"].default)
+        budget = megatron.get(
+            "max_tokens_per_microbatch", MegatronConfig.model_fields["max_tokens_per_microbatch"].default
+        )
         given = rollout.get("max_tokens", RolloutConfig.model_fields["max_tokens"].default)
         plays = (info.context or {}).get("verb") != "sft"
         if not all(type(number) is int for number in (length, budget, given)) or (plays and "max_tokens" in rollout):

@@ -71,6 +71,7 @@ def fields_of(section: KeyPath, schema: type[Section], data: Any = None) -> list
         schema: what the path begins in.
         data: what is configured, which says which member of a union stands at a place.
     """
+    inner: list[type[Section]] = []
     for name in section:
         data = _inside(data, name)
         if name.isdigit():  # a place in a list of sections, whose members the name before it gave
