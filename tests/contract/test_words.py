@@ -43,7 +43,7 @@ def test_the_list_finds_what_it_is_for() -> None:
         "5 tokens a second",
     ):
         assert found(text), text
-    for text in ("which groups a step trains on", "tokens per second", "a judge scores", "engine.feeders"):
+    for text in ("which groups a step trains on", "tokens per second", "a judge scores", "root rank"):
         assert not found(text), text
 
 
