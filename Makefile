@@ -58,7 +58,7 @@ fuzz: $(READY) ## Damage files and texts by the thousand: each must be refused i
 	@$(PYTHON) -m tools.fuzz $(FUZZ)
 
 site: $(READY) ## Build the documentation as a site in build/site; a broken link or anchor is an error
-	@$(PYTHON) -m mkdocs build --strict --quiet
+	@NO_MKDOCS_2_WARNING=1 $(PYTHON) -m mkdocs build --strict
 
 docs: $(READY) ## Write the generated pages: configuration and commands from the code, the recipes' plans into planning.md
 	@$(PYTHON) -m mua.cli config docs > docs/configuration.md.new

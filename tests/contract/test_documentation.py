@@ -8,10 +8,12 @@ is true.
 from __future__ import annotations
 
 import ast
+import logging
 import re
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 
 import page_commands
 import pytest
@@ -21,6 +23,7 @@ from mua.environment.domain import Domain
 from mua.environment.manager import EnvironmentManager
 from mua.environment.protocol import Task, Transcript
 from tools.commands_page import page as commands_page
+from tools.site_hooks import on_page_markdown
 from workbench.demonstrate import replay_gold
 from workbench.scaffold import source
 
@@ -90,6 +93,18 @@ def test_links_between_pages_lead_somewhere(page: Path) -> None:
     assert [str(target) for target, _ in targets if not target.exists()] == []
     wanted = [(target, anchor) for target, anchor in targets if anchor and target.suffix == ".md"]
     assert [(target.name, anchor) for target, anchor in wanted if anchor not in anchors(target)] == []
+
+
+def test_the_site_shows_files_of_the_repository_by_name_and_refuses_those_that_are_not_there(caplog) -> None:
+    page = SimpleNamespace(file=SimpleNamespace(src_uri="tutorials/page.md"))
+    text = "[a](../users.md#x) [b](../../mua/errors.py) [c](../../mua/none.py) `x`\n```\n[d](../../no.py)\n```\n"
+    with caplog.at_level(logging.WARNING):
+        shown = on_page_markdown(text, page, {"docs_dir": str(DOCS), "repo_url": None})
+    assert shown == "[a](../users.md#x) b c `x`\n```\n[d](../../no.py)\n```\n"
+    assert [record.getMessage() for record in caplog.records if "none.py" in record.getMessage()]
+    assert len(caplog.records) == 1
+    linked = on_page_markdown("[b](../../mua/errors.py)", page, {"docs_dir": str(DOCS), "repo_url": "https://x/y/"})
+    assert linked == "[b](https://x/y/blob/main/mua/errors.py)"
 
 
 def test_readme_is_short_and_says_first_what_it_is() -> None:
