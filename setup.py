@@ -104,6 +104,12 @@ DEV = [
     "uv>=0.7",
 ]
 
+# The site of docs/, built by `make site`.
+DOCS = [
+    "mkdocs>=1.6",
+    "mkdocs-material>=9.5",
+]
+
 setup(
     name="mua",
     version=VERSION.group(1),
@@ -129,6 +135,7 @@ setup(
         "parquet": ["pyarrow>=15"],
         "postgres": ["psycopg[binary]>=3.2"],
         "dev": DEV,
+        "docs": DOCS,
     },
     entry_points={"console_scripts": ["mua = mua.cli:main"]},
 )
