@@ -134,7 +134,8 @@ def test_no_command_writes_into_a_folder_in_use(
 ) -> None:
     base = BASE.resolve()
     monkeypatch.chdir(tmp_path)
-    Path("d.jsonl").write_text('{"messages": [{"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}]}')
+    said = '{"messages": [{"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}]}'
+    Path("d.jsonl").write_text(said)
     Path("x.yaml").write_text(
         f"name: x\noutput: out\nmodel: {{path: {base}, max_length: 1024}}\nenvironment: {{name: help_desk}}\n"
         "rollout: {max_tokens: 1000}\ntrainer: {steps: 1}\nsft: {data: d.jsonl}\n"
