@@ -1,9 +1,9 @@
 """From a base policy that knows nothing of shops to one that helps a shop's customers, on a laptop.
 
-    python -m tools.demo [--seeds 1 2 3] [--controls] [key.path=value ...]
+    mua demo [--seeds 1,2,3] [--controls] [key.path=value ...]
 
 For each seed: a few conversations of a scripted agent that keeps to the policy, a supervised cold start on them from
-``tools/base`` (made by :mod:`tools.pretrain`), reinforcement learning against SGLang rollouts, and a judgement of both
+``tools/base`` (the package brings it), reinforcement learning against SGLang rollouts, and a judgement of both
 on the test split, by kind of wish. Beside it what policies that deserve nothing earn there; with ``--controls`` also
 more supervised fine-tuning on the same conversations for the time that reinforcement learning took, and reinforcement
 learning whose rewards are dealt at random. Leaves ``runs/demo/summary.json``, ``runs/demo/reward.png``, TensorBoard
@@ -29,13 +29,15 @@ from rich.console import Console
 from rich.table import Table
 
 from mua.observe.metrics_log import METRICS_FILE, read_metrics
+from mua.shipped import shipped
 from mua.types import Json
-from tools import kit
-from tools.pretrain import BASE
-from tools.tiny import mua, say, write_conversations
+from workbench.commands import mua, say
+from workbench.demonstrate import write_conversations
 
 ROOT = Path("runs/demo")
-CONFIG, SFT = "configs/demo.yaml", "configs/demo-sft.yaml"
+CONFIG, SFT = "demo", "demo-sft"
+"""Recipes."""
+BASE = shipped("tools/base")
 CONVERSATIONS = {
     "track": 3,
     "cancel": 1,
@@ -76,23 +78,22 @@ class Result:
         return fmean(kind[stage] for kind in self.kinds.values() if kind["granted"] or not granted)
 
 
-def main() -> None:
-    parser = kit.parser(__doc__)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[1])
-    parser.add_argument("--controls", action="store_true", help="also train the two control policies")
-    parser.add_argument("overrides", nargs="*", help=f"overrides of {CONFIG}, key=value")
-    arguments = parser.parse_args()
+def demonstrate(seeds: Sequence[int], overrides: Sequence[str] = (), *, controls: bool = False) -> None:
+    """The whole of it in the current folder; ``overrides`` are of the recipe ``demo``.
+
+    Leaves with the status of a command that fails.
+    """
     canned = canned_by_kind()
     results = []
-    for seed in arguments.seeds:
-        results.append(run_seed(seed, canned, arguments.overrides))
+    for seed in seeds:
+        results.append(run_seed(seed, canned, overrides))
         write_summary(results)
-    picture = draw(arguments.seeds)
-    show_last(arguments.seeds[-1])
+    picture = draw(seeds)
+    show_last(seeds[-1])
     report(results, picture)
-    if arguments.controls:
+    if controls:
         for result in results:
-            result.controls_by_kind |= trained_controls(result, arguments.overrides)
+            result.controls_by_kind |= trained_controls(result, overrides)
             result.controls |= {name: fmean(kinds.values()) for name, kinds in result.controls_by_kind.items()}
             write_summary(results)
         report(results, picture)
@@ -232,7 +233,7 @@ def steps_within(seconds: float, run: Path) -> int:
 
 def draw(seeds: Sequence[int]) -> Path:
     """The reward curves of all seeds in one picture."""
-    from tools.reward_curve import plot_reward_curve
+    from workbench.reward_curve import plot_reward_curve
 
     files = {f"seed {seed}": ROOT / f"seed-{seed}" / "rl" / "metrics.jsonl" for seed in seeds}
     return plot_reward_curve(files, ROOT / "reward.png")
@@ -282,7 +283,3 @@ def table_of(result: Result) -> Table:
         ]
         table.add_row(label, "", *means, *(f"{value:.3f}" for value in theirs))
     return table
-
-
-if __name__ == "__main__":
-    main()
