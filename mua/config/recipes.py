@@ -38,7 +38,7 @@ def config_file(named: Path, folder: Path = Path()) -> Path:
     here = folder / named
     if len(named.parts) != 1 or os.path.isfile(here):
         return here
-    if (found := shipped(f"configs/{named}{_SUFFIX}")).is_file():
+    if os.path.isfile(found := shipped(f"configs/{named}{_SUFFIX}")):
         return found
     if named.suffix in (_SUFFIX, ".yml"):
         return here
