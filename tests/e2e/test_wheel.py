@@ -7,7 +7,6 @@ the figures of whole runs.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,10 +16,9 @@ from tools import wheel_check
 
 
 @pytest.fixture(scope="module")
-def installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[wheel_check.Installed]:
+def installed(tmp_path_factory: pytest.TempPathFactory) -> wheel_check.Installed:
     work = tmp_path_factory.mktemp("wheel")
-    yield wheel_check.install(wheel_check.build(work), work)
-    assert_nothing_left(work)
+    return wheel_check.install(wheel_check.build(work), work)
 
 
 @pytest.mark.slow
@@ -45,3 +43,4 @@ def test_the_demonstration_runs_from_nothing_to_its_report(installed: wheel_chec
     assert all(0 <= mean <= 1 for mean in seed["controls"].values())
     assert (folder / "reward.png").read_bytes().startswith(b"\x89PNG")
     assert list(folder.glob("seed-5/rollout/**/*.jsonl")), "the conversation it prints is kept"
+    assert_nothing_left(tmp_path)
