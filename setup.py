@@ -150,6 +150,7 @@ setup(
     package_data={
         "": [
             "py.typed",
+            "*.pyi",
             "*.jinja",
             "*.jinja2",
             "*.md",

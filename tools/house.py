@@ -58,7 +58,7 @@ FLOORS = (
     ("mua.launch", "mua.view"),
     ("mua.trainer",),
     ("environments", "workbench"),
-    ("mua.cli",),
+    ("mua.api", "mua.cli"),
     ("tools",),
     ("tests",),
 )

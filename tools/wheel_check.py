@@ -131,7 +131,7 @@ def new_user(installed: Installed) -> None:
     expect("Train a policy", installed.run("mua", "--help"))
     expect("qwen3-8b-1x8", installed.run("mua", "recipes"))
     expect("hf_config", installed.run("mua", "config", "show", "qwen3-8b-1x8", "trainer.steps=3"))
-    expect("GiB", installed.run("mua", "plan", "qwen3-8b-1x8"))
+    expect("training", installed.run("mua", "plan", "qwen3-8b-1x8"))
     user = "slurm.user_address=address"
     script = installed.run("mua", "launch", "slurm", "qwen3-8b-1x8", user, "--gpus-per-node", "8", "--dry-run")
     expect(f"MUA_ROOT={installed.run('mua', 'files', '.').strip()}", script)
