@@ -551,8 +551,20 @@ def env_play(
     seed: Annotated[int, option("--seed", "picks the task and the user's wording")] = 0,
     role: Annotated[Literal["agent", "user"], option("--as", "whom you play")] = "agent",
     data: Annotated[Path | None, option("--data", "folder with official data (environment.data)")] = None,
+    policy: Annotated[
+        str | None,
+        option("--policy", "with --as user: a checkpoint, a model folder, a URL, or mua serve's address file"),
+    ] = None,
+    model: Annotated[str | None, option("--model", "what the endpoint of --policy calls the model")] = None,
 ) -> None:
     """Be the agent, or the user, of one task in the terminal; ends with the verdict and the difference."""
+    if policy is not None:
+        if role != "user":
+            raise ConfigError("--policy: a policy plays the agent; add --as user")
+        import workbench.play_policy
+
+        workbench.play_policy.play_policy(name, data, policy, model, task, split, seed)
+        return
     import workbench.play
     from mua.config.schema import EnvironmentConfig
 
