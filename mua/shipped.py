@@ -8,11 +8,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import mua
-
 FOLDERS = ("configs", "slurm", "constraints", "tools/base")
 """What the wheel holds beside code, named from the top of a checkout."""
-INSIDE = Path(mua.__file__).with_name("_shipped")
+INSIDE = Path(__file__).with_name("_shipped")
 """Where the wheel has it; ``setup.py`` puts it there. A checkout has no such folder."""
 
 

@@ -52,8 +52,9 @@ class Installed:
         """What a command prints on standard output; raises :class:`RuntimeError` with all it said if it fails."""
         began = time.monotonic()
         done = subprocess.run(
-            command, cwd=self.folder, env=self.environment(), capture_output=True, text=True, timeout=SECONDS
-        )
+            command, cwd=self.folder, env=self.environment(), stdin=subprocess.DEVNULL, capture_output=True, text=True,
+            timeout=SECONDS,
+        )  # fmt: skip
         if done.returncode:
             said = (done.stdout + done.stderr)[-6000:]
             raise RuntimeError(f"$ {shlex.join(command)}\n{said}\nstatus {done.returncode}")
@@ -148,7 +149,7 @@ def own_domain(installed: Installed) -> None:
     installed.run("mua", "env", "new", "shop", "--into", "shop")
     pip = (sys.executable, "-m", "pip", "--python", str(installed.venv / "bin" / "python"), "install", "-q")
     installed.run(*pip, "--no-deps", "--no-build-isolation", "--no-index", "-e", "./shop")
-    expect('"shop"', installed.run("mua", "env", "list", "--json"))
+    expect("seats of a theatre", installed.run("mua", "env", "play", "shop"))
 
 
 def train(installed: Installed) -> None:

@@ -12,7 +12,7 @@ from mua.compat.checkpoint_reading import check_pickles
 from mua.config.load import load_config
 from mua.errors import ModelError
 from mua.megatron import checkpoint_manifest, offline
-from mua.megatron.model_card import Exported, exported_texts
+from mua.megatron.model_card import ExportedPolicy, exported_texts
 from mua.observe.output import CONFIG_FILE, find_config
 from mua.observe.progress import Progress
 from mua.types import Json
@@ -107,7 +107,7 @@ def texts_of(checkpoint: Path, files: Path, content: Json) -> dict[str, str]:
     step = position.get("step") if isinstance(position, dict) else None
     above = checkpoint.resolve().parents
     run = next((folder for folder in above if (folder / CONFIG_FILE).is_file()), None)
-    exported = Exported(
+    exported = ExportedPolicy(
         trained, files, step if isinstance(step, int) else 0, run, content.get("git"), content.get("versions")
     )
     return exported_texts(exported)

@@ -41,7 +41,7 @@ _VERSIONS = ("mua", "megatron-core", "torch", "sglang", "transformers")
 
 
 @dataclass(frozen=True)
-class Exported:
+class ExportedPolicy:
     """Whose policy is exported."""
 
     config: Json
@@ -56,7 +56,7 @@ class Exported:
     versions: Mapping[str, str | None] | None = None
 
     @classmethod
-    def of_run(cls, config: ExperimentConfig, step: int, provenance: Json) -> Exported:
+    def of_run(cls, config: ExperimentConfig, step: int, provenance: Json) -> ExportedPolicy:
         """The policy after ``step`` steps of a run that is under way."""
         dumped: Json = yaml.safe_load(dump_config(config))
         return cls(dumped, config.model.path, step, config.output, provenance.get("git"), provenance.get("versions"))
@@ -101,12 +101,12 @@ class Success:
         return f"{self.mean:.3f} ({self.low:.3f} to {self.high:.3f})"
 
 
-def exported_texts(exported: Exported) -> dict[str, str]:
+def exported_texts(exported: ExportedPolicy) -> dict[str, str]:
     """The files that stand in an export instead of the base's, by name."""
     return {CARD: model_card(exported), GENERATION: generation_config(exported)}
 
 
-def generation_config(exported: Exported) -> str:
+def generation_config(exported: ExportedPolicy) -> str:
     """``generation_config.json``: the base's special tokens, and sampling as the run evaluates it, one turn at most."""
     found = _json(exported.base / GENERATION) or {}
     shape = _json(exported.base / "config.json") or {}
@@ -127,7 +127,7 @@ def generation_config(exported: Exported) -> str:
     return json.dumps({**kept, **sampled, **longest, **made}, indent=2, allow_nan=False) + "\n"
 
 
-def model_card(exported: Exported) -> str:
+def model_card(exported: ExportedPolicy) -> str:
     """``README.md`` of an export, with the front matter that the Hugging Face Hub reads."""
     before, after = evaluations(exported)
     matter = yaml.safe_dump(_front_matter(exported, after), sort_keys=False, allow_unicode=True, width=1000)
@@ -149,7 +149,7 @@ The policy was trained with its own chat template, a system prompt and the tools
 have not been evaluated. `mua eval` and `mua env play --as user` run it as it was trained."""
 
 
-def evaluations(exported: Exported) -> tuple[list[Success], list[Success]]:
+def evaluations(exported: ExportedPolicy) -> tuple[list[Success], list[Success]]:
     """Of the run's first policy and of this one, from the run's report and metrics."""
     if exported.run is None:
         return [], []
@@ -173,11 +173,12 @@ def _successes(metrics: Mapping[str, Any]) -> Iterator[Success]:
     for name in metrics:
         if found := _EVALUATED.fullmatch(name):
             values = [metrics.get(f"{name}{end}") for end in ("", "_low", "_high")]
-            if all(is_number(value) for value in values):
-                yield Success(found["split"], found["domain"], bool(found["held_out"]), *values)
+            numbers = [float(value) for value in values if value is not None and is_number(value)]
+            if len(numbers) == len(values):
+                yield Success(found["split"], found["domain"], bool(found["held_out"]), *numbers)
 
 
-def _front_matter(exported: Exported, after: list[Success]) -> Json:
+def _front_matter(exported: ExportedPolicy, after: list[Success]) -> Json:
     matter: Json = {key: value for key, value in _base_matter(exported.base).items() if key in _KEPT}
     if base := _base_id(exported):
         matter["base_model"] = base
@@ -194,7 +195,7 @@ def _front_matter(exported: Exported, after: list[Success]) -> Json:
     return matter | ({"model-index": [{"name": exported.name, "results": results}]} if results else {})
 
 
-def _summary(exported: Exported) -> Iterator[str]:
+def _summary(exported: ExportedPolicy) -> Iterator[str]:
     shape = _json(exported.base / "config.json") or {}
     kinds = [_plain(str(kind)) for kind in shape.get("architectures") or () if isinstance(kind, str)]
     base = _base_id(exported) or _folder_name(exported.base_path) or "a model without a name"
@@ -205,7 +206,7 @@ def _summary(exported: Exported) -> Iterator[str]:
     )
 
 
-def _evaluation(exported: Exported, before: list[Success], after: list[Success]) -> Iterator[str]:
+def _evaluation(exported: ExportedPolicy, before: list[Success], after: list[Success]) -> Iterator[str]:
     if not after:
         yield (
             "This policy was not evaluated by its run. `mua eval` measures it on held-out tasks."
@@ -228,7 +229,7 @@ def _evaluation(exported: Exported, before: list[Success], after: list[Success])
         yield f"The step was chosen by success on `{_code(str(chosen))}`, so that split's numbers flatter it."
 
 
-def _making(exported: Exported) -> Iterator[str]:
+def _making(exported: ExportedPolicy) -> Iterator[str]:
     config = exported.config
     algorithm, optimizer, model = (config.get(name) or {} for name in ("algorithm", "optimizer", "model"))
     user, sft = config.get("user") or {}, config.get("sft")
@@ -261,7 +262,7 @@ def _folder_name(base: Path) -> str:
     return base.parent.name if base.name == "hf" and base.parent.name else base.name
 
 
-def _base_id(exported: Exported) -> str | None:
+def _base_id(exported: ExportedPolicy) -> str | None:
     """The base's name on the Hub, where it can be told: from the Hub's cache, or from the card of an earlier export."""
     for part in reversed(exported.base_path.parts):
         if found := _HUB_CACHE.fullmatch(part):

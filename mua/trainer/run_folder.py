@@ -22,7 +22,7 @@ from mua.megatron.checkpoint import (
     point_to,
     prune_checkpoints,
 )
-from mua.megatron.model_card import Exported, exported_texts
+from mua.megatron.model_card import ExportedPolicy, exported_texts
 from mua.observe.metrics_log import METRICS_FILE, MetricsWriter, memory_metrics
 from mua.observe.output import REPORT_FILE
 from mua.observe.progress import Progress
@@ -155,7 +155,7 @@ class Run:
 
     def export(self, step: int) -> None:
         """Have the learner write its policy, which learned from ``step`` steps, as ``<output>/hf``, with its card."""
-        texts = exported_texts(Exported.of_run(self._config, step, self._provenance))
+        texts = exported_texts(ExportedPolicy.of_run(self._config, step, self._provenance))
         self._learner.save_hf(self._config.output / "hf", texts)
 
     def due(self, every: int, step: int) -> bool:

@@ -18,7 +18,7 @@ from transformers import GenerationConfig
 from mua.config.load import dump_config, load_config
 from mua.errors import ModelError
 from mua.megatron.conversion import source_files, texts_of
-from mua.megatron.model_card import CARD, GENERATION, Exported, exported_texts
+from mua.megatron.model_card import CARD, GENERATION, ExportedPolicy, exported_texts
 from mua.shipped import shipped
 
 INTERVAL = {"evaluation/test_success": 0.5625, "evaluation/test_success_low": 0.5, "evaluation/test_success_high": 0.62}
@@ -47,9 +47,9 @@ def run(tmp_path: Path) -> Path:
     return folder
 
 
-def exported(base: Path, run: Path | None, *overrides: str, step: int = 4) -> Exported:
+def exported(base: Path, run: Path | None, *overrides: str, step: int = 4) -> ExportedPolicy:
     config = load_config(Path("demo"), [f"model.path={base}", "output=/secret/place", *overrides])
-    return Exported(
+    return ExportedPolicy(
         yaml.safe_load(dump_config(config)), base, step, run, {"commit": "c0ffee", "dirty": True}, {"mua": "1"}
     )
 
