@@ -85,7 +85,19 @@ def build(work: Path) -> Path:
         if name.startswith(wanted) and (kit.ROOT / name).is_file():
             (copy / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(kit.ROOT / name, copy / name)
-    made = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", str(work), "."]
+    made = [
+        sys.executable,
+        "-m",
+        "uv",
+        "build",
+        "-q",
+        "--wheel",
+        "--no-build-isolation",
+        "--offline",
+        "-o",
+        str(work),
+        ".",
+    ]
     subprocess.run(made, cwd=copy, check=True, timeout=SECONDS)
     (wheel,) = work.glob("mua-*.whl")
     lacking = missing(wheel, copy)
@@ -119,9 +131,13 @@ def install(wheel: Path, work: Path) -> Installed:
     others = [path for path in sys.path if path.endswith("site-packages")]
     (packages / "others.pth").write_text("\n".join(others) + "\n", encoding="utf-8")
     installed = Installed(venv, folder)
-    pip = [sys.executable, "-m", "pip", "--python", str(venv / "bin" / "python"), "install", "-q", "--no-deps"]
-    subprocess.run([*pip, "--force-reinstall", "--no-index", str(wheel)], check=True, timeout=SECONDS)
+    subprocess.run([*uv_install(venv), str(wheel)], check=True, timeout=SECONDS)
     return installed
+
+
+def uv_install(venv: Path) -> list[str]:
+    """An installer's command for ``venv``, without requirements and without an index."""
+    return [sys.executable, "-m", "uv", "pip", "install", "-q", "--no-deps", "--offline", "--python", str(venv)]
 
 
 def new_user(installed: Installed) -> None:
@@ -147,8 +163,7 @@ def own_domain(installed: Installed) -> None:
     project = installed.folder / "shop"
     project.mkdir()
     installed.run("mua", "env", "new", "shop", "--into", "shop")
-    pip = (sys.executable, "-m", "pip", "--python", str(installed.venv / "bin" / "python"), "install", "-q")
-    installed.run(*pip, "--no-deps", "--no-build-isolation", "--no-index", "-e", "./shop")
+    installed.run(*uv_install(installed.venv), "--no-build-isolation", "-e", "./shop")
     expect("seats of a theatre", installed.run("mua", "env", "play", "shop"))
 
 
