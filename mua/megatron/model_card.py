@@ -28,6 +28,8 @@ from mua.untrusted import JsonError, is_number, read_file, read_json
 
 log = logging.getLogger(__name__)
 
+EVALUATIONS_FILE = "evaluations.jsonl"
+"""One line for each policy that was evaluated, at the number of steps that it has learned from."""
 CARD, GENERATION = "README.md", "generation_config.json"
 TAG = "mua"
 """A tag of every card that is written here."""
@@ -155,18 +157,24 @@ def evaluations(exported: ExportedPolicy) -> tuple[list[Success], list[Success]]
         return [], []
     before: dict[str, float] = {}
     after: dict[str, float] = {}
-    metrics = exported.run / METRICS_FILE
-    for line in read_metrics(metrics) if metrics.is_file() else ():
+    for line in _lines(exported.run / METRICS_FILE):
         if line.get("step") == 0:
             before |= {name.removeprefix("initial_"): v for name, v in line.items() if name.startswith("initial_eval")}
         if line.get("step") == exported.step - 1:
             after |= {name: value for name, value in line.items() if name.startswith("evaluation/")}
+    for line in _lines(exported.run / EVALUATIONS_FILE):
+        for known, step in ((before, 0), (after, exported.step)):
+            known |= line if line.get("step") == step else {}
     report = _json(exported.run / REPORT_FILE) or {}
     for part, known, step in (("first", before, 0), ("final", after, exported.step)):
         said = report.get(part)
         if isinstance(said, dict) and said.get("step") == step:
             known |= said
     return list(_successes(before)), list(_successes(after))
+
+
+def _lines(path: Path) -> Iterator[dict[str, Any]]:
+    return read_metrics(path) if path.is_file() else iter(())
 
 
 def _successes(metrics: Mapping[str, Any]) -> Iterator[Success]:
