@@ -31,7 +31,7 @@ $(READY): setup.py tools/setup.sh constraints/cpu-py312.txt constraints/cpu-py31
 	@touch $@
 
 demo: $(READY) ## Train a tiny policy and show what it learned (SEEDS="1 2 3" for several, CONTROLS=1 for controls)
-	@PYTHONWARNINGS=ignore $(PYTHON) -m tools.demo --seeds $(SEEDS) $(if $(CONTROLS),--controls)
+	@PYTHONWARNINGS=ignore $(PYTHON) -m mua.cli demo --seeds '$(SEEDS)' $(if $(CONTROLS),--controls)
 
 test: $(READY) ## Run the tests, without the slow ones
 	@$(PYTHON) -m pytest $(SHARED)
