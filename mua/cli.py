@@ -283,16 +283,15 @@ def files(
     name: Annotated[
         str | None, argument("NAME", "print where this one lies, such as slurm/eval.sbatch; . is all")
     ] = None,
+    as_json: Annotated[bool, option("--json", "print JSON")] = False,
 ) -> None:
     """List what the package brings beside code: recipes, job scripts, pins. With a name: where that lies."""
     from mua.shipped import FOLDERS, shipped, shipped_files
 
-    if name is None:
-        print(*shipped_files(), sep="\n")
-    elif name.rstrip("/") in (".", *FOLDERS, *shipped_files()):
-        print(shipped(name))
-    else:
+    if name is not None and name.rstrip("/") not in (".", *FOLDERS, *shipped_files()):
         raise ConfigError(f"{name}: the package brings no such file; mua files lists those it does")
+    found = shipped_files() if name is None else [str(shipped(name))]
+    print(json.dumps(found, indent=2) if as_json else "\n".join(found))
 
 
 @command(app, "eval")
