@@ -54,6 +54,7 @@ FLOORS = (
     ("mua.rollout",),
     ("mua.evaluation", "mua.plan"),
     ("mua.launch", "mua.view"),
+    ("mua.diagnosis",),
     ("mua.trainer",),
     ("environments", "workbench"),
     ("mua.cli",),

@@ -1,0 +1,238 @@
+"""What is known of a run, in one form for all causes, and how a series is asked when something began.
+
+All series are by step, in order; a value that a step does not have is NaN.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mua.types import Json
+
+Floats = npt.NDArray[np.float64]
+Mask = npt.NDArray[np.bool_]
+
+QUANTITIES: dict[str, tuple[str, ...]] = {
+    "reward": ("reward/mean",),
+    "success": ("reward/success", "success"),
+    "entropy": ("policy/entropy", "actor/entropy"),
+    "grad_norm": ("policy/grad_norm", "grad_norm"),
+    "skipped": ("policy/skipped", "skipped"),
+    "learning_rate": ("policy/learning_rate", "learning_rate"),
+    "trained_tokens": ("policy/tokens", "tokens"),
+    "update_kl": ("policy/ppo_kl_k3", "actor/ppo_kl_k3"),
+    "clipped_low": ("policy/clip_fraction_low", "actor/clip_fraction_low"),
+    "clipped_high": ("policy/clip_fraction_high", "actor/clip_fraction_high"),
+    "reference_kl": ("policy/reference_kl", "actor/reference_kl"),
+    "gap": ("mismatch/logprob_difference",),
+    "gap_kl": ("mismatch/kl_k3",),
+    "fresh_gap": ("mismatch/fresh/logprob_difference", "mismatch_fresh/logprob_difference"),
+    "fresh_kl": ("mismatch/fresh/kl_k3", "mismatch_fresh/kl_k3"),
+    "stale_kl": ("mismatch/stale/kl_k3", "mismatch_stale/kl_k3"),
+    "correction_removed": ("mismatch/correction/removed", "correction/removed"),
+    "correction_cut": ("mismatch/correction/cut", "correction/cut"),
+    "lag": ("mismatch/version_lag/mean", "version_lag/mean"),
+    "lag_max": ("mismatch/version_lag/max", "version_lag/max"),
+    "same_rewards": ("reward/groups/zero_variance", "groups/zero_variance"),
+    "all_right": ("reward/groups/all_correct", "groups/all_correct"),
+    "all_wrong": ("reward/groups/all_wrong", "groups/all_wrong"),
+    "groups": ("reward/groups/count", "groups/count"),
+    "missing_groups": ("rollout/filters/missing", "filters/missing"),
+    "sampled_tokens": ("rollout/tokens/sampled", "tokens/sampled"),
+    "episodes": ("rollout/trajectories/count", "trajectories/count"),
+    "unscored": ("rollout/trajectories/unscored", "trajectories/unscored"),
+    "ended_length": ("rollout/outcome/length", "outcome/length"),
+    "ended_turns": ("rollout/outcome/max_turns", "outcome/max_turns"),
+    "ended_user": ("rollout/outcome/user_error", "outcome/user_error"),
+    "ended_judge": ("rollout/outcome/judge_error", "outcome/judge_error"),
+    "ended_environment": ("rollout/outcome/environment_error", "outcome/environment_error"),
+    "cut_by_time": ("rollout/turns/cut_by_time", "turns/cut_by_time"),
+}
+"""Each quantity and the metrics it is read from: the first that a line has; the later names are of earlier versions.
+Here alone the diagnosis knows names of metrics."""
+SUMS: dict[str, tuple[str, ...]] = {
+    "tool_calls": ("tools/calls/", "tool_calls/"),
+    "tool_errors": ("tools/errors/", "tool_errors/"),
+    "user_faults": ("users/faults/", "user_faults/"),
+    "leaks": (
+        "users/faults/leaks_instruction", "users/flags/leaks_instruction", "user_faults/leaks_instruction",
+        "user_flags/leaks_instruction",
+    ),
+}  # fmt: skip
+"""Quantities that are the sum of all metrics with these prefixes; 0 where a line has none."""
+_DOMAIN = re.compile(r"(?:rollout/domain|environment)/(.+)/success")
+_HELD_OUT = re.compile(r"evaluation/(.+)_success")
+
+
+@dataclass(slots=True)
+class Episode:
+    """One scored or unscored episode of training, as the causes look at it."""
+
+    id: str
+    step: int
+    ordinal: int
+    task: str
+    kind: str
+    domain: str
+    outcome: str
+    scored: bool
+    reward: float
+    success: bool
+    turns: int
+    sampled_tokens: int
+    calls: int = 0
+    """Of tools, by the policy."""
+    call_errors: int = 0
+    cut_turns: int = 0
+    """That ended because they were too long."""
+    said: str = ""
+    """All that the policy said and called, with arguments, the beginning of it where it is long."""
+    told: str = ""
+    """What of it the user heard."""
+    leak: str | None = None
+    """What the user said that it could not know or should not say."""
+    error: str | None = None
+
+
+@dataclass(slots=True)
+class TokenSample:
+    """What the loss read of one segment, in numbers."""
+
+    trajectory: str
+    step: int
+    trained: int
+    """Tokens with a weight."""
+    wrong: int
+    """Of these, tokens that the policy did not sample."""
+    wrong_of: str
+    """Who wrote most of the wrong ones."""
+    fresh_kl: float
+    """k3 estimate of KL(engine || trainer) over trained tokens of the version that is trained; NaN without any."""
+    fresh_gap: float
+    stale_kl: float
+    stale_gap: float
+    lag: float
+    first: tuple[str, float] | None = None
+    """A name of the first sampled token with everything before it, and the engine's log-probability of it."""
+
+
+@dataclass
+class Evidence:
+    """A run so far."""
+
+    steps: npt.NDArray[np.int64]
+    metrics: dict[str, Floats]
+    """By the names of :data:`QUANTITIES` and :data:`SUMS`; those that no step has are left out."""
+    domains: dict[str, Floats] = field(default_factory=dict)
+    """Success of each domain of a run over several."""
+    evaluations: dict[str, Floats] = field(default_factory=dict)
+    """Held-out success by what follows ``evaluation/``."""
+    config: Json = field(default_factory=dict)
+    episodes: list[Episode] | None = None
+    """In order of steps; None where there is no store."""
+    tokens: list[TokenSample] | None = None
+    met: dict[str, tuple[int, list[str]]] = field(default_factory=dict)
+    """Of evaluations that played tasks of training: a name of the evaluation, its step and the tasks."""
+    unseen: list[str] = field(default_factory=list)
+    """What could not be looked at, and why, in sentences."""
+    state: str = ""
+    """running | done | left | failed, or empty where nobody knows."""
+    live: bool = False
+    """Whether this is the trainer's own view of the steps so far."""
+    moved: float | None = None
+    """Largest change over the run of the log-probability of the same token after the same text; None: no pair."""
+
+    def of(self, name: str) -> Floats:
+        """The series of a quantity, ``[steps]``; NaN throughout where no step has it."""
+        found = self.metrics.get(name)
+        return np.full(len(self.steps), np.nan) if found is None else found
+
+    def setting(self, key: str, default: Any = None) -> Any:
+        """A key of the run's configuration, such as ``algorithm.group_size``."""
+        here: Any = self.config
+        for part in key.split("."):
+            here = here.get(part) if isinstance(here, Mapping) else None
+        return default if here is None else here
+
+    def by_step(self) -> dict[int, list[Episode]]:
+        """Episodes of each step."""
+        found: dict[int, list[Episode]] = {}
+        for episode in self.episodes or ():
+            found.setdefault(episode.step, []).append(episode)
+        return found
+
+
+def series(lines: Iterable[Mapping[str, Any]]) -> Evidence:
+    """The evidence of ``lines`` of metrics, one a step, in order."""
+    lines = list(lines)
+    metrics = {name: _column(lines, keys) for name, keys in QUANTITIES.items()}
+    metrics |= {name: _summed(lines, prefixes) for name, prefixes in SUMS.items()}
+    names = sorted({name for line in lines for name in line})
+    return Evidence(
+        np.array([int(line["step"]) for line in lines], np.int64),
+        {name: values for name, values in metrics.items() if np.isfinite(values).any()},
+        {found[1]: _column(lines, (name,)) for name in names if (found := _DOMAIN.fullmatch(name))},
+        {found[1]: _column(lines, (name,)) for name in names if (found := _HELD_OUT.fullmatch(name))},
+    )
+
+
+def _column(lines: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> Floats:
+    values = (next((line[key] for key in keys if key in line), None) for line in lines)
+    return np.array([math.nan if value is None else float(value) for value in values])
+
+
+def _summed(lines: Sequence[Mapping[str, Any]], prefixes: tuple[str, ...]) -> Floats:
+    return np.array([
+        sum(float(value) for name, value in line.items() if name.startswith(prefixes) and value is not None)
+        for line in lines
+    ])  # fmt: skip
+
+
+def lasting(holds: Mask, run: int = 3) -> int | None:
+    """The first place from which ``holds`` is true ``run`` times in a row, or once per place left, but at least twice;
+    None where it never is."""
+    need = min(run, len(holds))
+    if need < 2:
+        return None
+    count = 0
+    for place, value in enumerate(holds.tolist()):
+        count = count + 1 if value else 0
+        if count == need:
+            return place - need + 1
+    return None
+
+
+def smoothed(values: Floats, width: int = 3) -> Floats:
+    """Mean of the ``width`` values up to each, NaN left out; NaN where there is none."""
+    found = np.full(len(values), np.nan)
+    for place in range(len(values)):
+        window = values[max(0, place - width + 1) : place + 1]
+        window = window[np.isfinite(window)]
+        if len(window):
+            found[place] = window.mean()
+    return found
+
+
+def beginning(values: Floats) -> Floats:
+    """The first values of a series: a fifth of it, from two to ten; a disease that begins at once is in them too."""
+    finite = values[np.isfinite(values)]
+    return finite[: max(2, min(10, len(finite) // 5))]
+
+
+def ending(values: Floats) -> Floats:
+    """The last values of a series: a fifth of it, from two to ten."""
+    finite = values[np.isfinite(values)]
+    return finite[-max(2, min(10, len(finite) // 5)) :]
+
+
+def mean(values: Floats) -> float:
+    """NaN of nothing."""
+    finite = values[np.isfinite(values)]
+    return float(finite.mean()) if len(finite) else math.nan
