@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Mapping
-from typing import Any
+
+import numpy as np
 
 from mua.diagnosis.causes import CAUSES
-from mua.diagnosis.evidence import QUANTITIES, SUMS, series
+from mua.diagnosis.evidence import Evidence, Floats, series
 from mua.types import Json
 
 KEPT = 120
@@ -20,21 +20,17 @@ AT_ONCE = ("wrong_tokens", "leaking_user", "failing_user", "engine_mismatch", "s
 
 
 class Alarms:
-    """Looks at each step's metrics as it comes; each cause is told once. Some tenths of a millisecond a step."""
+    """Looks at each step's metrics as it comes; each cause is told once. Under a millisecond a step."""
 
     def __init__(self, config: Json) -> None:
         """``config`` is the run's, as plain values."""
         self._config = config
-        self._first: list[dict[str, Any]] = []
-        self._newest: deque[dict[str, Any]] = deque(maxlen=KEPT - FIRST)
+        self._seen: Evidence | None = None
         self._told: set[str] = set()
 
     def look(self, step: int, metrics: Mapping[str, float]) -> list[str]:
         """What is new after ``step``, one line a cause."""
-        names, sums = {name for keys in QUANTITIES.values() for name in keys}, tuple(p for ps in SUMS.values() for p in ps)
-        line = {"step": step} | {n: v for n, v in metrics.items() if n in names or n.startswith(sums)}
-        (self._first if len(self._first) < FIRST else self._newest).append(line)
-        seen = series([*self._first, *self._newest])
+        self._seen = seen = _longer(self._seen, series([{"step": step, **metrics}]))
         seen.config, seen.live = self._config, True
         lines = []
         for cause in CAUSES:
@@ -45,3 +41,23 @@ class Alarms:
             self._told.add(cause.name)
             lines.append(f"{cause.title}, from step {found.step}: {found.text}; try: {found.remedy or cause.remedy}")
         return lines
+
+
+def _longer(before: Evidence | None, new: Evidence) -> Evidence:
+    """``before`` and one step more; of more than :data:`KEPT` the oldest behind the first is gone."""
+    if before is None:
+        return new
+    many = len(before.steps)
+    kept = np.arange(many) if many < KEPT else np.delete(np.arange(many), FIRST)
+
+    def joined(old: Mapping[str, Floats], more: Mapping[str, Floats]) -> dict[str, Floats]:
+        nothing = np.full(many, np.nan), np.full(1, np.nan)
+        return {
+            name: np.concatenate([old.get(name, nothing[0])[kept], more.get(name, nothing[1])])
+            for name in old.keys() | more.keys()
+        }
+
+    return Evidence(
+        np.concatenate([before.steps[kept], new.steps]), joined(before.metrics, new.metrics),
+        joined(before.domains, new.domains), joined(before.evaluations, new.evaluations),
+    )  # fmt: skip

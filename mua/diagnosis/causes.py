@@ -19,8 +19,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+from scipy.stats import binom
 
-from mua.diagnosis.evidence import Episode, Evidence, Floats, Mask, beginning, ending, lasting, mean, smoothed
+from mua.diagnosis.evidence import Episode, Evidence, Floats, Mask, beginning, dated, ending, lasting, mean, smoothed
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,10 +105,12 @@ entropy."""
 ALIKE, ALIKE_PAIRS = 0.9, 0.5
 """Similarity of texts (Jaccard index of word triples) that makes two answers one, and share of pairs of answers to
 different tasks that are."""
-AGREE = 0.8
+AGREE = 0.95
 """Share of groups without a difference of reward, with 99 % certainty; hard tasks alone, solved once in twenty, have
-0.66 in groups of 8."""
-INFORMED = 60
+0.66 in groups of 8, and 0.9 where they differ much in difficulty."""
+UNLIKELY = 0.001
+"""Probability of so many groups that agree, were all as before; small, because every step is looked at."""
+INFORMED = 100
 """Groups with a difference of reward after which a policy that learns has gained something."""
 
 
@@ -138,6 +141,8 @@ def example(seen: Evidence, step: int, fits: Callable[[Episode], bool] = lambda 
 
 def shares(seen: Evidence, counts: Callable[[Episode], bool], scored: bool = True) -> Floats:
     """Of each step the share of (scored) episodes that count; NaN without any."""
+    if not seen.episodes:
+        return np.full(len(seen.steps), np.nan)
     by_step = seen.by_step()
     found = []
     for step in seen.steps.tolist():
@@ -223,22 +228,14 @@ def leaking_user(seen: Evidence) -> Finding | None:
 
 
 def failing_user(seen: Evidence) -> Finding | None:
-    by_step = seen.by_step()
-    steps = sorted({*seen.steps.tolist(), *by_step})
-    place_of = {step: place for place, step in enumerate(seen.steps.tolist())}
-    ended, retries = [], []
-    lost = seen.of("ended_user"), seen.of("ended_judge")
     faults = seen.of("user_faults") / np.maximum(1.0, np.nan_to_num(seen.of("episodes"), nan=1.0))
-    for step in steps:
-        if (place := place_of.get(step)) is not None and np.isfinite(lost[0][place]):
-            ended.append(lost[0][place] + np.nan_to_num(lost[1][place]))
-            retries.append(np.nan_to_num(faults[place]))
-        else:
-            members = by_step.get(step, [])
-            ours = sum(e.outcome in ("user_error", "judge_error") for e in members)
-            ended.append(ours / len(members) if members else math.nan)
-            retries.append(math.nan)
-    for values, bound in ((np.array(ended), USER_FAULTS), (np.array(retries), USER_RETRIES)):
+    known = dict(zip(seen.steps.tolist(), zip(seen.of("ended_user") + np.nan_to_num(seen.of("ended_judge")), faults, strict=True), strict=True))
+    for step, members in seen.by_step().items():  # of a step that stopped the run there are no metrics
+        if step not in known:
+            known[step] = sum(e.outcome in ("user_error", "judge_error") for e in members) / len(members), math.nan
+    steps = sorted(known)
+    ended, retries = (np.array([known[step][which] for step in steps]) for which in (0, 1))
+    for values, bound in ((ended, USER_FAULTS), (retries, USER_RETRIES)):
         over = above(smoothed(values, 5), bound)
         place = lasting(over, 2)
         if place is None and len(values) and np.isfinite(values[-1]) and values[-1] >= 0.5:
@@ -274,6 +271,7 @@ def tool_errors(seen: Evidence) -> Finding | None:
     place = lasting(above(recent, bound))
     if place is None or not still(rate, bound) or len(rate) < 5:
         return None
+    place = dated(rate, place, base if base < bound else 0.0, mean(rate[place:]))
     step = began(seen, place)
     names = Counter(e.error for e in seen.episodes or () if e.step >= step and e.call_errors and e.error)
     told = f", most often {names.most_common(1)[0][0][:120]!r}" if names else ""
@@ -335,8 +333,10 @@ def _fresh(seen: Evidence) -> tuple[Floats, Floats]:
 
 
 def _of_tokens(seen: Evidence, name: str) -> Floats:
+    if not seen.tokens:
+        return np.full(len(seen.steps), np.nan)
     found: defaultdict[int, list[float]] = defaultdict(list)
-    for sample in seen.tokens or ():
+    for sample in seen.tokens:
         value = getattr(sample, name)
         if math.isfinite(value):
             found[sample.step].append(value)
@@ -425,8 +425,7 @@ def length_explosion(seen: Evidence) -> Finding | None:
     place = lasting(above(recent, max(LONGER * base, base + 20)))
     if place is None or mean(ending(tokens)) < LONGER * base:
         return None
-    while place > 0 and tokens[place - 1] >= 1.3 * base:
-        place -= 1
+    place = dated(tokens, place, base, 1.6 * base)
     cut = seen.of("ended_length")
     more_cut = mean(ending(cut)) - mean(beginning(cut))
     if gain(seen, place) >= GAIN and not more_cut >= 0.2:
@@ -453,6 +452,8 @@ def truncation(seen: Evidence) -> Finding | None:
         place = lasting(above(smoothed(values), bound))
         if place is None or len(values) < 5 or not still(values, bound):
             continue
+        start = mean(beginning(values))
+        place = dated(values, place, start if start < bound else 0.0, mean(values[place:]))
         step, share = began(seen, place), mean(values[place:])
         outcome = "length" if bound == CUT else "max_turns"
         keys = "rollout.max_turn_tokens, rollout.max_tokens and model.max_length" if bound == CUT else (
@@ -489,8 +490,7 @@ def refusing(seen: Evidence) -> Finding | None:
     place = lasting(above(smoothed(values), (base + end) / 2))
     if place is None:
         return None
-    while place > 0 and values[place - 1] > base + 0.25 * (end - base):
-        place -= 1
+    place = dated(values, place, base, base + 0.5 * (end - base))
     groups: defaultdict[int, list[Episode]] = defaultdict(list)
     for e in scored:
         groups[e.ordinal].append(e)
@@ -583,6 +583,8 @@ def _by_kind(seen: Evidence) -> tuple[dict[str, Floats], dict[str, Floats]]:
 
 def variety(seen: Evidence) -> Floats:
     """Of each step the mean share of different texts among the members of a group; NaN without a store."""
+    if not seen.episodes:
+        return np.full(len(seen.steps), np.nan)
     found = []
     by_step = seen.by_step()
     for step in seen.steps.tolist():
@@ -603,11 +605,14 @@ def entropy_collapse(seen: Evidence) -> Finding | None:
     alike = variety(seen)
     place = lasting(above(-recent, -COLLAPSED * base) & above(-recent, -COLLAPSED_NATS))
     if place is not None:
-        stuck = mean(ending(seen.of("same_rewards"))) >= AGREE or mean(ending(alike)) <= 0.25
-        if gain(seen, place) >= GAIN and not stuck:
+        stuck = mean(ending(seen.of("same_rewards"))) >= 0.8 or mean(ending(alike)) <= 0.25
+        # From where it began to fall to this half of itself: success that rises meanwhile pays for it.
+        higher = np.flatnonzero(above(recent[:place], 2 * recent[place]))
+        fell = int(higher[-1]) if len(higher) else 0
+        risen = mean(ending(success)) - mean(success[max(0, fell - 4) : fell + 1])
+        if risen >= GAIN and not stuck:
             return None
-        while place > 0 and recent[place - 1] <= 0.5 * base:
-            place -= 1
+        place = min(place, fell + 1)
         text = f"entropy fell from {base:.3g} to {mean(ending(entropy)):.3g} nats a token"
         numbers = {"before": base, "after": mean(ending(entropy))}
     else:
@@ -615,6 +620,7 @@ def entropy_collapse(seen: Evidence) -> Finding | None:
         place = lasting(above(-smoothed(alike), -0.25)) if varied >= 0.6 else None
         if place is None or mean(ending(alike)) > 0.25:
             return None
+        place = dated(alike, place, varied, mean(ending(alike)))
         text = (
             f"the members of a group say the same: {percent(mean(ending(alike)))} of them differ, at the beginning "
             f"{percent(varied)}"
@@ -712,18 +718,25 @@ def agreeing_groups(seen: Evidence) -> Finding | None:
 
 
 def _agreeing_from(agree: Floats, count: Floats) -> int | None:
-    """The first place from which so many groups agree to the end that chance is no explanation; None: nowhere."""
-    total = np.cumsum(count[::-1])[::-1]
-    same = np.cumsum(agree[::-1])[::-1]
+    """The first place from which so many groups agree to the end that chance is no explanation; None: nowhere.
+
+    Nothing else but that all agree from the beginning on; that they do so far more often than before; or that a
+    difference is too rare to learn from, whatever was before.
+    """
+    total, same = np.cumsum(count[::-1])[::-1], np.cumsum(agree[::-1])[::-1]
     for place in range(len(count)):
-        n, k = total[place], same[place]
-        if n < 8 or len(count) - place < 3:
+        n, k = float(total[place]), float(same[place])
+        if n < 12 or len(count) - place < 3:
             return None
-        if k / n < 0.9:
+        if k / n < 0.95:
             continue
-        if n - k < 0.5 and (n >= 20 or place == 0):
+        before, agreed = total[0] - n, same[0] - k
+        usual = (agreed + 1) / (before + 2)
+        if place == 0 and n - k < 0.5:
             return place
-        # Lower end of Wilson's interval at 99 %, of shares so near to 1 wide enough.
+        if before >= 8 and binom.sf(k - 1, n, usual) < UNLIKELY:
+            return place
+        # Lower end of Wilson's interval.
         z, share = 2.33, k / n
         centre = (share + z * z / (2 * n)) / (1 + z * z / n)
         half = z * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n)) / (1 + z * z / n)
@@ -746,7 +759,7 @@ def no_learning(seen: Evidence) -> Finding | None:
             return Finding(began(seen, 0), "every gradient is 0", {"grad_norm": 0.0})
         if np.isfinite(trained).sum() >= 3 and np.nanmax(trained) == 0 and np.isfinite(seen.of("same_rewards")).any():
             return Finding(began(seen, 0), "no step trained a token", {"trained_tokens": 0.0})
-        if seen.moved is not None and seen.moved < 1e-6:
+        if seen.moved is not None and seen.moved < 1e-6 and engine_mismatch(seen) is None:
             return Finding(
                 began(seen, 0),
                 "the same tokens after the same text have the same log-probabilities at the beginning and at the end: "
@@ -767,7 +780,8 @@ def no_learning(seen: Evidence) -> Finding | None:
     rise, unsure = slope * length, error * length
     highest = max(1.0, float(np.nanmax(reward)))
     room = highest - float(values[: max(2, len(values) // 5)].mean())
-    if rise > unsure or rise + 1.64 * unsure > 0.15 * room or room < 0.1:
+    level = abs(float(values.mean()))
+    if rise > unsure or rise + 1.64 * unsure > min(0.15 * room, 0.3 * level) or room < 0.1:
         return None
     held_out = [v[np.isfinite(v)] for v in seen.evaluations.values() if np.isfinite(v).sum() >= 2]
     if any(v[-1] - v[0] >= 0.05 for v in held_out):
@@ -889,6 +903,14 @@ CAUSES = (
         kind_for_kind,
     ),
     Cause(
+        "template_collapse", "template collapse",
+        "Different prompts get one answer: the policy no longer reads what it is asked.",
+        f"{percent(ALIKE_PAIRS)} of the pairs of answers to different tasks share {percent(ALIKE)} of their word triples.",
+        "a reward that depends on the task; algorithm.filters with kind range, algorithm.kl_coefficient, more different "
+        "tasks in a step (algorithm.groups_per_step)",
+        template_collapse, from_metrics=False,
+    ),
+    Cause(
         "entropy_collapse", "entropy collapse",
         "The policy has become certain before the tasks are solved, and explores no more.",
         f"Entropy is at {percent(COLLAPSED)} of the beginning's and below {COLLAPSED_NATS:g} nats, or the members of a group "
@@ -899,17 +921,9 @@ CAUSES = (
         entropy_collapse,
     ),
     Cause(
-        "template_collapse", "template collapse",
-        "Different prompts get one answer: the policy no longer reads what it is asked.",
-        f"{percent(ALIKE_PAIRS)} of the pairs of answers to different tasks share {percent(ALIKE)} of their word triples.",
-        "a reward that depends on the task; algorithm.filters with kind range, algorithm.kl_coefficient, more different "
-        "tasks in a step (algorithm.groups_per_step)",
-        template_collapse, from_metrics=False,
-    ),
-    Cause(
         "agreeing_groups", "groups that agree",
         "All members of a group get the same reward, so that there is no advantage and no gradient.",
-        f"More than {percent(AGREE)} of the groups, with 99 % certainty, to the end of the run. A run that has learned its "
+        f"All groups from the beginning on, or far more than before, or {percent(AGREE)} with 99 % certainty; to the end of the run. A run that has learned its "
         "tasks is not meant.",
         "tasks that are sometimes solved; algorithm.group_size, rollout.temperature, algorithm.refill",
         agreeing_groups,

@@ -78,6 +78,7 @@ class Episode:
     id: str
     step: int
     ordinal: int
+    sample: int
     task: str
     kind: str
     domain: str
@@ -211,13 +212,25 @@ def lasting(holds: Mask, run: int = 3) -> int | None:
 
 def smoothed(values: Floats, width: int = 3) -> Floats:
     """Mean of the ``width`` values up to each, NaN left out; NaN where there is none."""
-    found = np.full(len(values), np.nan)
-    for place in range(len(values)):
-        window = values[max(0, place - width + 1) : place + 1]
-        window = window[np.isfinite(window)]
-        if len(window):
-            found[place] = window.mean()
-    return found
+    there = np.isfinite(values)
+    totals = np.concatenate([[0.0], np.cumsum(np.where(there, values, 0.0))])
+    counts = np.concatenate([[0], np.cumsum(there)])
+    ends = np.arange(1, len(values) + 1)
+    starts = np.maximum(0, ends - width)
+    with np.errstate(invalid="ignore"):
+        return np.asarray((totals[ends] - totals[starts]) / (counts[ends] - counts[starts]))
+
+
+def dated(values: Floats, place: int, before: float, after: float) -> int:
+    """Where the change from about ``before`` to about ``after`` began that averages show at ``place``: from there on
+    values are beyond the middle of the two."""
+    middle, up = (before + after) / 2, after >= before
+    beyond = values >= middle if up else values <= middle
+    while place < len(values) - 1 and not beyond[place]:
+        place += 1
+    while place > 0 and (beyond[place - 1] or not np.isfinite(values[place - 1])):
+        place -= 1
+    return place
 
 
 def beginning(values: Floats) -> Floats:

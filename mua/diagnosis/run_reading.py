@@ -41,7 +41,6 @@ MOST_TEXT = 6000
 """Characters that are kept of what is said in one episode."""
 PAIRS = 40
 """Segments of the first and of the last steps whose first sampled tokens are compared."""
-_ENVIRONMENT_ROUND = 0
 
 
 @contextmanager
@@ -151,7 +150,7 @@ def _episodes(connection: Connection, run: str, seen: Evidence) -> Iterator[Epis
         )
     }  # fmt: skip
     chosen = (
-        sa.select(t.id, t.ordinal, t.domain, t.task_id, t.outcome, t.scored, t.reward, t.success, t.turns,
+        sa.select(t.id, t.ordinal, t.sample, t.domain, t.task_id, t.outcome, t.scored, t.reward, t.success, t.turns,
                   t.sampled_tokens, t.error, t.messages, tasks.c.details, step_of)
         .select_from(base).where(t.run_id == run, t.round == 0).order_by(step_of, t.ordinal, t.sample, t.part, t.attempt)
     )  # fmt: skip
@@ -162,7 +161,7 @@ def _episodes(connection: Connection, run: str, seen: Evidence) -> Iterator[Epis
         messages = [] if row["messages"] is None else unpack_messages(row["messages"], f"messages of {row['id']}")
         said, told, own, cut = _spoken(messages)
         yield Episode(
-            row["id"], int(row["step"]), row["ordinal"], row["task_id"], kind_of(row["details"]), row["domain"],
+            row["id"], int(row["step"]), row["ordinal"], row["sample"], row["task_id"], kind_of(row["details"]), row["domain"],
             row["outcome"], bool(row["scored"]), float(row["reward"]), bool(row["success"]), row["turns"],
             row["sampled_tokens"], made or own, failed, cut, said, told, error=row["error"] or error,
         )  # fmt: skip
