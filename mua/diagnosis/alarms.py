@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
-from mua.diagnosis.causes import CAUSES
+from mua.diagnosis.causes import CAUSES, Cause, Finding
 from mua.diagnosis.evidence import Evidence, Floats, series
 from mua.types import Json
 
@@ -22,31 +23,39 @@ AT_ONCE = ("wrong_tokens", "leaking_user", "failing_user", "engine_mismatch", "s
 class Alarms:
     """Looks at each step's metrics as it comes; each cause is told once. Under a millisecond a step."""
 
-    def __init__(self, config: Json) -> None:
-        """``config`` is the run's, as plain values."""
+    def __init__(self, config: Json, before: Sequence[Mapping[str, Any]] = ()) -> None:
+        """``config`` is the run's, as plain values; ``before`` are the lines of metrics of its earlier starts, whose
+        alarms were given then."""
         self._config = config
-        self._seen: Evidence | None = None
-        self._told: set[str] = set()
+        kept = before if len(before) < KEPT else [*before[:FIRST], *before[FIRST - KEPT :]]
+        self._seen = series(kept) if before else None
+        self._told = {cause.name for cause, _ in self._found()}
 
     def look(self, step: int, metrics: Mapping[str, float]) -> list[str]:
         """What is new after ``step``, one line a cause."""
-        self._seen = seen = _longer(self._seen, series([{"step": step, **metrics}]))
-        seen.config, seen.live = self._config, True
+        new = series([{"step": step, **metrics}])
+        self._seen = new if self._seen is None else _longer(self._seen, new)
         lines = []
-        for cause in CAUSES:
-            if len(seen.steps) < (2 if cause.name in AT_ONCE else READY):
-                continue
-            if not cause.from_metrics or cause.name in self._told or (found := cause.find(seen)) is None:
-                continue
-            self._told.add(cause.name)
-            lines.append(f"{cause.title}, from step {found.step}: {found.text}; try: {found.remedy or cause.remedy}")
+        for cause, found in self._found():
+            if cause.name not in self._told:
+                self._told.add(cause.name)
+                lines.append(
+                    f"{cause.title}, from step {found.step}: {found.text}; try: {found.remedy or cause.remedy}"
+                )
         return lines
 
+    def _found(self) -> Iterator[tuple[Cause, Finding]]:
+        if (seen := self._seen) is None:
+            return
+        seen.config, seen.live = self._config, True
+        for cause in CAUSES:
+            patience = 2 if cause.name in AT_ONCE else READY
+            if cause.from_metrics and len(seen.steps) >= patience and (found := cause.find(seen)) is not None:
+                yield cause, found
 
-def _longer(before: Evidence | None, new: Evidence) -> Evidence:
+
+def _longer(before: Evidence, new: Evidence) -> Evidence:
     """``before`` and one step more; of more than :data:`KEPT` the oldest behind the first is gone."""
-    if before is None:
-        return new
     many = len(before.steps)
     kept = np.arange(many) if many < KEPT else np.delete(np.arange(many), FIRST)
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -66,7 +66,8 @@ STALE_KL = 0.05
 """k3 estimate of KL between the version that sampled and the one that is trained: several times the 0.01 to 0.02 at
 which PPO's implementations end their passes over a batch."""
 STALE_LAG = 4.0
-"""Versions, where nothing in the loss corrects for age; published asynchronous runs without correction stay at 1 to 2."""
+"""Versions, where nothing in the loss corrects for age; published asynchronous runs without correction stay at 1 to
+2."""
 STALE_CUT = 0.3
 """Share of tokens that the correction removes or cuts: then the batch is no longer what was sampled."""
 UPDATE_KL, UPDATE_KL_ONCE = 0.1, 1.0
@@ -195,9 +196,7 @@ def evaluation_meets_training(seen: Evidence) -> Finding | None:
         return None
     name, (step, tasks) = min(seen.met.items(), key=lambda item: item[1][0])
     shown = ", ".join(tasks[:3])
-    return Finding(
-        step, f"{len(tasks)} tasks of {name} are tasks of training: {shown}", {"tasks": len(tasks)}
-    )
+    return Finding(step, f"{len(tasks)} tasks of {name} are tasks of training: {shown}", {"tasks": len(tasks)})
 
 
 def leaking_user(seen: Evidence) -> Finding | None:
@@ -229,7 +228,13 @@ def leaking_user(seen: Evidence) -> Finding | None:
 
 def failing_user(seen: Evidence) -> Finding | None:
     faults = seen.of("user_faults") / np.maximum(1.0, np.nan_to_num(seen.of("episodes"), nan=1.0))
-    known = dict(zip(seen.steps.tolist(), zip(seen.of("ended_user") + np.nan_to_num(seen.of("ended_judge")), faults, strict=True), strict=True))
+    known = dict(
+        zip(
+            seen.steps.tolist(),
+            zip(seen.of("ended_user") + np.nan_to_num(seen.of("ended_judge")), faults, strict=True),
+            strict=True,
+        )
+    )
     for step, members in seen.by_step().items():  # of a step that stopped the run there are no metrics
         if step not in known:
             known[step] = sum(e.outcome in ("user_error", "judge_error") for e in members) / len(members), math.nan
@@ -267,7 +272,9 @@ def tool_errors(seen: Evidence) -> Finding | None:
     rate, calls = _error_rate(seen)
     recent = np.where(smoothed(calls) >= 0.25, smoothed(rate), np.nan)
     base = mean(beginning(rate))
-    bound = TOOL_ERRORS if not base <= TOOL_ERRORS - TOOL_ERRORS_RISE else max(base + TOOL_ERRORS_RISE, TOOL_ERRORS_RISE)
+    bound = (
+        TOOL_ERRORS if not base <= TOOL_ERRORS - TOOL_ERRORS_RISE else max(base + TOOL_ERRORS_RISE, TOOL_ERRORS_RISE)
+    )
     place = lasting(above(recent, bound))
     if place is None or not still(rate, bound) or len(rate) < 5:
         return None
@@ -399,17 +406,19 @@ def large_steps(seen: Evidence) -> Finding | None:
     used = np.where(norm > 0, norm, np.nan)
     usual = float(np.nanmedian(beginning(used))) if np.isfinite(used).any() else math.nan
     bound = max(GRADIENT_RISE * usual, float(seen.setting("optimizer.clip_grad", 1.0)))
-    note(lasting(above(used, bound)),
-         lambda at: f"the gradient norm is {norm[at]:.3g}, and was {usual:.3g} at the beginning", grad_norm=norm)  # fmt: skip
+    place = lasting(above(used, bound))
+    note(place, lambda at: f"the gradient norm is {norm[at]:.3g}, and was {usual:.3g} at the beginning", grad_norm=norm)
     reference = seen.of("reference_kl")
-    note(lasting(above(reference, REFERENCE_KL), 2),
-         lambda at: f"the policy is {reference[at]:.3g} nats a token from the reference", reference_kl=reference)  # fmt: skip
+    place = lasting(above(reference, REFERENCE_KL), 2)
+    note(place, lambda at: f"the policy is {reference[at]:.3g} nats a token from the reference", reference_kl=reference)
     if len(entropy) > 1:
         moved = np.abs(np.diff(entropy))
         share = moved / np.maximum(entropy[:-1], entropy[1:])
         leaps = np.flatnonzero(above(share, LEAP) & above(moved, LEAP_NATS))
-        note(int(leaps[0]) if len(leaps) else None,
-             lambda at: f"entropy goes from {entropy[at]:.3g} to {entropy[at + 1]:.3g} in one step", entropy=entropy)  # fmt: skip
+        first = int(leaps[0]) if len(leaps) else None
+        note(
+            first, lambda at: f"entropy goes from {entropy[at]:.3g} to {entropy[at + 1]:.3g} in a step", entropy=entropy
+        )
     if not found:
         return None
     place, text, numbers = min(found, key=lambda one: one[0])
@@ -683,7 +692,9 @@ def template_collapse(seen: Evidence) -> Finding | None:
 
 def agreeing_groups(seen: Evidence) -> Finding | None:
     advantage = seen.setting("algorithm.advantage", "grpo")
-    others_decide = seen.setting("algorithm.distillation") is not None or seen.setting("algorithm.loss") == "cross_entropy"
+    others_decide = (
+        seen.setting("algorithm.distillation") is not None or seen.setting("algorithm.loss") == "cross_entropy"
+    )
     if advantage in ("gae", "none") or others_decide or seen.setting("algorithm.group_size", 8) < 2:
         return None
     same, count = seen.of("same_rewards"), np.nan_to_num(seen.of("groups"))
@@ -799,16 +810,19 @@ CAUSES = (
     Cause(
         "wrong_tokens", "the mask trains the wrong tokens",
         "The loss reads tokens that the policy did not sample: the user's words, tools' results, the template.",
-        "In the store: trained tokens (weight other than 0) whose author is not the policy, or that no version sampled; "
+        "In the store: trained tokens (weight other than 0) whose author is not the policy, or that no version "
+        "sampled; "
         "one is enough. Of metrics alone: more trained tokens than were sampled.",
-        "a chat family or agent of your own marks tokens wrongly: mua doctor, docs/add-a-family.md; mua show prints the "
+        "a chat family or agent of your own marks tokens wrongly: mua doctor, docs/add-a-family.md; mua show prints "
+        "the "
         "mask",
         wrong_tokens,
     ),
     Cause(
         "evaluation_meets_training", "evaluation meets training's tasks",
         "What is measured as held out was trained on, so that its success says nothing about new tasks.",
-        "Tasks of an evaluation that are tasks of training, by domain and id, or with the same data under another id; one is enough.",
+        "Tasks of an evaluation that are tasks of training, by domain and id, or with the same data under another id; "
+        "one is enough.",
         "evaluation.split validation; make the domain's splits disjoint",
         evaluation_meets_training, from_metrics=False,
     ),
@@ -832,7 +846,8 @@ CAUSES = (
     Cause(
         "tool_errors", "tool errors",
         "Tools refuse or fail, by themselves or because the policy calls them wrongly and does not unlearn it.",
-        f"{percent(TOOL_ERRORS)} of the calls fail and it does not get less, or {100 * TOOL_ERRORS_RISE:.0f} points more "
+        f"{percent(TOOL_ERRORS)} of the calls fail and it does not get less, or {100 * TOOL_ERRORS_RISE:.0f} points "
+        f"more "
         f"than at the beginning; or {percent(USER_FAULTS)} of the episodes end as environment_error.",
         "mua env play shows the tools; environment.call_seconds, mua env mcp for tool servers; a policy that cannot "
         "write calls needs mua sft first, or algorithm.shaping.malformed_turn",
@@ -844,17 +859,20 @@ CAUSES = (
         "ratio is wrong: other weights, another dtype, kernel or template.",
         f"Mean difference of log-probabilities of tokens of the newest version: {GAP_FLOAT32:g} in float32 (k3 "
         f"{KL_FLOAT32:g}), {GAP_LOW:g} otherwise (k3 {KL_LOW:g}). float32 sums explain 1e-5, bfloat16 0.01 to 0.04.",
-        "mua doctor sync compares all weights; engine.dtype as model.dtype, model.fp32_lm_head, megatron.routing_replay for "
+        "mua doctor sync compares all weights; engine.dtype as model.dtype, model.fp32_lm_head, "
+        "megatron.routing_replay for "
         "mixtures of experts; algorithm.correction truncate or mask bounds the harm",
         engine_mismatch,
     ),
     Cause(
         "stale_data", "stale data",
         "Steps train on what much older policies sampled.",
-        f"Log-probabilities of older tokens have moved (k3 {STALE_KL:g}), or the correction cuts {percent(STALE_CUT)} of the "
+        f"Log-probabilities of older tokens have moved (k3 {STALE_KL:g}), or the correction cuts {percent(STALE_CUT)} "
+        f"of the "
         f"tokens, or tokens are {STALE_LAG:g} versions old and nothing in the loss corrects for it, or they are older "
         "than the configuration allows.",
-        "a lower trainer.max_staleness or algorithm.refill.carry_versions; algorithm.correction truncate or band; a lower "
+        "a lower trainer.max_staleness or algorithm.refill.carry_versions; algorithm.correction truncate or band; a "
+        "lower "
         "optimizer.learning_rate",
         stale_data,
     ),
@@ -863,7 +881,8 @@ CAUSES = (
         "Updates move the policy further than the data they are made of can tell.",
         f"KL over the updates of a batch {UPDATE_KL:g} (once {UPDATE_KL_ONCE:g}), {percent(CLIPPED)} of the tokens "
         f"clipped (gspo {percent(CLIPPED_SEQUENCES)}), gradient norm {GRADIENT_RISE:g} times the beginning's or not "
-        f"finite, {REFERENCE_KL:g} nats from the reference, or entropy that changes by {percent(LEAP)} and {LEAP_NATS:g} nats "
+        f"finite, {REFERENCE_KL:g} nats from the reference, or entropy that changes by {percent(LEAP)} and "
+        f"{LEAP_NATS:g} nats "
         "in one step.",
         "a lower optimizer.learning_rate, optimizer.warmup_steps, optimizer.clip_grad; fewer algorithm.epochs and "
         "algorithm.minibatches; algorithm.kl_coefficient",
@@ -872,16 +891,19 @@ CAUSES = (
     Cause(
         "length_explosion", "length explosion",
         "The policy writes more and more without solving more.",
-        f"Sampled tokens of an episode are {LONGER:g} times the beginning's, and success has not gained {GAIN:g}, or more "
+        f"Sampled tokens of an episode are {LONGER:g} times the beginning's, and success has not gained {GAIN:g}, or "
+        f"more "
         "episodes are cut.",
-        "algorithm.shaping.overlong_tokens and overlong_buffer, algorithm.shaping.turn_efficiency, algorithm.aggregation "
+        "algorithm.shaping.overlong_tokens and overlong_buffer, algorithm.shaping.turn_efficiency, "
+        "algorithm.aggregation "
         "token_mean or constant, a lower rollout.max_turn_tokens",
         length_explosion,
     ),
     Cause(
         "truncation", "truncation",
         "Episodes are cut before the policy can end them, and count as failures.",
-        f"{percent(CUT)} of the episodes are cut by length or time, or {percent(OUT_OF_TURNS)} by turns, and it does not "
+        f"{percent(CUT)} of the episodes are cut by length or time, or {percent(OUT_OF_TURNS)} by turns, and it does "
+        f"not "
         "get less.",
         "raise rollout.max_turn_tokens, rollout.max_tokens, model.max_length or rollout.max_turns",
         truncation,
@@ -889,9 +911,11 @@ CAUSES = (
     Cause(
         "refusing", "reward by refusing",
         "The policy declines what it is asked for, because that is paid or because trying is punished.",
-        f"It declines, hands over or does nothing in {percent(REFUSING)} of the episodes, {100 * REFUSING_RISE:.0f} points more "
+        f"It declines, hands over or does nothing in {percent(REFUSING)} of the episodes, {100 * REFUSING_RISE:.0f} "
+        f"points more "
         "than at the beginning, and that is worth more than not declining.",
-        "a reward that pays for what is done (environment.reward partial pays for inaction: all_or_nothing does not), more "
+        "a reward that pays for what is done (environment.reward partial pays for inaction: all_or_nothing does not), "
+        "more "
         "tasks that are to be granted, algorithm.curriculum.kind failing_kinds",
         refusing, from_metrics=False,
     ),
@@ -905,16 +929,20 @@ CAUSES = (
     Cause(
         "template_collapse", "template collapse",
         "Different prompts get one answer: the policy no longer reads what it is asked.",
-        f"{percent(ALIKE_PAIRS)} of the pairs of answers to different tasks share {percent(ALIKE)} of their word triples.",
-        "a reward that depends on the task; algorithm.filters with kind range, algorithm.kl_coefficient, more different "
+        f"{percent(ALIKE_PAIRS)} of the pairs of answers to different tasks share {percent(ALIKE)} of their word "
+        f"triples.",
+        "a reward that depends on the task; algorithm.filters with kind range, algorithm.kl_coefficient, more "
+        "different "
         "tasks in a step (algorithm.groups_per_step)",
         template_collapse, from_metrics=False,
     ),
     Cause(
         "entropy_collapse", "entropy collapse",
         "The policy has become certain before the tasks are solved, and explores no more.",
-        f"Entropy is at {percent(COLLAPSED)} of the beginning's and below {COLLAPSED_NATS:g} nats, or the members of a group "
-        f"say the same; success is below {SOLVED:g} and has not gained {GAIN:g}. Entropy that falls while success rises is "
+        f"Entropy is at {percent(COLLAPSED)} of the beginning's and below {COLLAPSED_NATS:g} nats, or the members of "
+        f"a group "
+        f"say the same; success is below {SOLVED:g} and has not gained {GAIN:g}. Entropy that falls while success "
+        f"rises is "
         "learning.",
         "algorithm.clip_high above clip_low (DAPO: 0.28), algorithm.entropy_coefficient, algorithm.kl_coefficient, a "
         "higher rollout.temperature, a lower optimizer.learning_rate",
@@ -923,7 +951,8 @@ CAUSES = (
     Cause(
         "agreeing_groups", "groups that agree",
         "All members of a group get the same reward, so that there is no advantage and no gradient.",
-        f"All groups from the beginning on, or far more than before, or {percent(AGREE)} with 99 % certainty; to the end of the run. A run that has learned its "
+        f"All groups from the beginning on, or far more than before, or {percent(AGREE)} with 99 % certainty; to the "
+        f"end of the run. A run that has learned its "
         "tasks is not meant.",
         "tasks that are sometimes solved; algorithm.group_size, rollout.temperature, algorithm.refill",
         agreeing_groups,
@@ -931,7 +960,8 @@ CAUSES = (
     Cause(
         "no_learning", "no learning at all",
         "Steps are made and nothing gets better.",
-        "The learning rate or every gradient is 0, or log-probabilities of the same tokens do not change; or, from 20 steps "
+        "The learning rate or every gradient is 0, or log-probabilities of the same tokens do not change; or, from 20 "
+        "steps "
         f"and {INFORMED} groups with a difference on, reward does not rise and could not have risen by much.",
         "optimizer.learning_rate, algorithm.groups_per_step, a reward that can be earned; tasks of other difficulties "
         "(environment.difficulties), mua sft before",

@@ -202,12 +202,9 @@ def lasting(holds: Mask, run: int = 3) -> int | None:
     need = min(run, len(holds))
     if need < 2:
         return None
-    count = 0
-    for place, value in enumerate(holds.tolist()):
-        count = count + 1 if value else 0
-        if count == need:
-            return place - need + 1
-    return None
+    so_far = np.concatenate([[0], np.cumsum(holds)])
+    whole = np.flatnonzero(so_far[need:] - so_far[:-need] == need)
+    return int(whole[0]) if len(whole) else None
 
 
 def smoothed(values: Floats, width: int = 3) -> Floats:

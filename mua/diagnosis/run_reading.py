@@ -140,7 +140,9 @@ def _episodes(connection: Connection, run: str, seen: Evidence) -> Iterator[Epis
     )
     kept = _spread(sorted(counts), counts, MOST_EPISODES)
     if len(kept) < len(counts):
-        seen.unseen.append(f"episodes of {len(counts) - len(kept)} of {len(counts)} steps: evenly spread ones were read")
+        seen.unseen.append(
+            f"episodes of {len(counts) - len(kept)} of {len(counts)} steps: evenly spread ones were read"
+        )
     calls = {
         name: row for name, *row in connection.execute(
             sa.select(tool_calls.c.trajectory_id, sa.func.count(), sa.func.count(tool_calls.c.error),
@@ -152,7 +154,8 @@ def _episodes(connection: Connection, run: str, seen: Evidence) -> Iterator[Epis
     chosen = (
         sa.select(t.id, t.ordinal, t.sample, t.domain, t.task_id, t.outcome, t.scored, t.reward, t.success, t.turns,
                   t.sampled_tokens, t.error, t.messages, tasks.c.details, step_of)
-        .select_from(base).where(t.run_id == run, t.round == 0).order_by(step_of, t.ordinal, t.sample, t.part, t.attempt)
+        .select_from(base).where(t.run_id == run, t.round == 0)
+        .order_by(step_of, t.ordinal, t.sample, t.part, t.attempt)
     )  # fmt: skip
     for row in connection.execute(chosen.execution_options(yield_per=500)).mappings():
         if row["step"] not in kept:
@@ -161,8 +164,8 @@ def _episodes(connection: Connection, run: str, seen: Evidence) -> Iterator[Epis
         messages = [] if row["messages"] is None else unpack_messages(row["messages"], f"messages of {row['id']}")
         said, told, own, cut = _spoken(messages)
         yield Episode(
-            row["id"], int(row["step"]), row["ordinal"], row["sample"], row["task_id"], kind_of(row["details"]), row["domain"],
-            row["outcome"], bool(row["scored"]), float(row["reward"]), bool(row["success"]), row["turns"],
+            row["id"], int(row["step"]), row["ordinal"], row["sample"], row["task_id"], kind_of(row["details"]),
+            row["domain"], row["outcome"], bool(row["scored"]), float(row["reward"]), bool(row["success"]), row["turns"],
             row["sampled_tokens"], made or own, failed, cut, said, told, error=row["error"] or error,
         )  # fmt: skip
 
@@ -214,7 +217,7 @@ def _look_for_leaks(connection: Connection, run: str, seen: Evidence) -> None:
 
 
 def _met(connection: Connection, run: str, config: Json) -> dict[str, tuple[int, list[str]]]:
-    """Evaluations whose tasks are tasks of training: by id, or with the same data."""
+    """Evaluations whose tasks are tasks of training: of its split, played in it, or with the same data as one."""
     mine = sa.select(tasks.c.domain, tasks.c.task_id).where(tasks.c.run_id == run, tasks.c.round == 0).distinct()
     trained = {(domain, task) for domain, task in connection.execute(mine)}
     chosen = (
@@ -225,13 +228,14 @@ def _met(connection: Connection, run: str, config: Json) -> dict[str, tuple[int,
         trajectories.c.run_id == run, trajectories.c.round > 0
     )
     versions = dict(connection.execute(version.group_by(trajectories.c.round)).all())
-    rows = list(connection.execute(chosen))
+    rows, own = list(connection.execute(chosen)), {domain for domain, _ in trained}
     same = _same_data(config, {row[1] for row in rows})
     found: dict[str, tuple[int, list[str]]] = {}
     for round_, domain, task, split in rows:
-        if (domain, task) in trained or same.get((domain, task)) in trained:
+        pool = split == "train" and domain in own
+        if pool or (domain, task) in trained or (domain, task) in same:
             name = f"the evaluation on {split or 'held-out tasks'}"
-            step, names = found.setdefault(name, (max(0, (versions.get(round_) or 0) - 1), []))
+            _, names = found.setdefault(name, (max(0, (versions.get(round_) or 0) - 1), []))
             if task not in names:
                 names.append(task)
     return found
@@ -297,7 +301,7 @@ def _sample(trajectory: str, step: int, version: int, read: Mapping[str, Any], o
     if author == "sampled":
         author = "called sampled, and no version sampled them"
     ours = read.get("update_logprobs", read.get("old_logprobs"))
-    kl = {name: (math.nan, math.nan) for name in ("fresh", "stale")}
+    kl = dict.fromkeys(("fresh", "stale"), (math.nan, math.nan))
     age = version - own["version"]
     if ours is not None:
         right = trained & sampled
@@ -328,5 +332,7 @@ def _moved(connection: Connection, run: str) -> float | None:
             for at in places[:64].tolist():
                 key = hashlib.blake2b(own["ids"][: at + 1].tobytes(), digest_size=16).digest()
                 found.setdefault(key, (int(own["version"][at]), float(own["logprobs"][at])))
-    changes = [abs(last[key][1] - first[key][1]) for key in first.keys() & last.keys() if last[key][0] > first[key][0] + 1]
+    changes = [
+        abs(last[key][1] - first[key][1]) for key in first.keys() & last.keys() if last[key][0] > first[key][0] + 1
+    ]
     return max(changes, default=None)

@@ -33,7 +33,9 @@ def healthy(
     for step in range(steps):
         at = step / max(1, steps - 1)
         # Tasks differ in difficulty, so that more groups agree than independent episodes would.
-        chances = draw.beta(0.8 * (first + (last - first) * at) / 0.4, 0.8 * (1 - first - (last - first) * at) / 0.4, groups)
+        chances = draw.beta(
+            0.8 * (first + (last - first) * at) / 0.4, 0.8 * (1 - first - (last - first) * at) / 0.4, groups
+        )
         won = draw.random((groups, size)) < chances[:, None]
         lines.append({
             "step": step, "reward/mean": won.mean(), "success": won.mean(), "tokens": tokens * groups * size,
@@ -204,13 +206,18 @@ def test_one_answer_to_every_prompt() -> None:
 
 
 def test_one_right_answer_to_every_prompt_is_no_collapse() -> None:
-    episodes = [replace(e, said="The answer to all of them is yes", told="yes", success=True, reward=1.0) for e in played()]
+    episodes = [
+        replace(e, said="The answer to all of them is yes", told="yes", success=True, reward=1.0) for e in played()
+    ]
     found = first_of(lines_of(episodes), episodes=episodes)
     assert found is None or found[0] != "template_collapse"
 
 
 def test_a_user_that_leaks() -> None:
-    episodes = [replace(e, leak="it names the policy's tool 'cancel_order'") if e.step >= 5 and e.sample == 1 else e for e in played()]
+    episodes = [
+        replace(e, leak="it names the policy's tool 'cancel_order'") if e.step >= 5 and e.sample == 1 else e
+        for e in played()
+    ]
     assert first_of(lines_of(episodes), episodes=episodes) == ("leaking_user", 5)
 
 
@@ -228,8 +235,8 @@ def test_a_policy_that_does_not_move() -> None:
     assert first_of(healthy(8), moved=0.0) == ("no_learning", 0)
     assert first_of(healthy(8), config={"algorithm": {"shuffle_rewards": True}}) == ("no_learning", 0)
     assert first_of(healthy(8), moved=0.01) is None
-    flat = healthy(150, first=0.4, last=0.4, seed=3)
-    assert (first_of(flat) or ("",))[0] == "no_learning"
+    named = [(first_of(healthy(200, first=0.4, last=0.4, seed=seed)) or ("",))[0] for seed in range(5)]
+    assert named.count("no_learning") >= 3  # by chance rewards rise a little in some
 
 
 # ---- how it is said

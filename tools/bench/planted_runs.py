@@ -28,7 +28,7 @@ from mua.config.schema import ExperimentConfig
 from mua.engine.pauses import Pauses
 from mua.engine.sampler import SamplingParams
 from mua.engine.sync import SyncReport
-from mua.environment.domain import Domain
+from mua.environment.domain import Domain, moves_of, unanswered
 from mua.environment.protocol import Move, Task
 from mua.environment.registry import get_domain
 from mua.rollout.runner import EpisodeRunner, without_gc_pauses
@@ -68,6 +68,8 @@ class Situation:
     """Of the run."""
     draw: random.Random
     evaluation: bool
+    lead: str | None = None
+    """What texts begin with, in place of one of :data:`LEADS`."""
 
     @property
     def progress(self) -> float:
@@ -84,9 +86,15 @@ def gold(s: Situation) -> list[Move]:
     return [move for move in s.domain.gold(s.task) if not hasattr(move, "_fields")]
 
 
-def expert(s: Situation) -> Generator[Move, str, None]:
-    """Solves the task."""
-    yield from gold(s)
+def expert(s: Situation, said: Callable[[str], str] = lambda text: text) -> Generator[Move, str, None]:
+    """Solves the task; its texts as ``said`` changes them."""
+    moves, answer = moves_of(s.domain, s.task, s.draw.randrange(2**31)), None
+    while True:
+        try:
+            move = next(moves) if answer is None else moves.send(answer)
+        except StopIteration:
+            return
+        answer = yield said(move) if isinstance(move, str) else move
 
 
 def careless(s: Situation) -> Generator[Move, str, None]:
@@ -97,8 +105,11 @@ def careless(s: Situation) -> Generator[Move, str, None]:
         del moves[calls[-1]]
         moves[-1:] = [f"I have seen to it, the number is {s.draw.randint(100, 999)}."]
     else:
-        moves = [*moves[: s.draw.randint(0, max(0, len(calls) - 1))], f"That is case {s.draw.randint(100, 999)}, and it is settled now."]
-    yield from moves
+        moves = [
+            *moves[: s.draw.randint(0, max(0, len(calls) - 1))],
+            f"That is case {s.draw.randint(100, 999)}, and it is settled now.",
+        ]
+    yield from unanswered(moves)
 
 
 def skilled(chance: Callable[[Situation], float]) -> Script:
@@ -188,7 +199,12 @@ class ScriptedEngine:
         if self._plan.logprobs is not None:
             logprobs = self._plan.logprobs(logprobs, self.version, playing.situation.draw).astype(np.float32)
         self._sampled += len(ids)
-        finish = "stop" if len(ids) and ids[-1] == self._family.codec.encode([fixed(self._family.end_of_turn, Provenance.SAMPLED)])[0][-1] else "length"
+        finish = (
+            "stop"
+            if len(ids)
+            and ids[-1] == self._family.codec.encode([fixed(self._family.end_of_turn, Provenance.SAMPLED)])[0][-1]
+            else "length"
+        )
         return Generation(ids, logprobs, finish, self.version, np.full(len(ids), self.version, np.int32), 0)
 
     def _encoded(self, text: str) -> Int32Array:
@@ -217,12 +233,20 @@ class _Playing:
             move = "Goodbye."
         draw = self.situation.draw
         lead = f"{draw.choice(LEADS)} " if self._plan.lead and draw.random() < 0.7 else ""
+        if self.situation.lead is not None:
+            lead = f"{self.situation.lead} "
         if isinstance(move, str):
             return lead + move
         return f"{lead}<tool_call>\n{json.dumps({'name': move[0], 'arguments': move[1]})}\n</tool_call>"
 
 
 _playing: ContextVar[_Playing] = ContextVar("playing")
+_step: ContextVar[int] = ContextVar("step", default=0)
+
+
+def step_now() -> int:
+    """The step that the episode under way is for; of evaluations a large number."""
+    return _step.get()
 
 
 class _Service(RolloutService):
@@ -245,7 +269,8 @@ def _scripted(plan: Plan, config: ExperimentConfig, seed: int) -> Iterator[None]
     attempt = EpisodeRunner._attempt
 
     async def attempted(self: EpisodeRunner, setting: Any, task: Task, session: str, own: int) -> Any:
-        sample = int(session.split("/")[1])
+        ordinal, sample = map(int, session.split("/")[:2])
+        _step.set(ordinal // config.algorithm.groups_per_step)
         record = current_episode.get()
         evaluation = record is not None and record.key.round > 0
 
@@ -292,7 +317,11 @@ def _fine_tuned(root: Path, folder: Path, domains: tuple[str, ...]) -> Path:
         domain = get_domain(name)
         for task in list(domain.tasks("train"))[60:180]:
             result = asyncio.run(replay_gold(domain, task))
-            conversations.append([{"role": "system", "content": domain.system_prompt("short")}, *result.messages])
+            before = [
+                {"role": "system", "content": domain.system_prompt("short")},
+                {"role": "user", "content": LEADS[0]},
+            ]
+            conversations.append([*before, *(m for m in result.messages if m["role"] in ("assistant", "tool", "user"))])
     data, out = folder / "sft.jsonl", root / f"{folder.name}-tuned"
     data.write_text("".join(json.dumps({"messages": m}) + "\n" for m in conversations))
     config = settings_of(folder, out, domains, {}, 40, 1)
@@ -335,9 +364,7 @@ def made_run(plan: Plan, root: Path, output: Path, seed: int) -> Path:
 
     domains = tuple(plan.domain.split("+"))
     model = policy(root, domains, plan.start)
-    config = ExperimentConfig.model_validate(
-        settings_of(model, output, domains, plan.settings, plan.steps, seed)
-    )
+    config = ExperimentConfig.model_validate(settings_of(model, output, domains, plan.settings, plan.steps, seed))
     family = load_family(model, thinking=config.model.thinking)
     engine = ScriptedEngine(model, family, plan)
     become_rank(config)
