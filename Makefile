@@ -59,6 +59,8 @@ fuzz: $(READY) ## Damage files and texts by the thousand: each must be refused i
 docs: $(READY) ## Write docs/configuration.md from the schema, the recipes' plans into docs/planning.md
 	@$(PYTHON) -m mua.cli config docs > docs/configuration.md.new
 	@mv docs/configuration.md.new docs/configuration.md
+	@$(PYTHON) -m mua.cli metrics docs > docs/metrics.md.new
+	@mv docs/metrics.md.new docs/metrics.md
 	@PYTHONWARNINGS=ignore $(PYTHON) -m tools.planning_page
 
 goldens: $(READY) ## Write what each recipe becomes on a GPU into tests/data/golden, and what differs without TE into docs

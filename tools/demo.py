@@ -224,7 +224,7 @@ def trained_controls(result: Result, overrides: Sequence[str]) -> dict[str, dict
 def steps_within(seconds: float, run: Path) -> int:
     """So many steps of supervised fine-tuning, each as long as those of ``run`` were, take ``seconds``."""
     steps = list(read_metrics(run / METRICS_FILE))
-    return math.ceil(len(steps) * seconds / sum(step["timeline/train_seconds"] for step in steps))
+    return math.ceil(len(steps) * seconds / sum(step["time/train_seconds"] for step in steps))
 
 
 # What is left to see.

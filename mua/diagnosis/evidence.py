@@ -19,55 +19,51 @@ from mua.types import Json
 Floats = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
 
-QUANTITIES: dict[str, tuple[str, ...]] = {
-    "reward": ("reward/mean",),
-    "success": ("reward/success", "success"),
-    "entropy": ("policy/entropy", "actor/entropy"),
-    "grad_norm": ("policy/grad_norm", "grad_norm"),
-    "skipped": ("policy/skipped", "skipped"),
-    "learning_rate": ("policy/learning_rate", "learning_rate"),
-    "trained_tokens": ("policy/tokens", "tokens"),
-    "update_kl": ("policy/ppo_kl_k3", "actor/ppo_kl_k3"),
-    "clipped_low": ("policy/clip_fraction_low", "actor/clip_fraction_low"),
-    "clipped_high": ("policy/clip_fraction_high", "actor/clip_fraction_high"),
-    "reference_kl": ("policy/reference_kl", "actor/reference_kl"),
-    "gap": ("mismatch/logprob_difference",),
-    "gap_kl": ("mismatch/kl_k3",),
-    "fresh_gap": ("mismatch/fresh/logprob_difference", "mismatch_fresh/logprob_difference"),
-    "fresh_kl": ("mismatch/fresh/kl_k3", "mismatch_fresh/kl_k3"),
-    "stale_kl": ("mismatch/stale/kl_k3", "mismatch_stale/kl_k3"),
-    "correction_removed": ("mismatch/correction/removed", "correction/removed"),
-    "correction_cut": ("mismatch/correction/cut", "correction/cut"),
-    "lag": ("mismatch/version_lag/mean", "version_lag/mean"),
-    "lag_max": ("mismatch/version_lag/max", "version_lag/max"),
-    "same_rewards": ("reward/groups/zero_variance", "groups/zero_variance"),
-    "all_right": ("reward/groups/all_correct", "groups/all_correct"),
-    "all_wrong": ("reward/groups/all_wrong", "groups/all_wrong"),
-    "groups": ("reward/groups/count", "groups/count"),
-    "missing_groups": ("rollout/filters/missing", "filters/missing"),
-    "sampled_tokens": ("rollout/tokens/sampled", "tokens/sampled"),
-    "episodes": ("rollout/trajectories/count", "trajectories/count"),
-    "unscored": ("rollout/trajectories/unscored", "trajectories/unscored"),
-    "ended_length": ("rollout/outcome/length", "outcome/length"),
-    "ended_turns": ("rollout/outcome/max_turns", "outcome/max_turns"),
-    "ended_user": ("rollout/outcome/user_error", "outcome/user_error"),
-    "ended_judge": ("rollout/outcome/judge_error", "outcome/judge_error"),
-    "ended_environment": ("rollout/outcome/environment_error", "outcome/environment_error"),
-    "cut_by_time": ("rollout/turns/cut_by_time", "turns/cut_by_time"),
+QUANTITIES: dict[str, str] = {
+    "reward": "reward/mean",
+    "success": "reward/success",
+    "entropy": "policy/entropy",
+    "grad_norm": "policy/grad_norm",
+    "skipped": "policy/skipped",
+    "learning_rate": "policy/learning_rate",
+    "trained_tokens": "policy/tokens",
+    "update_kl": "policy/ppo_kl_k3",
+    "clipped_low": "policy/clip_fraction_low",
+    "clipped_high": "policy/clip_fraction_high",
+    "reference_kl": "policy/reference_kl",
+    "gap": "mismatch/logprob_difference",
+    "gap_kl": "mismatch/kl_k3",
+    "fresh_gap": "mismatch/fresh/logprob_difference",
+    "fresh_kl": "mismatch/fresh/kl_k3",
+    "stale_kl": "mismatch/stale/kl_k3",
+    "correction_removed": "mismatch/correction/removed",
+    "correction_cut": "mismatch/correction/cut",
+    "lag": "mismatch/version_lag/mean",
+    "lag_max": "mismatch/version_lag/max",
+    "same_rewards": "reward/groups/zero_variance",
+    "all_right": "reward/groups/all_correct",
+    "all_wrong": "reward/groups/all_wrong",
+    "groups": "reward/groups/count",
+    "missing_groups": "rollout/filters/missing",
+    "sampled_tokens": "rollout/tokens/sampled",
+    "episodes": "rollout/trajectories/count",
+    "unscored": "rollout/trajectories/unscored",
+    "ended_length": "rollout/outcome/length",
+    "ended_turns": "rollout/outcome/max_turns",
+    "ended_user": "rollout/outcome/user_error",
+    "ended_judge": "rollout/outcome/judge_error",
+    "ended_environment": "rollout/outcome/environment_error",
+    "cut_by_time": "rollout/turns/cut_by_time",
 }
-"""Each quantity and the metrics it is read from: the first that a line has; the later names are of earlier versions.
-Here alone the diagnosis knows names of metrics."""
+"""Each quantity and the metric it is read from. Here alone the diagnosis knows names of metrics."""
 SUMS: dict[str, tuple[str, ...]] = {
-    "tool_calls": ("tools/calls/", "tool_calls/"),
-    "tool_errors": ("tools/errors/", "tool_errors/"),
-    "user_faults": ("users/faults/", "user_faults/"),
-    "leaks": (
-        "users/faults/leaks_instruction", "users/flags/leaks_instruction", "user_faults/leaks_instruction",
-        "user_flags/leaks_instruction",
-    ),
-}  # fmt: skip
+    "tool_calls": ("tools/calls/",),
+    "tool_errors": ("tools/errors/",),
+    "user_faults": ("users/faults/",),
+    "leaks": ("users/faults/leaks_instruction", "users/flags/leaks_instruction"),
+}
 """Quantities that are the sum of all metrics with these prefixes; 0 where a line has none."""
-_DOMAIN = re.compile(r"(?:rollout/domain|environment)/(.+)/success")
+_DOMAIN = re.compile(r"rollout/domain/(.+)/success")
 _HELD_OUT = re.compile(r"evaluation/(.+)_success")
 
 
@@ -173,20 +169,19 @@ class Evidence:
 def series(lines: Iterable[Mapping[str, Any]]) -> Evidence:
     """The evidence of ``lines`` of metrics, one a step, in order."""
     lines = list(lines)
-    metrics = {name: _column(lines, keys) for name, keys in QUANTITIES.items()}
+    metrics = {name: _column(lines, key) for name, key in QUANTITIES.items()}
     metrics |= {name: _summed(lines, prefixes) for name, prefixes in SUMS.items()}
     names = sorted({name for line in lines for name in line})
     return Evidence(
         np.array([int(line["step"]) for line in lines], np.int64),
         {name: values for name, values in metrics.items() if np.isfinite(values).any()},
-        {found[1]: _column(lines, (name,)) for name in names if (found := _DOMAIN.fullmatch(name))},
-        {found[1]: _column(lines, (name,)) for name in names if (found := _HELD_OUT.fullmatch(name))},
+        {found[1]: _column(lines, name) for name in names if (found := _DOMAIN.fullmatch(name))},
+        {found[1]: _column(lines, name) for name in names if (found := _HELD_OUT.fullmatch(name))},
     )
 
 
-def _column(lines: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> Floats:
-    values = (next((line[key] for key in keys if key in line), None) for line in lines)
-    return np.array([math.nan if value is None else float(value) for value in values])
+def _column(lines: Sequence[Mapping[str, Any]], key: str) -> Floats:
+    return np.array([math.nan if (value := line.get(key)) is None else float(value) for line in lines])
 
 
 def _summed(lines: Sequence[Mapping[str, Any]], prefixes: tuple[str, ...]) -> Floats:

@@ -22,7 +22,7 @@ from sqlalchemy.engine import Connection
 from mua.diagnosis.evidence import Episode, Evidence, TokenSample, series
 from mua.diagnosis.telltale_users import Telltale
 from mua.errors import MuaError
-from mua.observe.metrics_log import METRICS_FILE, read_metrics
+from mua.observe.metrics_log import EVALUATIONS_FILE, METRICS_FILE, read_metrics
 from mua.observe.output import CONFIG_FILE
 from mua.store.arrays import unpack_arrays
 from mua.store.faults import StoreError
@@ -84,13 +84,17 @@ def _checked(place: str, seen: Evidence) -> Evidence:
 
 
 def _lines(folder: Path | None) -> list[dict[str, Any]]:
-    """The lines of steps, one a step: of a step that was made again the last."""
-    path = None if folder is None else folder / METRICS_FILE
-    if path is None or not path.is_file():
+    """The lines of steps, one a step: of a step that was made again the last. Held-out figures stand at the step after
+    which they were measured."""
+    if folder is None or not (folder / METRICS_FILE).is_file():
         return []
     found: dict[int, dict[str, Any]] = {}
-    for line in read_metrics(path):
+    for line in read_metrics(folder / METRICS_FILE):
         found[line["step"]] = found.get(line["step"], {}) | line
+    if (folder / EVALUATIONS_FILE).is_file():
+        for line in read_metrics(folder / EVALUATIONS_FILE):
+            if (step := max(0, line["step"] - 1)) in found:
+                found[step] = line | found[step]
     return [found[step] for step in sorted(found)]
 
 

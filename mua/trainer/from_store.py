@@ -71,6 +71,7 @@ def _loop(config: ExperimentConfig, learner: Learner, run: Run, batches: StoredB
             metrics |= rollout_metrics(groups, divide_by_std=algorithm.divide_by_std, version=version)
             run.position = batches.position
             run.log(step, metrics | trainer_metrics(run.timeline.take(), (TrainerPhase.BATCH,)))
+            run.log_episodes(step, groups)
             if run.learned and run.due(config.trainer.save_every, step):
                 run.save(step)
             progress.advance(note=progress_note(metrics, groups, few))

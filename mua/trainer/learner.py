@@ -248,7 +248,7 @@ class Learner:
         """One optimizer step of the critic on the whole batch; otherwise as :meth:`train_step`.
 
         Returns:
-            metrics: ``loss/value``; ``critic/value``, ``critic/return`` and ``critic/clip_fraction``, means over
+            metrics: ``critic/loss``; ``critic/value``, ``critic/return`` and ``critic/clip_fraction``, means over
             trained tokens; ``critic/grad_norm``, ``critic/learning_rate`` and so on as of the policy.
 
         Raises:
@@ -261,7 +261,7 @@ class Learner:
     def _train_values(self, whole: Whole | None, loss: ValueLossFunction) -> dict[str, float]:
         self._prepare_step()
         metrics = self.critic.train(self._shares.share(whole), value_terms(loss))
-        del metrics["tokens"]  # the policy's step counts them
+        del metrics["policy/tokens"]  # the policy's step counts them
         return metrics
 
     def values(self, sequences: Sequence[TrainSequence]) -> list[Float32Array]:

@@ -38,25 +38,26 @@ def healthy(
         )
         won = draw.random((groups, size)) < chances[:, None]
         lines.append({
-            "step": step, "reward/mean": won.mean(), "success": won.mean(), "tokens": tokens * groups * size,
-            "actor/entropy": entropy * calm**at * draw.normal(1, 0.05), "grad_norm": abs(draw.lognormal(-1, 0.4)),
-            "skipped": 0.0, "learning_rate": 1e-6, "actor/ppo_kl_k3": 0.0, "actor/clip_fraction_low": 0.0,
-            "actor/clip_fraction_high": 0.0, "mismatch/logprob_difference": 0.012, "mismatch/kl_k3": 4e-4,
-            "version_lag/mean": 0.0, "version_lag/max": 0.0, "groups/count": float(groups),
-            "groups/zero_variance": float(np.mean(won.all(1) | ~won.any(1))),
-            "groups/all_correct": float(np.mean(won.all(1))), "groups/all_wrong": float(np.mean(~won.any(1))),
-            "tokens/sampled": tokens * longer**at * draw.normal(1, 0.08), "trajectories/count": float(groups * size),
-            "trajectories/unscored": 0.0, "outcome/length": 0.03, "outcome/max_turns": 0.1, "outcome/user_error": 0.0,
-            "outcome/judge_error": 0.0, "outcome/environment_error": 0.0, "turns/cut_by_time": 0.0,
-            "tool_calls/get": 3.0, "tool_errors/get": max(0.0, draw.normal(0.5, 0.1)),
+            "step": step, "reward/mean": won.mean(), "reward/success": won.mean(), "policy/tokens": tokens * groups * size,
+            "policy/entropy": entropy * calm**at * draw.normal(1, 0.05), "policy/grad_norm": abs(draw.lognormal(-1, 0.4)),
+            "policy/skipped": 0.0, "policy/learning_rate": 1e-6, "policy/ppo_kl_k3": 0.0, "policy/clip_fraction_low": 0.0,
+            "policy/clip_fraction_high": 0.0, "mismatch/logprob_difference": 0.012, "mismatch/kl_k3": 4e-4,
+            "mismatch/version_lag/mean": 0.0, "mismatch/version_lag/max": 0.0, "reward/groups/count": float(groups),
+            "reward/groups/zero_variance": float(np.mean(won.all(1) | ~won.any(1))),
+            "reward/groups/all_correct": float(np.mean(won.all(1))), "reward/groups/all_wrong": float(np.mean(~won.any(1))),
+            "rollout/tokens/sampled": tokens * longer**at * draw.normal(1, 0.08), "rollout/trajectories/count": float(groups * size),
+            "rollout/trajectories/unscored": 0.0, "rollout/outcome/length": 0.03, "rollout/outcome/max_turns": 0.1, "rollout/outcome/user_error": 0.0,
+            "rollout/outcome/judge_error": 0.0, "rollout/outcome/environment_error": 0.0, "rollout/turns/cut_by_time": 0.0,
+            "tools/calls/get": 3.0, "tools/errors/get": max(0.0, draw.normal(0.5, 0.1)),
         })  # fmt: skip
     for line in lines:
-        line["tokens"] = line["tokens/sampled"] * groups * size
+        line["policy/tokens"] = line["rollout/tokens/sampled"] * groups * size
     return lines
 
 
 def changed(lines: Lines, start: int, **values: Any) -> Lines:
-    """From ``start`` on with these values, by names in which ``__`` is a slash; functions get how long it has gone on."""
+    """From ``start`` on with these values, by names in which ``__`` is a slash; functions get how long it has gone "
+    "on."""
     made = [dict(line) for line in lines]
     for line in made:
         if line["step"] >= start:
@@ -76,17 +77,17 @@ def first_of(lines: Lines, **more: Any) -> tuple[str, int] | None:
 
 EXPLODING: dict[str, dict[str, Any]] = {
     "engine_mismatch": {"mismatch__logprob_difference": 0.3, "mismatch__kl_k3": 0.06},
-    "stale_data": {"version_lag__mean": 3.0, "version_lag__max": 4.0, "mismatch__kl_k3": 0.1, "mismatch__logprob_difference": 0.3},
-    "large_steps": {"grad_norm": 40.0},
-    "failing_user": {"outcome__user_error": 0.3, "trajectories__unscored": 0.3, "tokens": lambda t, v: 0.7 * v},
-    "tool_errors": {"tool_errors__get": 2.4},
-    "truncation": {"outcome__length": 0.6},
-    "length_explosion": {"tokens__sampled": lambda t, v: v * min(4.0, 1.4 ** (t + 1)), "success": 0.3,
-                         "tokens": lambda t, v: v * min(4.0, 1.4 ** (t + 1))},
-    "entropy_collapse": {"actor__entropy": lambda t, v: v * max(0.02, 0.6 ** (t + 1)), "success": 0.3, "groups__zero_variance": 0.9},
-    "wrong_tokens": {"tokens": lambda t, v: 2 * v},
-    "leaking_user": {"user_flags__leaks_instruction": 12.0},
-    "agreeing_groups": {"groups__zero_variance": 1.0, "groups__all_wrong": 1.0, "groups__all_correct": 0.0, "success": 0.0,
+    "stale_data": {"mismatch__version_lag__mean": 3.0, "mismatch__version_lag__max": 4.0, "mismatch__kl_k3": 0.1, "mismatch__logprob_difference": 0.3},
+    "large_steps": {"policy/grad_norm": 40.0},
+    "failing_user": {"rollout__outcome__user_error": 0.3, "rollout__trajectories__unscored": 0.3, "policy/tokens": lambda t, v: 0.7 * v},
+    "tool_errors": {"tools__errors__get": 2.4},
+    "truncation": {"rollout__outcome__length": 0.6},
+    "length_explosion": {"rollout__tokens__sampled": lambda t, v: v * min(4.0, 1.4 ** (t + 1)), "reward/success": 0.3,
+                         "policy/tokens": lambda t, v: v * min(4.0, 1.4 ** (t + 1))},
+    "entropy_collapse": {"policy__entropy": lambda t, v: v * max(0.02, 0.6 ** (t + 1)), "reward/success": 0.3, "reward__groups__zero_variance": 0.9},
+    "wrong_tokens": {"policy/tokens": lambda t, v: 2 * v},
+    "leaking_user": {"users__flags__leaks_instruction": 12.0},
+    "agreeing_groups": {"reward__groups__zero_variance": 1.0, "reward__groups__all_wrong": 1.0, "reward__groups__all_correct": 0.0, "reward/success": 0.0,
                         "reward__mean": 0.0},
 }  # fmt: skip
 
@@ -152,7 +153,8 @@ def played(
                 words = " ".join(f"w{draw.integers(200)}" for _ in range(20))
                 said = f'{words} get_order {{"order": "{1000 + ordinal}"}} done with {ordinal} and {words[:20]}'
                 found.append(Episode(
-                    f"{ordinal}-{sample}", step, ordinal, sample, f"task-{ordinal}", kinds[ordinal % len(kinds)], "desk", "user_stop",
+                    f"{ordinal}-{sample}", step, ordinal, sample, f"task-{ordinal}", kinds[ordinal % len(kinds)], "
+                    f""desk", "user_stop",
                     True, float(won), won, 3, 100, 3, 0, 0, said, words,
                 ))  # fmt: skip
     return found
@@ -162,7 +164,7 @@ def lines_of(episodes: list[Episode]) -> Lines:
     lines = healthy(1 + max(e.step for e in episodes))
     for line in lines:
         rewards = [e.reward for e in episodes if e.step == line["step"] and e.scored]
-        line["reward/mean"] = line["success"] = float(np.mean(rewards))
+        line["reward/mean"] = line["reward/success"] = float(np.mean(rewards))
     return lines
 
 

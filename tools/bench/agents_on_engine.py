@@ -138,7 +138,9 @@ def told(domain: str, agent: str, output: Path, built_in: dict[tuple[int, int], 
     played = [t for step in (0, 1) for t in episodes(output, step).values()]
     turns = sum(len(t.turn_rewards) for t in played)
     calls = sum(t.metrics.get("tool_calls", 0) for t in played)
-    steps = "; ".join(f"{line['loss']:.4f}, {line['grad_norm']:.4f}" for line in read_metrics(output / "metrics.jsonl"))
+    steps = "; ".join(
+        f"{line['policy/loss']:.4f}, {line['policy/grad_norm']:.4f}" for line in read_metrics(output / "metrics.jsonl")
+    )
     segments = equal = compared = ""
     wrong = []
     if built_in is not None:
