@@ -153,9 +153,8 @@ def played(
                 words = " ".join(f"w{draw.integers(200)}" for _ in range(20))
                 said = f'{words} get_order {{"order": "{1000 + ordinal}"}} done with {ordinal} and {words[:20]}'
                 found.append(Episode(
-                    f"{ordinal}-{sample}", step, ordinal, sample, f"task-{ordinal}", kinds[ordinal % len(kinds)], "
-                    f""desk", "user_stop",
-                    True, float(won), won, 3, 100, 3, 0, 0, said, words,
+                    f"{ordinal}-{sample}", step, ordinal, sample, f"task-{ordinal}", kinds[ordinal % len(kinds)],
+                    "desk", "user_stop", True, float(won), won, 3, 100, 3, 0, 0, said, words,
                 ))  # fmt: skip
     return found
 

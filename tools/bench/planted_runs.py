@@ -276,13 +276,16 @@ def _scripted(plan: Plan, config: ExperimentConfig, seed: int) -> Iterator[None]
 
         def situation(version: int) -> Situation:
             draw = random.Random(derived_seed("planted", seed, own, version))
-            return Situation(get_domain(task.domain), task, sample, version, config.trainer.steps, draw, evaluation)
+            return Situation(_domain(task.domain), task, sample, version, config.trainer.steps, draw, evaluation)
 
         _playing.set(_Playing(plan, situation))
         return await attempt(self, setting, task, session, own)
 
     with mock.patch.object(EpisodeRunner, "_attempt", attempted):
         yield
+
+
+_domain = cache(get_domain)
 
 
 @cache
