@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from mua.diagnosis.causes import CAUSES, Cause, Finding
+from mua.diagnosis.causes import CAUSES, Cause, Symptom
 from mua.diagnosis.evidence import Evidence, Floats, series
 from mua.types import Json
 
@@ -44,7 +44,7 @@ class Alarms:
                 )
         return lines
 
-    def _found(self) -> Iterator[tuple[Cause, Finding]]:
+    def _found(self) -> Iterator[tuple[Cause, Symptom]]:
         if (seen := self._seen) is None:
             return
         seen.config, seen.live = self._config, True

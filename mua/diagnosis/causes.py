@@ -1,6 +1,6 @@
 """Every cause of a bad run: what it means, what shows it, from which value on and why, and what to try.
 
-A cause looks at :class:`mua.diagnosis.evidence.Evidence` and gives a :class:`Finding` or nothing. :data:`CAUSES` is in
+A cause looks at :class:`mua.diagnosis.evidence.Evidence` and gives a :class:`Symptom` or nothing. :data:`CAUSES` is in
 causal order: what stands earlier brings about what stands later, so that of two that begin together the earlier one is
 named. docs/diagnosis.md is written from it (``python -m tools.diagnosis_page``).
 
@@ -21,11 +21,22 @@ from dataclasses import dataclass, field
 import numpy as np
 from scipy.stats import binom
 
-from mua.diagnosis.evidence import Episode, Evidence, Floats, Mask, beginning, dated, ending, lasting, mean, smoothed
+from mua.diagnosis.evidence import (
+    Evidence,
+    Floats,
+    Mask,
+    SeenEpisode,
+    beginning,
+    dated,
+    ending,
+    lasting,
+    mean,
+    smoothed,
+)
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class Symptom:
     """What a cause found."""
 
     step: int
@@ -49,7 +60,7 @@ class Cause:
     evidence: str
     """What is looked at, from which value on, and why there."""
     remedy: str
-    find: Callable[[Evidence], Finding | None]
+    find: Callable[[Evidence], Symptom | None]
     from_metrics: bool = True
     """Whether metrics alone can show it, so that training watches for it."""
 
@@ -129,18 +140,18 @@ def began(seen: Evidence, place: int) -> int:
     return int(seen.steps[place])
 
 
-def above(values: Floats, bound: float) -> Mask:
+def above(values: Floats, bound: float | Floats) -> Mask:
     """Where a value is there and at least ``bound``."""
     with np.errstate(invalid="ignore"):
         return np.asarray(values >= bound)
 
 
-def example(seen: Evidence, step: int, fits: Callable[[Episode], bool] = lambda _: True) -> str | None:
+def example(seen: Evidence, step: int, fits: Callable[[SeenEpisode], bool] = lambda _: True) -> str | None:
     """The first episode from ``step`` on that ``fits``."""
     return next((e.id for e in seen.episodes or () if e.step >= step and fits(e)), None)
 
 
-def shares(seen: Evidence, counts: Callable[[Episode], bool], scored: bool = True) -> Floats:
+def shares(seen: Evidence, counts: Callable[[SeenEpisode], bool], scored: bool = True) -> Floats:
     """Of each step the share of (scored) episodes that count; NaN without any."""
     if not seen.episodes:
         return np.full(len(seen.steps), np.nan)
@@ -169,10 +180,10 @@ def percent(share: float) -> str:
 # ---- the causes
 
 
-def wrong_tokens(seen: Evidence) -> Finding | None:
+def wrong_tokens(seen: Evidence) -> Symptom | None:
     for sample in seen.tokens or ():
         if sample.wrong:
-            return Finding(
+            return Symptom(
                 sample.step,
                 f"{sample.wrong} of {sample.trained} trained tokens of a segment were not sampled by the policy (most "
                 f"are {sample.wrong_of})",
@@ -184,49 +195,49 @@ def wrong_tokens(seen: Evidence) -> Finding | None:
     place = lasting(above(trained, 1.02 * sampled + 1), 2)
     if place is None:
         return None
-    return Finding(
+    return Symptom(
         began(seen, place),
         f"{trained[place]:.0f} tokens were trained in a step whose episodes hold {sampled[place]:.0f} sampled ones",
         {"trained_tokens": float(trained[place]), "sampled_tokens": float(sampled[place])},
     )
 
 
-def evaluation_meets_training(seen: Evidence) -> Finding | None:
+def evaluation_meets_training(seen: Evidence) -> Symptom | None:
     if not seen.met:
         return None
     name, (step, tasks) = min(seen.met.items(), key=lambda item: item[1][0])
     shown = ", ".join(tasks[:3])
-    return Finding(step, f"{len(tasks)} tasks of {name} are tasks of training: {shown}", {"tasks": len(tasks)})
+    return Symptom(step, f"{len(tasks)} tasks of {name} are tasks of training: {shown}", {"tasks": len(tasks)})
 
 
-def leaking_user(seen: Evidence) -> Finding | None:
+def leaking_user(seen: Evidence) -> Symptom | None:
     if seen.episodes is not None:
         members = [e for e in seen.episodes if e.scored]
-        leaks = [e for e in members if e.leak]
-        if leaks:
-            first = leaks[0]
+        told = [e for e in members if e.leak]
+        if told:
+            first = told[0]
             since = [e for e in members if e.step >= first.step]
-            share = len(leaks) / len(since)
-            if len(leaks) >= 2 and share >= LEAKS:
-                return Finding(
+            share = len(told) / len(since)
+            if len(told) >= 2 and share >= LEAKS:
+                return Symptom(
                     first.step,
                     f"in {percent(share)} of the episodes since then the user gives away what it should not: "
                     f"{first.leak}",
-                    {"share": share, "episodes": len(leaks)},
+                    {"share": share, "episodes": len(told)},
                     first.id,
                 )
     leaks = seen.of("leaks")
     place = lasting(above(smoothed(leaks / np.maximum(1.0, np.nan_to_num(seen.of("episodes"), nan=1.0)), 5), LEAKS), 2)
     if place is None or leaks.sum() < 2:
         return None
-    return Finding(
+    return Symptom(
         began(seen, place),
         f"{leaks.sum():.0f} utterances of users quoted their instructions",
         {"utterances": float(leaks.sum())},
     )
 
 
-def failing_user(seen: Evidence) -> Finding | None:
+def failing_user(seen: Evidence) -> Symptom | None:
     faults = seen.of("user_faults") / np.maximum(1.0, np.nan_to_num(seen.of("episodes"), nan=1.0))
     known = dict(
         zip(
@@ -254,18 +265,18 @@ def failing_user(seen: Evidence) -> Finding | None:
         error = next((f": {e.error}" for e in bad if e.error), "")
         what = "episodes ended" if bound == USER_FAULTS else "episodes had to be tried again"
         share = mean(values[place:])
-        return Finding(
+        return Symptom(
             steps[place], f"{percent(share)} of the {what} as {kind}{error[:200]}", {"share": share},
             bad[0].id if bad else None,
         )  # fmt: skip
     return None
 
 
-def tool_errors(seen: Evidence) -> Finding | None:
+def tool_errors(seen: Evidence) -> Symptom | None:
     crashed = smoothed(seen.of("ended_environment"), 5)
     if (place := lasting(above(crashed, USER_FAULTS), 2)) is not None:
         step = began(seen, place)
-        return Finding(
+        return Symptom(
             step, f"{percent(mean(seen.of('ended_environment')[place:]))} of the episodes ended as environment_error",
             {"share": mean(seen.of("ended_environment")[place:])}, example(seen, step, lambda e: not e.scored),
         )  # fmt: skip
@@ -282,7 +293,7 @@ def tool_errors(seen: Evidence) -> Finding | None:
     step = began(seen, place)
     names = Counter(e.error for e in seen.episodes or () if e.step >= step and e.call_errors and e.error)
     told = f", most often {names.most_common(1)[0][0][:120]!r}" if names else ""
-    return Finding(
+    return Symptom(
         step,
         f"{percent(mean(rate[place:]))} of tool calls fail from then on ({percent(base)} at the beginning){told}",
         {"share": mean(rate[place:]), "before": base},
@@ -307,7 +318,7 @@ def _error_rate(seen: Evidence) -> tuple[Floats, Floats]:
     return rate, calls
 
 
-def engine_mismatch(seen: Evidence) -> Finding | None:
+def engine_mismatch(seen: Evidence) -> Symptom | None:
     exact = seen.setting("model.dtype") == "float32" and seen.setting("engine.dtype") in (None, "float32")
     gap_bound, kl_bound = (GAP_FLOAT32, KL_FLOAT32) if exact else (GAP_LOW, KL_LOW)
     gap, kl = _fresh(seen)
@@ -317,7 +328,7 @@ def engine_mismatch(seen: Evidence) -> Finding | None:
     step = began(seen, place)
     widest = max((s for s in seen.tokens or () if s.step >= step and s.fresh_gap == s.fresh_gap),
                  key=lambda s: s.fresh_gap, default=None)  # fmt: skip
-    return Finding(
+    return Symptom(
         step,
         "for tokens of the version that is trained, log-probabilities of engine and trainer are "
         f"{mean(gap[place:]):.3g} apart on average (k3 {mean(kl[place:]):.3g}), and numerics explain {gap_bound:g}",
@@ -350,7 +361,7 @@ def _of_tokens(seen: Evidence, name: str) -> Floats:
     return np.array([mean(np.array(found.get(step, [math.nan]))) for step in seen.steps.tolist()])
 
 
-def stale_data(seen: Evidence) -> Finding | None:
+def stale_data(seen: Evidence) -> Symptom | None:
     lag = seen.of("lag")
     if not (np.nan_to_num(lag) > 0).any():
         return None
@@ -374,7 +385,7 @@ def stale_data(seen: Evidence) -> Finding | None:
     step = began(seen, place)
     drift = f", whose log-probabilities have moved (k3 {mean(kl[place:]):.3g})" if np.isfinite(kl[place:]).any() else ""
     oldest = max((s for s in seen.tokens or () if s.step >= step), key=lambda s: s.lag, default=None)
-    return Finding(
+    return Symptom(
         step,
         f"tokens are {mean(lag[place:]):.1f} versions old on average, {np.nanmax(seen.of('lag_max')[place:]):.0f} at "
         f"most{drift}" + (", and nothing in the loss knows of it" if blind else ""),
@@ -383,7 +394,7 @@ def stale_data(seen: Evidence) -> Finding | None:
     )
 
 
-def large_steps(seen: Evidence) -> Finding | None:
+def large_steps(seen: Evidence) -> Symptom | None:
     loss = seen.setting("algorithm.loss", "grpo")
     clipped = seen.of("clipped_low") + seen.of("clipped_high")
     norm, rate, entropy = seen.of("grad_norm"), seen.of("learning_rate"), seen.of("entropy")
@@ -424,10 +435,10 @@ def large_steps(seen: Evidence) -> Finding | None:
     place, text, numbers = min(found, key=lambda one: one[0])
     if np.isfinite(rate[place]):
         text += f" (learning rate {rate[place]:.3g})"
-    return Finding(began(seen, place), text, numbers, example(seen, began(seen, place)))
+    return Symptom(began(seen, place), text, numbers, example(seen, began(seen, place)))
 
 
-def length_explosion(seen: Evidence) -> Finding | None:
+def length_explosion(seen: Evidence) -> Symptom | None:
     tokens = seen.of("sampled_tokens")
     base = float(np.median(beginning(tokens))) if np.isfinite(tokens).any() else math.nan
     recent = smoothed(tokens)
@@ -441,7 +452,7 @@ def length_explosion(seen: Evidence) -> Finding | None:
         return None
     step, end = began(seen, place), mean(ending(tokens))
     longest = max((e for e in seen.episodes or () if e.step >= step), key=lambda e: e.sampled_tokens, default=None)
-    return Finding(
+    return Symptom(
         step,
         f"an episode's sampled tokens grew from {base:.0f} to {end:.0f}, and success from "
         f"{mean(beginning(seen.of('success'))):.2f} to {mean(ending(seen.of('success'))):.2f}",
@@ -450,7 +461,7 @@ def length_explosion(seen: Evidence) -> Finding | None:
     )
 
 
-def truncation(seen: Evidence) -> Finding | None:
+def truncation(seen: Evidence) -> Symptom | None:
     ended = np.fmax(seen.of("ended_length"), seen.of("cut_by_time"))
     if seen.episodes is not None:
         ended = np.fmax(ended, shares(seen, lambda e: e.outcome == "length" or e.cut_turns > 0))
@@ -468,7 +479,7 @@ def truncation(seen: Evidence) -> Finding | None:
         keys = "rollout.max_turn_tokens, rollout.max_tokens and model.max_length" if bound == CUT else (
             "rollout.max_turns, or set rollout.final_turn"
         )  # fmt: skip
-        return Finding(
+        return Symptom(
             step, f"{percent(share)} of the episodes {what}", {"share": share},
             example(seen, step, lambda e, o=outcome: e.outcome == o or (o == "length" and e.cut_turns > 0)),  # type: ignore[misc]
             f"raise {keys}; algorithm.filters with kind overlong leaves such failures out",
@@ -482,13 +493,13 @@ _DECLINES = re.compile(
 )  # fmt: skip
 
 
-def refusing(seen: Evidence) -> Finding | None:
+def refusing(seen: Evidence) -> Symptom | None:
     if not seen.episodes:
         return None
     scored = [e for e in seen.episodes if e.scored]
     acts = sum(e.calls > 0 for e in scored) >= 0.1 * len(scored)
 
-    def declines(e: Episode) -> bool:
+    def declines(e: SeenEpisode) -> bool:
         return bool(_DECLINES.search(e.told) or "transfer_to_human" in e.said or (acts and not e.calls and e.told))
 
     values = shares(seen, declines)
@@ -500,7 +511,7 @@ def refusing(seen: Evidence) -> Finding | None:
     if place is None:
         return None
     place = dated(values, place, base, base + 0.5 * (end - base))
-    groups: defaultdict[int, list[Episode]] = defaultdict(list)
+    groups: defaultdict[int, list[SeenEpisode]] = defaultdict(list)
     for e in scored:
         groups[e.ordinal].append(e)
     differences = []
@@ -515,7 +526,7 @@ def refusing(seen: Evidence) -> Finding | None:
     better = float(np.mean(differences)) if len(differences) >= 3 else float(np.mean(paid) - np.mean(rest or [0.0]))
     if better <= 0:
         return None
-    return Finding(
+    return Symptom(
         step,
         f"the policy declines in {percent(end)} of the episodes at the end ({percent(base)} at the beginning), and "
         f"declining is worth {better:.2f} more than not",
@@ -524,7 +535,7 @@ def refusing(seen: Evidence) -> Finding | None:
     )
 
 
-def kind_for_kind(seen: Evidence) -> Finding | None:
+def kind_for_kind(seen: Evidence) -> Symptom | None:
     """Counts of successes by kind over windows of steps; of runs without a store, success by domain."""
     won, played = _by_kind(seen)
     if len(won) < 2 or len(seen.steps) < 4:
@@ -561,7 +572,7 @@ def kind_for_kind(seen: Evidence) -> Finding | None:
     falling[: start + 1] = False
     place = lasting(falling, 2) or total - last
     step = began(seen, place)
-    return Finding(
+    return Symptom(
         step,
         f"success in {risen} rose from {r0:.2f} to {r1:.2f} while in {fallen} it fell from {f0:.2f} to {f1:.2f}",
         {"risen_before": r0, "risen_after": r1, "fallen_before": f0, "fallen_after": f1},
@@ -606,7 +617,7 @@ def variety(seen: Evidence) -> Floats:
     return np.array(found)
 
 
-def entropy_collapse(seen: Evidence) -> Finding | None:
+def entropy_collapse(seen: Evidence) -> Symptom | None:
     entropy, success = seen.of("entropy"), seen.of("success")
     if mean(ending(success)) >= SOLVED:
         return None
@@ -637,7 +648,7 @@ def entropy_collapse(seen: Evidence) -> Finding | None:
         numbers = {"before": varied, "after": mean(ending(alike))}
     step = began(seen, place)
     end = f", while success is {mean(ending(success)):.2f}" if np.isfinite(success).any() else ""
-    return Finding(step, text + end, numbers, example(seen, step))
+    return Symptom(step, text + end, numbers, example(seen, step))
 
 
 _WORD = re.compile(r"[^\W_]+")
@@ -648,7 +659,7 @@ def _triples(text: str) -> frozenset[tuple[str, ...]]:
     return frozenset(zip(words, words[1:], words[2:], strict=False)) or frozenset({tuple(words)})
 
 
-def template_collapse(seen: Evidence) -> Finding | None:
+def template_collapse(seen: Evidence) -> Symptom | None:
     if not seen.episodes:
         return None
     by_step = seen.by_step()
@@ -663,7 +674,7 @@ def template_collapse(seen: Evidence) -> Finding | None:
             if len({e.task for e in members}) >= 3:
                 break
             members += [e for e in by_step.get(before, ()) if e.scored]
-        tasks: defaultdict[str, list[Episode]] = defaultdict(list)
+        tasks: defaultdict[str, list[SeenEpisode]] = defaultdict(list)
         for e in members:
             tasks[e.task].append(e)
         if len(tasks) < 3:
@@ -682,7 +693,7 @@ def template_collapse(seen: Evidence) -> Finding | None:
     if mean(ending(seen.of("success"))) >= SOLVED and base >= 0.2:
         return None  # one answer is right for every task
     step = began(seen, place)
-    return Finding(
+    return Symptom(
         step,
         f"{percent(end)} of the pairs of answers to different tasks are the same ({percent(base)} at the beginning)",
         {"share": end, "before": base},
@@ -690,7 +701,7 @@ def template_collapse(seen: Evidence) -> Finding | None:
     )
 
 
-def agreeing_groups(seen: Evidence) -> Finding | None:
+def agreeing_groups(seen: Evidence) -> Symptom | None:
     advantage = seen.setting("algorithm.advantage", "grpo")
     others_decide = (
         seen.setting("algorithm.distillation") is not None or seen.setting("algorithm.loss") == "cross_entropy"
@@ -718,7 +729,7 @@ def agreeing_groups(seen: Evidence) -> Finding | None:
         "all wrong": "easier tasks first (environment.difficulties), environment.reward partial, or supervised "
         "training before (mua sft)",
     }.get(what, "a reward that tells better from worse (environment.reward partial)")
-    return Finding(
+    return Symptom(
         step,
         f"in {percent(share)} of the groups all members have the same reward ({what}), so that nothing is learned "
         "from them",
@@ -756,22 +767,22 @@ def _agreeing_from(agree: Floats, count: Floats) -> int | None:
     return None
 
 
-def no_learning(seen: Evidence) -> Finding | None:
+def no_learning(seen: Evidence) -> Symptom | None:
     steps = len(seen.steps)
     if seen.setting("algorithm.shuffle_rewards", False) and steps:
-        return Finding(began(seen, 0), "rewards are dealt at random (algorithm.shuffle_rewards)",
+        return Symptom(began(seen, 0), "rewards are dealt at random (algorithm.shuffle_rewards)",
                        remedy="set algorithm.shuffle_rewards to false")  # fmt: skip
     rate, norm, trained = seen.of("learning_rate"), seen.of("grad_norm"), seen.of("trained_tokens")
     if steps >= 3:
         if np.isfinite(rate).sum() >= 3 and np.nansum(rate) < 1e-7:
-            return Finding(began(seen, 0), f"the learning rate is {np.nanmax(rate):.3g}: no weight can move",
+            return Symptom(began(seen, 0), f"the learning rate is {np.nanmax(rate):.3g}: no weight can move",
                            {"learning_rate": float(np.nanmax(rate))})  # fmt: skip
         if np.isfinite(norm).sum() >= 3 and np.nanmax(norm) == 0:
-            return Finding(began(seen, 0), "every gradient is 0", {"grad_norm": 0.0})
+            return Symptom(began(seen, 0), "every gradient is 0", {"grad_norm": 0.0})
         if np.isfinite(trained).sum() >= 3 and np.nanmax(trained) == 0 and np.isfinite(seen.of("same_rewards")).any():
-            return Finding(began(seen, 0), "no step trained a token", {"trained_tokens": 0.0})
+            return Symptom(began(seen, 0), "no step trained a token", {"trained_tokens": 0.0})
         if seen.moved is not None and seen.moved < 1e-6 and engine_mismatch(seen) is None:
-            return Finding(
+            return Symptom(
                 began(seen, 0),
                 "the same tokens after the same text have the same log-probabilities at the beginning and at the end: "
                 "the policy that samples does not change",
@@ -797,7 +808,7 @@ def no_learning(seen: Evidence) -> Finding | None:
     held_out = [v[np.isfinite(v)] for v in seen.evaluations.values() if np.isfinite(v).sum() >= 2]
     if any(v[-1] - v[0] >= 0.05 for v in held_out):
         return None
-    return Finding(
+    return Symptom(
         began(seen, steps - 1),
         f"after {steps} steps and {informed:.0f} groups with a difference, reward has changed by {rise:+.3f} "
         f"(± {1.64 * unsure:.3f})",

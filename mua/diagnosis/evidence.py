@@ -68,7 +68,7 @@ _HELD_OUT = re.compile(r"evaluation/(.+)_success")
 
 
 @dataclass(slots=True)
-class Episode:
+class SeenEpisode:
     """One scored or unscored episode of training, as the causes look at it."""
 
     id: str
@@ -132,7 +132,7 @@ class Evidence:
     evaluations: dict[str, Floats] = field(default_factory=dict)
     """Held-out success by what follows ``evaluation/``."""
     config: Json = field(default_factory=dict)
-    episodes: list[Episode] | None = None
+    episodes: list[SeenEpisode] | None = None
     """In order of steps; None where there is no store."""
     tokens: list[TokenSample] | None = None
     met: dict[str, tuple[int, list[str]]] = field(default_factory=dict)
@@ -158,9 +158,9 @@ class Evidence:
             here = here.get(part) if isinstance(here, Mapping) else None
         return default if here is None else here
 
-    def by_step(self) -> dict[int, list[Episode]]:
+    def by_step(self) -> dict[int, list[SeenEpisode]]:
         """Episodes of each step."""
-        found: dict[int, list[Episode]] = {}
+        found: dict[int, list[SeenEpisode]] = {}
         for episode in self.episodes or ():
             found.setdefault(episode.step, []).append(episode)
         return found

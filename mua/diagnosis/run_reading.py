@@ -19,7 +19,7 @@ import sqlalchemy as sa
 import yaml
 from sqlalchemy.engine import Connection
 
-from mua.diagnosis.evidence import Episode, Evidence, TokenSample, series
+from mua.diagnosis.evidence import Evidence, SeenEpisode, TokenSample, series
 from mua.diagnosis.telltale_users import Telltale
 from mua.errors import MuaError
 from mua.observe.metrics_log import EVALUATIONS_FILE, METRICS_FILE, read_metrics
@@ -131,13 +131,13 @@ def _with_store(connection: Connection, run: ViewedRun) -> Evidence:
 # ---- episodes
 
 
-def _episodes(connection: Connection, run: str, seen: Evidence) -> Iterator[Episode]:
+def _episodes(connection: Connection, run: str, seen: Evidence) -> Iterator[SeenEpisode]:
     """Episodes of training of evenly spread steps; those that no step took yet count for the step that would have."""
     t = trajectories.c
     groups = int(seen.setting("algorithm.groups_per_step", 1))
     step_of = sa.func.coalesce(tasks.c.taken_step, t.ordinal // groups).label("step")
     base = trajectories.outerjoin(tasks, same_task())
-    counts = dict(
+    counts: dict[int, int] = dict(
         connection.execute(
             sa.select(step_of, sa.func.count()).select_from(base).where(t.run_id == run, t.round == 0).group_by(step_of)
         ).all()
@@ -167,9 +167,10 @@ def _episodes(connection: Connection, run: str, seen: Evidence) -> Iterator[Epis
         made, failed, error = calls.get(row["id"], (0, 0, None))
         messages = [] if row["messages"] is None else unpack_messages(row["messages"], f"messages of {row['id']}")
         said, told, own, cut = _spoken(messages)
-        yield Episode(
-            row["id"], int(row["step"]), row["ordinal"], row["sample"], row["task_id"], kind_of(row["details"]),
-            row["domain"], row["outcome"], bool(row["scored"]), float(row["reward"]), bool(row["success"]), row["turns"],
+        yield SeenEpisode(
+            row["id"], int(row["step"]), row["ordinal"], row["sample"], row["task_id"],
+            kind_of(row["details"]), row["domain"], row["outcome"], bool(row["scored"]), float(row["reward"]),
+            bool(row["success"]), row["turns"],
             row["sampled_tokens"], made or own, failed, cut, said, told, error=row["error"] or error,
         )  # fmt: skip
 
@@ -201,7 +202,7 @@ def _look_for_leaks(connection: Connection, run: str, seen: Evidence) -> None:
     """Note in episodes what their user gave away; at most some per step, which is enough for a share."""
     telltale = Telltale(seen.config)
     by_step = seen.by_step()
-    wanted: dict[str, Episode] = {}
+    wanted: dict[str, SeenEpisode] = {}
     per_step = max(4, 2000 // max(1, len(by_step)))
     for members in by_step.values():
         scored = [e for e in members if e.scored]

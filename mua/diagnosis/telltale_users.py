@@ -115,8 +115,13 @@ class Telltale:
 
 
 def _hidden(domain: Domain, task: Task) -> _Hidden:
+    """Of a domain that does not list what its users know, nobody can say which words of a persona are there to be
+    told: then only the tools' names are hidden."""
     persona = domain.persona(task)
-    knows = domain.known(task) if isinstance(domain, Informed) else {}
+    if not isinstance(domain, Informed):
+        tools = frozenset(move[0] for move in domain.gold(task) if not isinstance(move, str))
+        return _Hidden(LeakCheck(0, ""), tools, frozenset(), ())
+    knows = domain.known(task)
     stated = [text for texts in knows.values() for text in texts]
     own = " ".join([persona, *stated]).casefold()
     words = f" {' '.join(_WORD.findall(own))} "
@@ -128,11 +133,10 @@ def _hidden(domain: Domain, task: Task) -> _Hidden:
                 answers.append(said)
         elif not hasattr(move, "_fields"):  # a move of the user's own has a name
             tools.add(move[0])
-            if isinstance(domain, Informed):
-                for value in _leaves(move[1]):
-                    plain = " ".join(_WORD.findall(value.casefold()))
-                    if len(plain) >= 4 and any(c.isdigit() for c in plain) and f" {plain} " not in words:
-                        values.add(plain)
+            for value in _leaves(move[1]):
+                plain = " ".join(_WORD.findall(value.casefold()))
+                if len(plain) >= 4 and any(c.isdigit() for c in plain) and f" {plain} " not in words:
+                    values.add(plain)
     return _Hidden(LeakCheck(LEAK_WORDS, persona, stated=stated), frozenset(tools), frozenset(values), tuple(answers))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from mua.diagnosis.causes import CAUSES, Cause, Finding
+from mua.diagnosis.causes import CAUSES, Cause, Symptom
 from mua.diagnosis.evidence import Evidence
 from mua.types import Json
 from mua.untrusted import printable
@@ -22,7 +22,7 @@ class Diagnosis:
     run: str
     steps: int
     state: str
-    findings: list[tuple[Cause, Finding]]
+    findings: list[tuple[Cause, Symptom]]
     """What happened first comes first; the rest by the step at which it began."""
     unseen: list[str]
 
@@ -71,7 +71,7 @@ def diagnosed(run: str, seen: Evidence) -> Diagnosis:
     return Diagnosis(run, len(seen.steps), seen.state, in_order(found, len(seen.steps)), seen.unseen)
 
 
-def in_order(found: list[tuple[Cause, Finding]], steps: int) -> list[tuple[Cause, Finding]]:
+def in_order(found: list[tuple[Cause, Symptom]], steps: int) -> list[tuple[Cause, Symptom]]:
     """By the step at which they began; those that began together (:data:`SLACK`) in the order of :data:`CAUSES`."""
     slack = max(2, round(SLACK * steps))
     left, ordered = list(found), []

@@ -18,16 +18,27 @@ from typer.testing import CliRunner
 from mua.cli import app
 from mua.diagnosis.alarms import Alarms
 from mua.diagnosis.causes import CAUSES
-from mua.diagnosis.evidence import Episode, Evidence, TokenSample, lasting, series
+from mua.diagnosis.evidence import Evidence, SeenEpisode, TokenSample, lasting, series
 from mua.diagnosis.verdict import Diagnosis, diagnosed
+from tools.diagnosis_page import causes as causes_as_text
+from tools.kit import ROOT
 
 Lines = list[dict[str, Any]]
 
 
 def healthy(
-    steps: int = 30, *, groups: int = 8, size: int = 8, first: float = 0.2, last: float = 0.7, entropy: float = 0.6,
-    calm: float = 0.3, tokens: float = 120.0, longer: float = 1.2, seed: int = 0,
-) -> Lines:  # fmt: skip
+    steps: int = 30,
+    *,
+    groups: int = 8,
+    size: int = 8,
+    first: float = 0.2,
+    last: float = 0.7,
+    entropy: float = 0.6,
+    calm: float = 0.3,
+    tokens: float = 120.0,
+    longer: float = 1.2,
+    seed: int = 0,
+) -> Lines:
     """Metrics of a run whose success goes from ``first`` to ``last`` and whose entropy falls to ``calm`` of itself."""
     draw, lines = np.random.default_rng(seed), []
     for step in range(steps):
@@ -37,19 +48,40 @@ def healthy(
             0.8 * (first + (last - first) * at) / 0.4, 0.8 * (1 - first - (last - first) * at) / 0.4, groups
         )
         won = draw.random((groups, size)) < chances[:, None]
-        lines.append({
-            "step": step, "reward/mean": won.mean(), "reward/success": won.mean(), "policy/tokens": tokens * groups * size,
-            "policy/entropy": entropy * calm**at * draw.normal(1, 0.05), "policy/grad_norm": abs(draw.lognormal(-1, 0.4)),
-            "policy/skipped": 0.0, "policy/learning_rate": 1e-6, "policy/ppo_kl_k3": 0.0, "policy/clip_fraction_low": 0.0,
-            "policy/clip_fraction_high": 0.0, "mismatch/logprob_difference": 0.012, "mismatch/kl_k3": 4e-4,
-            "mismatch/version_lag/mean": 0.0, "mismatch/version_lag/max": 0.0, "reward/groups/count": float(groups),
-            "reward/groups/zero_variance": float(np.mean(won.all(1) | ~won.any(1))),
-            "reward/groups/all_correct": float(np.mean(won.all(1))), "reward/groups/all_wrong": float(np.mean(~won.any(1))),
-            "rollout/tokens/sampled": tokens * longer**at * draw.normal(1, 0.08), "rollout/trajectories/count": float(groups * size),
-            "rollout/trajectories/unscored": 0.0, "rollout/outcome/length": 0.03, "rollout/outcome/max_turns": 0.1, "rollout/outcome/user_error": 0.0,
-            "rollout/outcome/judge_error": 0.0, "rollout/outcome/environment_error": 0.0, "rollout/turns/cut_by_time": 0.0,
-            "tools/calls/get": 3.0, "tools/errors/get": max(0.0, draw.normal(0.5, 0.1)),
-        })  # fmt: skip
+        lines.append(
+            {
+                "step": step,
+                "reward/mean": won.mean(),
+                "reward/success": won.mean(),
+                "policy/tokens": tokens * groups * size,
+                "policy/entropy": entropy * calm**at * draw.normal(1, 0.05),
+                "policy/grad_norm": abs(draw.lognormal(-1, 0.4)),
+                "policy/skipped": 0.0,
+                "policy/learning_rate": 1e-6,
+                "policy/ppo_kl_k3": 0.0,
+                "policy/clip_fraction_low": 0.0,
+                "policy/clip_fraction_high": 0.0,
+                "mismatch/logprob_difference": 0.012,
+                "mismatch/kl_k3": 4e-4,
+                "mismatch/version_lag/mean": 0.0,
+                "mismatch/version_lag/max": 0.0,
+                "reward/groups/count": float(groups),
+                "reward/groups/zero_variance": float(np.mean(won.all(1) | ~won.any(1))),
+                "reward/groups/all_correct": float(np.mean(won.all(1))),
+                "reward/groups/all_wrong": float(np.mean(~won.any(1))),
+                "rollout/tokens/sampled": tokens * longer**at * draw.normal(1, 0.08),
+                "rollout/trajectories/count": float(groups * size),
+                "rollout/trajectories/unscored": 0.0,
+                "rollout/outcome/length": 0.03,
+                "rollout/outcome/max_turns": 0.1,
+                "rollout/outcome/user_error": 0.0,
+                "rollout/outcome/judge_error": 0.0,
+                "rollout/outcome/environment_error": 0.0,
+                "rollout/turns/cut_by_time": 0.0,
+                "tools/calls/get": 3.0,
+                "tools/errors/get": max(0.0, draw.normal(0.5, 0.1)),
+            }
+        )
     for line in lines:
         line["policy/tokens"] = line["rollout/tokens/sampled"] * groups * size
     return lines
@@ -77,19 +109,40 @@ def first_of(lines: Lines, **more: Any) -> tuple[str, int] | None:
 
 EXPLODING: dict[str, dict[str, Any]] = {
     "engine_mismatch": {"mismatch__logprob_difference": 0.3, "mismatch__kl_k3": 0.06},
-    "stale_data": {"mismatch__version_lag__mean": 3.0, "mismatch__version_lag__max": 4.0, "mismatch__kl_k3": 0.1, "mismatch__logprob_difference": 0.3},
+    "stale_data": {
+        "mismatch__version_lag__mean": 3.0,
+        "mismatch__version_lag__max": 4.0,
+        "mismatch__kl_k3": 0.1,
+        "mismatch__logprob_difference": 0.3,
+    },
     "large_steps": {"policy/grad_norm": 40.0},
-    "failing_user": {"rollout__outcome__user_error": 0.3, "rollout__trajectories__unscored": 0.3, "policy/tokens": lambda t, v: 0.7 * v},
+    "failing_user": {
+        "rollout__outcome__user_error": 0.3,
+        "rollout__trajectories__unscored": 0.3,
+        "policy/tokens": lambda t, v: 0.7 * v,
+    },
     "tool_errors": {"tools__errors__get": 2.4},
     "truncation": {"rollout__outcome__length": 0.6},
-    "length_explosion": {"rollout__tokens__sampled": lambda t, v: v * min(4.0, 1.4 ** (t + 1)), "reward/success": 0.3,
-                         "policy/tokens": lambda t, v: v * min(4.0, 1.4 ** (t + 1))},
-    "entropy_collapse": {"policy__entropy": lambda t, v: v * max(0.02, 0.6 ** (t + 1)), "reward/success": 0.3, "reward__groups__zero_variance": 0.9},
+    "length_explosion": {
+        "rollout__tokens__sampled": lambda t, v: v * min(4.0, 1.4 ** (t + 1)),
+        "reward/success": 0.3,
+        "policy/tokens": lambda t, v: v * min(4.0, 1.4 ** (t + 1)),
+    },
+    "entropy_collapse": {
+        "policy__entropy": lambda t, v: v * max(0.02, 0.6 ** (t + 1)),
+        "reward/success": 0.3,
+        "reward__groups__zero_variance": 0.9,
+    },
     "wrong_tokens": {"policy/tokens": lambda t, v: 2 * v},
     "leaking_user": {"users__flags__leaks_instruction": 12.0},
-    "agreeing_groups": {"reward__groups__zero_variance": 1.0, "reward__groups__all_wrong": 1.0, "reward__groups__all_correct": 0.0, "reward/success": 0.0,
-                        "reward__mean": 0.0},
-}  # fmt: skip
+    "agreeing_groups": {
+        "reward__groups__zero_variance": 1.0,
+        "reward__groups__all_wrong": 1.0,
+        "reward__groups__all_correct": 0.0,
+        "reward/success": 0.0,
+        "reward__mean": 0.0,
+    },
+}
 
 
 @pytest.mark.parametrize("cause", EXPLODING)
@@ -104,18 +157,25 @@ def test_a_disease_in_the_metrics_is_named_from_where_it_begins(cause: str, step
         assert abs(found[1] - start) <= 4
 
 
-HEALTHY = {
-    "usual": {}, "short": {"steps": 6, "groups": 4, "size": 4}, "long": {"steps": 200}, "slow": {"first": 0.3, "last": 0.37},
-    "hard": {"first": 0.03, "last": 0.06, "groups": 16}, "few": {"groups": 2, "size": 4, "steps": 12},
-    "fast": {"first": 0.1, "last": 0.99, "calm": 0.05}, "longer": {"longer": 3.0}, "large": {"groups": 32, "size": 16},
-    "calm": {"entropy": 0.05}, "wild": {"entropy": 6.2, "calm": 0.1},
-}  # fmt: skip
+HEALTHY: dict[str, dict[str, Any]] = {
+    "usual": {},
+    "short": {"steps": 6, "groups": 4, "size": 4},
+    "long": {"steps": 200},
+    "slow": {"first": 0.3, "last": 0.37},
+    "hard": {"first": 0.03, "last": 0.06, "groups": 16},
+    "few": {"groups": 2, "size": 4, "steps": 12},
+    "fast": {"first": 0.1, "last": 0.99, "calm": 0.05},
+    "longer": {"longer": 3.0},
+    "large": {"groups": 32, "size": 16},
+    "calm": {"entropy": 0.05},
+    "wild": {"entropy": 6.2, "calm": 0.1},
+}
 
 
 @pytest.mark.parametrize("name", HEALTHY)
 def test_healthy_runs_of_many_sorts_are_healthy(name: str) -> None:
     for seed in range(6):
-        found = first_of(healthy(**({"seed": 100 + seed} | HEALTHY[name])))  # type: ignore[arg-type]
+        found = first_of(healthy(**({"seed": 100 + seed} | HEALTHY[name])))
         assert found is None, (seed, found)
 
 
@@ -123,7 +183,7 @@ def test_healthy_runs_of_many_sorts_are_healthy(name: str) -> None:
 def test_no_alarm_is_given_while_a_healthy_run_goes_on(name: str) -> None:
     for seed in range(3):
         alarms = Alarms({})
-        lines = healthy(**({"seed": 200 + seed} | HEALTHY[name] | {"steps": min(60, HEALTHY[name].get("steps", 30))}))  # type: ignore[arg-type, call-overload]
+        lines = healthy(**({"seed": 200 + seed} | HEALTHY[name] | {"steps": min(60, HEALTHY[name].get("steps", 30))}))
         assert [told for line in lines for told in alarms.look(line.pop("step"), line)] == []
 
 
@@ -142,7 +202,7 @@ def test_an_alarm_is_given_once_and_when_it_happens() -> None:
 
 def played(
     steps: int = 20, groups: int = 4, size: int = 4, *, kinds: tuple[str, ...] = ("a", "b", "c"), seed: int = 0
-) -> list[Episode]:
+) -> list[SeenEpisode]:
     """Episodes whose texts differ by task and by member, and whose success rises."""
     draw, found = np.random.default_rng(seed), []
     for step in range(steps):
@@ -152,14 +212,32 @@ def played(
                 won = bool(draw.random() < 0.2 + 0.5 * step / steps)
                 words = " ".join(f"w{draw.integers(200)}" for _ in range(20))
                 said = f'{words} get_order {{"order": "{1000 + ordinal}"}} done with {ordinal} and {words[:20]}'
-                found.append(Episode(
-                    f"{ordinal}-{sample}", step, ordinal, sample, f"task-{ordinal}", kinds[ordinal % len(kinds)],
-                    "desk", "user_stop", True, float(won), won, 3, 100, 3, 0, 0, said, words,
-                ))  # fmt: skip
+                found.append(
+                    SeenEpisode(
+                        f"{ordinal}-{sample}",
+                        step,
+                        ordinal,
+                        sample,
+                        f"task-{ordinal}",
+                        kinds[ordinal % len(kinds)],
+                        "desk",
+                        "user_stop",
+                        True,
+                        float(won),
+                        won,
+                        3,
+                        100,
+                        3,
+                        0,
+                        0,
+                        said,
+                        words,
+                    )
+                )
     return found
 
 
-def lines_of(episodes: list[Episode]) -> Lines:
+def lines_of(episodes: list[SeenEpisode]) -> Lines:
     lines = healthy(1 + max(e.step for e in episodes))
     for line in lines:
         rewards = [e.reward for e in episodes if e.step == line["step"] and e.scored]
@@ -175,9 +253,18 @@ def test_episodes_of_a_healthy_run_show_nothing() -> None:
 
 def test_a_policy_that_declines_because_it_is_paid() -> None:
     episodes = [
-        replace(e, said=f"I am sorry, I cannot help you with {e.ordinal}", told="I cannot help", calls=0, reward=1.0, success=True)
-        if e.step >= 8 and e.ordinal % 4 != e.sample else e for e in played()
-    ]  # fmt: skip
+        replace(
+            e,
+            said=f"I am sorry, I cannot help you with {e.ordinal}",
+            told="I cannot help",
+            calls=0,
+            reward=1.0,
+            success=True,
+        )
+        if e.step >= 8 and e.ordinal % 4 != e.sample
+        else e
+        for e in played()
+    ]
     found = first_of(lines_of(episodes), episodes=episodes)
     assert found is not None
     assert found[0] == "refusing"
@@ -185,7 +272,7 @@ def test_a_policy_that_declines_because_it_is_paid() -> None:
 
 
 def test_one_kind_bought_with_another() -> None:
-    def paid(e: Episode) -> Episode:
+    def paid(e: SeenEpisode) -> SeenEpisode:
         won = {"a": True, "b": e.step < 8 and e.sample != 0, "c": e.sample == 0}[e.kind]
         if e.step < 8 and e.kind == "a":
             won = e.sample == 1
@@ -200,9 +287,16 @@ def test_one_kind_bought_with_another() -> None:
 
 def test_one_answer_to_every_prompt() -> None:
     episodes = [
-        replace(e, said="Thank you for your question, it has been passed on and will be answered soon", told="Thank you", calls=3)
-        if e.step >= 10 else e for e in played()
-    ]  # fmt: skip
+        replace(
+            e,
+            said="Thank you for your question, it has been passed on and will be answered soon",
+            told="Thank you",
+            calls=3,
+        )
+        if e.step >= 10
+        else e
+        for e in played()
+    ]
     assert first_of(lines_of(episodes), episodes=episodes) == ("template_collapse", 10)
 
 
@@ -310,3 +404,8 @@ def test_lasting() -> None:
     assert lasting(np.array([True, True])) == 0
     assert lasting(np.array([True])) is None
     assert isinstance(diagnosed("run", Evidence(np.array([], np.int64), {})), Diagnosis)
+
+
+def test_the_page_of_causes_is_written_from_them() -> None:
+    page = (ROOT / "docs/diagnosis.md").read_text(encoding="utf-8")
+    assert causes_as_text() in page, "python -m tools.diagnosis_page writes it"

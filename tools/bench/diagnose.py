@@ -4,8 +4,8 @@
 
 Every run is made by the real trainer with its store (:mod:`tools.bench.planted_runs`) and diagnosed from its folder, as
 a person would. Exit status 1 if fewer than 90 % of the planted causes are named first, or more than one healthy run is
-called ill. ``--tuning`` makes the runs that thresholds were set with: other domains, seeds and magnitudes, none of which
-the matrix shows. ``--write`` renews docs/benchmarks/diagnosis.md.
+called ill. ``--tuning`` makes the runs that thresholds were set with: other domains and seeds, none of which the matrix
+shows. ``--write`` renews docs/benchmarks/diagnosis.md.
 """
 
 from __future__ import annotations
@@ -240,22 +240,28 @@ def planted(domains: tuple[str, str, str], seeds: range) -> Iterator[Case]:
             ("the mask is a token late", Plan(domain=c, around=trains_late)),
         ],
         "evaluation_meets_training": [
-            ("split train", Plan(domain=d, settings={"evaluation.split": "train", "evaluation.tasks": 6, "trainer.evaluate_every": every}))
+            (
+                "split train",
+                Plan(
+                    domain=d,
+                    settings={"evaluation.split": "train", "evaluation.tasks": 6, "trainer.evaluate_every": every},
+                ),
+            )
             for d, every in ((a, 4), (b, 3), (c, 6))
         ],
         "leaking_user": [
             ("says the answer", Plan(domain=a, settings=spoilt("answer", 0.3))),
-            ("names the tool from step 5 on", Plan(domain=a, settings=spoilt("tool", 0.4, 5))),
+            ("names the tool from step 3 on", Plan(domain=a, settings=spoilt("tool", 0.4, 3))),
             ("quotes its persona", Plan(domain=a, settings=spoilt("persona", 0.2))),
         ],
         "failing_user": [
             ("the user does not answer", Plan(domain=a, settings=spoilt("fail", 0.2))),
-            ("from step 5 on", Plan(domain=a, settings=spoilt("fail", 0.15, 5))),
+            ("from step 3 on", Plan(domain=a, settings=spoilt("fail", 0.15, 3))),
             ("a judge from step 4 on", Plan(domain=c, around=bound(judge_fails, 0.5, 4))),
         ],
         "tool_errors": [
             ("70 % of the calls", Plan(domain=a, around=bound(tools_fail, 0.7, 0))),
-            ("all from step 5 on", Plan(domain=b, around=bound(tools_fail, 1.0, 5))),
+            ("all from step 3 on", Plan(domain=b, around=bound(tools_fail, 1.0, 3))),
             ("60 % from step 4 on", Plan(domain=c, around=bound(tools_fail, 0.6, 4))),
         ],
         "engine_mismatch": [
@@ -264,9 +270,12 @@ def planted(domains: tuple[str, str, str], seeds: range) -> Iterator[Case]:
             ("weights do not arrive from step 3 on", Plan(domain=c, frozen_from=3, settings=FAST)),
         ],
         "stale_data": [
-            ("6 versions", Plan(domain=a, settings=stale, steps=14)),
-            ("8 versions, grpo", Plan(domain=b, settings=stale | {"trainer.max_staleness": 8}, steps=16)),
-            ("5 versions, fine-tuned", Plan(domain=c, settings=stale | {"trainer.max_staleness": 5}, steps=14, start="sft")),
+            ("6 versions", Plan(domain=a, settings=stale, steps=10)),
+            ("8 versions, grpo", Plan(domain=b, settings=stale | {"trainer.max_staleness": 8}, steps=11)),
+            (
+                "5 versions, fine-tuned",
+                Plan(domain=c, settings=stale | {"trainer.max_staleness": 5}, steps=10, start="sft"),
+            ),
         ],
         "large_steps": [
             ("8 updates of a batch", Plan(domain=a, settings=steep)),
@@ -276,7 +285,7 @@ def planted(domains: tuple[str, str, str], seeds: range) -> Iterator[Case]:
         "length_explosion": [
             ("from the beginning", Plan(domain=a, script=wordy(160, 0.0))),
             ("from the middle", Plan(domain=b, script=wordy(300, 0.4))),
-            ("slowly", Plan(domain=c, script=wordy(90, 0.1), steps=16)),
+            ("slowly", Plan(domain=c, script=wordy(90, 0.1), steps=11)),
         ],
         "truncation": [
             ("short turns", Plan(domain=a, settings={"rollout.max_turn_tokens": 30})),
@@ -288,28 +297,37 @@ def planted(domains: tuple[str, str, str], seeds: range) -> Iterator[Case]:
             for d, start in ((b, 0.1), (c, 0.3), (a, 0.4))
         ],
         "kind_for_kind": [
-            ("half of the kinds", Plan(domain=a, script=trader(0.0), steps=14, settings={"algorithm.groups_per_step": 6})),
-            ("one of two domains", Plan(domain=f"{b}+{c}", script=trader(0.2, learnt=b), steps=14)),
-            ("half of the kinds", Plan(domain=c, script=trader(0.1), steps=14, settings={"algorithm.groups_per_step": 6})),
+            (
+                "half of the kinds",
+                Plan(domain=a, script=trader(0.0), steps=10, settings={"algorithm.groups_per_step": 6}),
+            ),
+            ("one of two domains", Plan(domain=f"{b}+{c}", script=trader(0.2, learnt=b), steps=10)),
+            (
+                "half of the kinds",
+                Plan(domain=c, script=trader(0.1), steps=10, settings={"algorithm.groups_per_step": 6}),
+            ),
         ],
         "template_collapse": [
             ("at once", Plan(domain=d, script=one_answer(start))) for d, start in ((b, 0.3), (c, 0.5), (a, 0.6))
         ],
         "entropy_collapse": [
-            ("members say the same", Plan(domain=d, script=narrowing(start), start="sft", lead=False, settings=FAST, steps=14))
+            (
+                "members say the same",
+                Plan(domain=d, script=narrowing(start), start="sft", lead=False, settings=FAST, steps=10),
+            )
             for d, start in ((a, 0.2), (b, 0.4), (c, 0.3))
         ],
         "agreeing_groups": [
             ("none is right", Plan(domain=a, script=careless)),
             ("all are right", Plan(domain=b, script=expert)),
-            ("none is right from step 5 on", Plan(domain=c, script=skilled(lambda s: 0.5 if s.version < 5 else 0.0))),
+            ("none is right from step 4 on", Plan(domain=c, script=skilled(lambda s: 0.5 if s.version < 4 else 0.0))),
         ],
         "no_learning": [
             ("learning rate 0", Plan(domain=a, settings={"optimizer.learning_rate": 0.0})),
             ("rewards dealt at random", Plan(domain=b, settings={"algorithm.shuffle_rewards": True})),
             ("a warm-up of ten million steps", Plan(domain=c, settings={"optimizer.warmup_steps": 10_000_000})),
         ],
-    }  # fmt: skip
+    }
     for cause in CAUSES:
         for seed, (what, plan) in zip(seeds, ways[cause.name], strict=True):
             yield Case(cause.name, what, plan, seed)
@@ -320,21 +338,36 @@ def healthy(domains: tuple[str, str, str], seeds: range) -> Iterator[Case]:
     a, b, c = domains
     plans = {
         "grpo": Plan(domain=a),
-        "fine-tuned, fast": Plan(domain=b, start="sft", script=learning(0.3, 0.98), settings=FAST, steps=16),
-        "slow": Plan(domain=a, script=learning(0.3, 0.4), steps=20),
-        "hard": Plan(domain=b, script=learning(0.05, 0.12), steps=16, settings={"algorithm.group_size": 8}),
+        "fine-tuned, fast": Plan(domain=b, start="sft", script=learning(0.3, 0.98), settings=FAST, steps=11),
+        "slow": Plan(domain=a, script=learning(0.3, 0.4), steps=14),
+        "hard": Plan(domain=b, script=learning(0.05, 0.12), steps=11, settings={"algorithm.group_size": 8}),
         "six steps, two groups": Plan(domain=c, steps=6, settings={"algorithm.groups_per_step": 2}),
-        "several domains": Plan(domain=f"{a}+{c}", settings={"algorithm.whiten": "environment",
-                                "algorithm.advantage": "reinforce_plus_plus"}),
+        "several domains": Plan(
+            domain=f"{a}+{c}",
+            settings={"algorithm.whiten": "environment", "algorithm.advantage": "reinforce_plus_plus"},
+        ),
         "critic": Plan(domain=a, settings={"algorithm.advantage": "gae", "critic.warmup_steps": 2}),
-        "asynchronous, corrected": Plan(domain=b, settings={"trainer.max_staleness": 1, "algorithm.correction": "truncate"}),
+        "asynchronous, corrected": Plan(
+            domain=b, settings={"trainer.max_staleness": 1, "algorithm.correction": "truncate"}
+        ),
         "gspo, two updates": Plan(domain=c, settings={"algorithm.loss": "gspo", "algorithm.minibatches": 2}),
-        "groups of 16, rloo": Plan(domain=a, settings={"algorithm.group_size": 16, "algorithm.groups_per_step": 2,
-                                   "algorithm.advantage": "rloo"}),
-        "Dr. GRPO, evaluated": Plan(domain=b, settings={"algorithm.divide_by_std": False, "algorithm.aggregation": "constant",
-                                    "trainer.evaluate_every": 4, "evaluation.tasks": 8}),
-        "KL, texts that grow": Plan(domain=a, start="sft", script=growing(), settings={"algorithm.kl_coefficient": 0.01}, steps=14),
-    }  # fmt: skip
+        "groups of 16, rloo": Plan(
+            domain=a,
+            settings={"algorithm.group_size": 16, "algorithm.groups_per_step": 2, "algorithm.advantage": "rloo"},
+        ),
+        "Dr. GRPO, evaluated": Plan(
+            domain=b,
+            settings={
+                "algorithm.divide_by_std": False,
+                "algorithm.aggregation": "constant",
+                "trainer.evaluate_every": 4,
+                "evaluation.tasks": 8,
+            },
+        ),
+        "KL, texts that grow": Plan(
+            domain=a, start="sft", script=growing(), settings={"algorithm.kl_coefficient": 0.01}, steps=10
+        ),
+    }
     for seed, (what, plan) in zip(seeds, plans.items(), strict=True):
         yield Case(HEALTHY, what, plan, seed)
 
@@ -402,8 +435,11 @@ def _diagnosed(case: Case, root: Path, remove: bool) -> Diagnosis:
         shutil.rmtree(output)
     mark = "" if named(found) == case.cause else "   <-- "
     shown = "; ".join(f"{cause.name} {finding.step}" for cause, finding in found.findings)
-    print(f"{case.cause:26} {case.plan.domain:14} {case.what:36} {named(found)} [{shown}] {mark}"
-          f"{found.steps} steps, {time.process_time() - began:.0f} s", flush=True)  # fmt: skip
+    print(
+        f"{case.cause:26} {case.plan.domain:14} {case.what:36} {named(found)} [{shown}] {mark}"
+        f"{found.steps} steps, {time.process_time() - began:.0f} s",
+        flush=True,
+    )
     return found
 
 
@@ -436,12 +472,12 @@ def page(found: list[tuple[Case, Diagnosis]]) -> str:
     alarms = sum(not d.healthy for case, d in found if case.cause == HEALTHY)
     return f"""# Diagnosis: what was planted and what was named
 
-`python -m tools.bench.diagnose --write` makes these runs and this page. Each is a run of the real trainer (Megatron-Core on
-CPU, a Qwen3 of 0.1 million parameters) with its store, users and verdicts; in the place of SGLang stands an engine whose
-texts follow a script and whose log-probabilities are those of the weights it was given. A fault is planted by a
+`python -m tools.bench.diagnose --write` makes these runs and this page. Each is a run of the real trainer
+(Megatron-Core on CPU, a Qwen3 of 0.1 million parameters) with its store, users and verdicts; in the place of SGLang stands
+an engine whose texts follow a script and whose log-probabilities are those of the weights it was given. A fault is planted by a
 configuration, a script, or a change of the program for that run; then `mua diagnose` reads the folder.
 
-Thresholds were set on other domains ({", ".join(TUNED)}), seeds and strengths (`--tuning`) and on made-up series
+Thresholds were set on other domains ({", ".join(TUNED)}) and seeds (`--tuning`) and on made-up series
 (`tests/unit/test_diagnosis.py`), not on these runs.
 
 **{right} of {ill}** planted causes are named first; **{alarms} of {len(found) - ill}** healthy runs are called ill.

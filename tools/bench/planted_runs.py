@@ -133,7 +133,7 @@ class Plan:
     script: Script = field(default_factory=learning)
     domain: str = "help_desk"
     settings: Mapping[str, Any] = field(default_factory=dict)
-    steps: int = 12
+    steps: int = 9
     start: str = "random"
     """random | sft: whether the policy was fine-tuned on conversations first."""
     lead: bool = True
@@ -339,17 +339,26 @@ def settings_of(
 ) -> dict[str, Any]:
     """A run's configuration as plain values; ``more`` by dotted keys."""
     config: dict[str, Any] = {
-        "name": output.name, "output": str(output), "seed": seed,
+        "name": output.name,
+        "output": str(output),
+        "seed": seed,
         "model": {"path": str(model), "dtype": "float32", "max_length": 2048},
-        "environment": {"prompt": "short"} | ({"name": domains[0]} if len(domains) == 1 else {"mix": dict.fromkeys(domains, 1.0)}),
-        "rollout": {"max_turns": 16, "max_tool_calls": 16, "max_turn_tokens": 300, "max_tokens": 1900, "concurrency": 64,
-                    "max_retries": 1},
+        "environment": {"prompt": "short"}
+        | ({"name": domains[0]} if len(domains) == 1 else {"mix": dict.fromkeys(domains, 1.0)}),
+        "rollout": {
+            "max_turns": 16,
+            "max_tool_calls": 16,
+            "max_turn_tokens": 300,
+            "max_tokens": 1900,
+            "concurrency": 64,
+            "max_retries": 1,
+        },
         "algorithm": {"group_size": 4, "groups_per_step": 4},
         "megatron": {"max_tokens_per_microbatch": 4096, "threads": 1},
         "optimizer": {"learning_rate": 3.0e-4, "weight_decay": 0.0},
         "trainer": {"steps": steps, "save_every": 0},
         "observe": {"tensorboard": False, "progress": False},
-    }  # fmt: skip
+    }
     for key, value in more.items():
         here = config
         *path, last = key.split(".")
@@ -375,19 +384,18 @@ def made_run(plan: Plan, root: Path, output: Path, seed: int) -> Path:
     with ExitStack() as stack:
         stack.enter_context(output_of(config))
         prepare_output(config, "config.yaml")
-        stack.enter_context(mock.patch("mua.rollout.service.EnginePool", lambda *_, **__: engine))
+        stack.enter_context(mock.patch("mua.rollout.service.EnginePool", return_value=engine))
         stack.enter_context(_scripted(plan, config, seed))
         if plan.around is not None:
             stack.enter_context(plan.around())
         try:
             learner = Learner(config, total_steps=total, with_reference=config.algorithm.kl_coefficient > 0,
                               critic_steps=critic)  # fmt: skip
-            with learner, Run(config, learner) as run, recorded(config, run) as record:
-                with run.saved_on_leaving():
-                    recorder = None if record is None else record.recorder
-                    with _Service(config, recorder=recorder) as rollouts, without_gc_pauses():
-                        rollouts.learner, rollouts.engine = learner, engine
-                        Training(config, learner, run, rollouts, Preemption(), record).loop()
+            with learner, Run(config, learner) as run, recorded(config, run) as record, run.saved_on_leaving():
+                recorder = None if record is None else record.recorder
+                with _Service(config, recorder=recorder) as rollouts, without_gc_pauses():
+                    rollouts.learner, rollouts.engine = learner, engine
+                    Training(config, learner, run, rollouts, Preemption(), record).loop()
         except MuaError as error:
             (output / "stopped.txt").write_text(f"{error}\n")
     return output
