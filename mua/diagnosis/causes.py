@@ -667,10 +667,10 @@ def template_collapse(seen: Evidence) -> Symptom | None:
     across = np.full(len(seen.steps), np.nan)
     steps = seen.steps.tolist()
     chosen = np.random.default_rng(0)
-    for place, step in enumerate(steps):
+    for at, step in enumerate(steps):
         # A step of one group has one task: its neighbours before it count too.
         members = [e for e in by_step.get(step, ()) if e.scored]
-        for before in reversed(steps[max(0, place - 2) : place]):
+        for before in reversed(steps[max(0, at - 2) : at]):
             if len({e.task for e in members}) >= 3:
                 break
             members += [e for e in by_step.get(before, ()) if e.scored]
@@ -685,7 +685,7 @@ def template_collapse(seen: Evidence) -> Symptom | None:
             left, right = (tasks[names[i]][int(chosen.integers(len(tasks[names[i]])))] for i in (a, b))
             one, two = sets[left.id], sets[right.id]
             same.append(len(one & two) >= ALIKE * len(one | two))
-        across[place] = float(np.mean(same))
+        across[at] = float(np.mean(same))
     place = lasting(above(across, ALIKE_PAIRS))
     end, base = mean(ending(across)), mean(beginning(across))
     if place is None or not end >= ALIKE_PAIRS:

@@ -119,8 +119,8 @@ def _hidden(domain: Domain, task: Task) -> _Hidden:
     told: then only the tools' names are hidden."""
     persona = domain.persona(task)
     if not isinstance(domain, Informed):
-        tools = frozenset(move[0] for move in domain.gold(task) if not isinstance(move, str))
-        return _Hidden(LeakCheck(0, ""), tools, frozenset(), ())
+        names = frozenset(move[0] for move in domain.gold(task) if not isinstance(move, str))
+        return _Hidden(LeakCheck(0, ""), names, frozenset(), ())
     knows = domain.known(task)
     stated = [text for texts in knows.values() for text in texts]
     own = " ".join([persona, *stated]).casefold()

@@ -199,13 +199,9 @@ class ScriptedEngine:
         if self._plan.logprobs is not None:
             logprobs = self._plan.logprobs(logprobs, self.version, playing.situation.draw).astype(np.float32)
         self._sampled += len(ids)
-        finish = (
-            "stop"
-            if len(ids)
-            and ids[-1] == self._family.codec.encode([fixed(self._family.end_of_turn, Provenance.SAMPLED)])[0][-1]
-            else "length"
-        )
-        return Generation(ids, logprobs, finish, self.version, np.full(len(ids), self.version, np.int32), 0)
+        whole_turn = len(ids) == len(self._encoded(text))
+        versions = np.full(len(ids), self.version, np.int32)
+        return Generation(ids, logprobs, "stop" if whole_turn else "length", self.version, versions, 0)
 
     def _encoded(self, text: str) -> Int32Array:
         return self._family.codec.encode([fixed(text + self._family.end_of_turn, Provenance.SAMPLED)])[0]
