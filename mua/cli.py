@@ -23,6 +23,7 @@ import mua
 from mua.config.load import dump_config, load_config
 from mua.config.schema import ExperimentConfig
 from mua.errors import INTERRUPTED, PASSING, ConfigError, MuaError, Preempted, exit_status
+from mua.observe.logs import logging_to
 from mua.observe.output import CONFIG_FILE, output_of, prepare_output
 from mua.trainer.preempt import Preemption
 
@@ -130,7 +131,7 @@ def _run(
     """
     config = load_config(path, overrides or ())
     check(config)
-    with output_of(config):
+    with output_of(config), logging_to(config.output, sys.argv[1] if len(sys.argv) > 1 else "run"):
         if config.model.shrink:
             from workbench.shrink import prepare_shrunk
 
