@@ -20,9 +20,9 @@ from typing import Annotated, Any, Literal, ParamSpec, TypeVar
 import typer
 
 import mua
-from mua.config.load import dump_config, load_config
+from mua.config.load import dump_config, load_config, read_config
 from mua.config.schema import ExperimentConfig
-from mua.errors import INTERRUPTED, PASSING, ConfigError, MuaError, Preempted, exit_status
+from mua.errors import INTERRUPTED, MISTAKE, PASSING, ConfigError, MuaError, Preempted, exit_status
 from mua.observe.logs import logging_to
 from mua.observe.output import CONFIG_FILE, output_of, prepare_output
 from mua.trainer.preempt import Preemption
@@ -68,6 +68,11 @@ app.add_typer(env_app, name="env")
 app.add_typer(launch_app, name="launch")
 app.add_typer(store_app, name="store")
 
+OnlyCheck = Annotated[
+    bool, option("--check", "start nothing: print all that can be known to be wrong beforehand; status 2 where it is")
+]
+AsJson = Annotated[bool, option("--json", "print JSON")]
+StartVerb = Literal["train", "sft", "eval", "rollout", "gateway", "sync", "engines"]
 Force = Annotated[bool, option("--force", "replace the target whatever it holds")]
 STATUS_FILE = "MUA_STATUS_FILE"
 """Names a file that rank 0 leaves its exit status in, because torchrun turns every status but 0 into 1."""
@@ -121,16 +126,36 @@ def command(group: typer.Typer, name: str | None = None) -> Callable[[Callable[P
     return lambda function: group.command(name)(verb(function))
 
 
+def _checked(path: Path, overrides: list[str] | None, verb: StartVerb, only: bool, as_json: bool) -> ExperimentConfig:
+    """The configuration of a run that all checks passed which need no model; ``only``: they are printed, and that is
+    all."""
+    if as_json and not only:
+        raise ConfigError("--json: prints what --check finds; give both")
+    if os.environ.get("RANK", "0") != "0":  # the first rank looks for all of them
+        return _read(path, overrides, verb)
+    from mua.launch.start_checks import check_start
+
+    found = check_start(path, overrides or (), verb)
+    if only:
+        print(json.dumps(found.as_json(), indent=2) if as_json else found.table())
+        raise typer.Exit(MISTAKE if found.problems() else 0)
+    config = found.refuse()
+    for line in found.warnings():
+        print(f"mua: warning: {line}", file=sys.stderr)
+    return config
+
+
+def _read(path: Path, overrides: list[str] | None, verb: str) -> ExperimentConfig:
+    """As ``verb`` reads it."""
+    return read_config(path, overrides or (), ExperimentConfig, verb).required()
+
+
 @contextlib.contextmanager
-def _run(
-    path: Path, overrides: list[str] | None, record: str, check: Callable[[ExperimentConfig], None] = lambda _: None
-) -> Iterator[ExperimentConfig]:
-    """A block with the configuration of a run that passed ``check``; no other run writes into its output meanwhile.
+def _run(config: ExperimentConfig, record: str) -> Iterator[ExperimentConfig]:
+    """A block with the configuration of a run; no other run writes into its output meanwhile.
 
     It is recorded in the output folder, which proves that writable before anything starts.
     """
-    config = load_config(path, overrides or ())
-    check(config)
     with output_of(config), logging_to(config.output, sys.argv[1] if len(sys.argv) > 1 else "run"):
         if config.model.shrink:
             from workbench.shrink import prepare_shrunk
@@ -149,20 +174,11 @@ def _options(version: Annotated[bool, option("--version", "Print the version and
 
 
 @command(app, "train")
-def train_command(config: ConfigFile, overrides: Overrides = None) -> None:
+def train_command(
+    config: ConfigFile, overrides: Overrides = None, check: OnlyCheck = False, as_json: AsJson = False
+) -> None:
     """Train a policy by reinforcement learning."""
-
-    def leaves_test_alone(loaded: ExperimentConfig) -> None:
-        evaluates = loaded.trainer.evaluate_first or loaded.trainer.evaluate_every > 0
-        if evaluates and loaded.evaluation.split == "test" and not loaded.evaluation.test_in_training:
-            raise ConfigError(
-                f"{config}: evaluation.split: training would evaluate itself on the test split, and what it is tuned, "
-                "stopped or chosen by is no test any more; set evaluation.split to validation, and "
-                "evaluation.report_split to test for numbers before the first step and after the last "
-                "(evaluation.test_in_training: true allows it all the same)"
-            )
-
-    with Preemption() as preemption, _run(config, overrides, CONFIG_FILE, leaves_test_alone) as loaded:
+    with Preemption() as preemption, _run(_checked(config, overrides, "train", check, as_json), CONFIG_FILE) as loaded:
         if loaded.offline is not None:
             import mua.trainer.from_store
 
@@ -181,10 +197,12 @@ def engines(
         str | None, option("--host", "address of this machine; by default the one it reaches the run from")
     ] = None,
     rejoin: Annotated[bool, option("--rejoin", "wait for the run to be started again when it is lost")] = False,
+    check: OnlyCheck = False,
+    as_json: AsJson = False,
 ) -> None:
     """Give this machine's engines to a running mua train of the same configuration (placement: separate)."""
     with Preemption() as preemption:
-        loaded = load_config(config, overrides or ())
+        loaded = _checked(config, overrides, "engines", check, as_json)
         if loaded.model.shrink:
             from workbench.shrink import shrunk
 
@@ -214,16 +232,9 @@ def sample(
 
 
 @command(app)
-def sft(config: ConfigFile, overrides: Overrides = None) -> None:
+def sft(config: ConfigFile, overrides: Overrides = None, check: OnlyCheck = False, as_json: AsJson = False) -> None:
     """Fine-tune a policy on recorded conversations."""
-
-    def has_data(loaded: ExperimentConfig) -> None:
-        if loaded.sft is None:
-            raise ConfigError(
-                f"{config}: sft: required by mua sft, but not set; give sft.data a file, or sft.stored a store"
-            )
-
-    with Preemption() as preemption, _run(config, overrides, CONFIG_FILE, has_data) as loaded:
+    with Preemption() as preemption, _run(_checked(config, overrides, "sft", check, as_json), CONFIG_FILE) as loaded:
         import mua.trainer.sft
 
         mua.trainer.sft.fine_tune(loaded, preemption)
@@ -236,6 +247,8 @@ def evaluate_command(
     matrix: Annotated[
         Path | None, option("--matrix", "file with policies and populations of users, all to be evaluated")
     ] = None,
+    check: OnlyCheck = False,
+    as_json: AsJson = False,
 ) -> None:
     """Evaluate a policy on held-out tasks; run again, it continues where it stopped."""
     if matrix is not None:
@@ -247,7 +260,7 @@ def evaluate_command(
 
             workbench.matrix.evaluate_matrix(base, cells)
         return
-    with _run(config, overrides, "config-eval.yaml") as loaded:
+    with _run(_checked(config, overrides, "eval", check, as_json), "config-eval.yaml") as loaded:
         import mua.evaluation.evaluator
 
         mua.evaluation.evaluator.evaluate(loaded)
@@ -290,20 +303,21 @@ def replay(
 
 
 @command(app)
-def rollout(config: ConfigFile, overrides: Overrides = None) -> None:
+def rollout(config: ConfigFile, overrides: Overrides = None, check: OnlyCheck = False, as_json: AsJson = False) -> None:
     """Run episodes without training and print one as a conversation."""
-    with _run(config, overrides, "config-rollout.yaml") as loaded:
+    with _run(_checked(config, overrides, "rollout", check, as_json), "config-rollout.yaml") as loaded:
         import workbench.rollout
 
         workbench.rollout.show_rollout(loaded)
 
 
 @command(app)
-def gateway(config: ConfigFile, overrides: Overrides = None) -> None:
+def gateway(config: ConfigFile, overrides: Overrides = None, check: OnlyCheck = False, as_json: AsJson = False) -> None:
     """Serve the policy to agents by OpenAI's interface, with a task's tools and user, until Ctrl-C or SIGTERM."""
     from mua.rollout.by_hand import by_hand
 
-    with Preemption() as preemption, _run(config, overrides, "config-gateway.yaml") as loaded:
+    checked = _checked(config, overrides, "gateway", check, as_json)
+    with Preemption() as preemption, _run(checked, "config-gateway.yaml") as loaded:
         from mua.rollout.service import RolloutService
 
         def leave() -> None:
@@ -405,8 +419,19 @@ def serve_command(
     extra: Annotated[
         list[str] | None, option("--extra", "further argument of sglang.launch_server; several times")
     ] = None,
+    check: OnlyCheck = False,
+    as_json: AsJson = False,
 ) -> None:
     """Serve a model with OpenAI's chat interface, for simulated users and judges."""
+    from mua.launch.start_checks import check_service
+
+    found = check_service(model, tensor_parallel)
+    if check:
+        wrong = [one.advice for one in found]
+        print(json.dumps({"ok": not wrong, "problems": wrong}, indent=2) if as_json else "\n".join(wrong) or "ok")
+        raise typer.Exit(MISTAKE if wrong else 0)
+    if found:
+        raise ConfigError("\n".join(one.advice for one in found))
     from mua.launch.serve import Service, serve
 
     named = name or model.resolve().name
@@ -429,20 +454,45 @@ def launch_slurm(
     fine_tune: Annotated[bool, option("--sft", "run mua sft instead of mua train")] = False,
     engines_only: Annotated[bool, option("--engines-only", "nodes that join the engines of a run")] = False,
     dry_run: Annotated[bool, option("--dry-run", "print the script, submit nothing")] = False,
-) -> None:
+    unchecked: Annotated[bool, option("--unchecked", "submit whatever the checks find, such as a model that only the "
+                                      "nodes see")] = False,
+    check: OnlyCheck = False,
+    as_json: Annotated[bool, option("--json", "print JSON: of --check, or of the job")] = False,
+) -> None:  # fmt: skip
     """Submit a training run to Slurm. The options come before the configuration's section slurm."""
     import mua.launch.slurm as slurm
+    from mua.launch.start_checks import check_reading
 
     options = {"nodes": nodes, "gpus_per_node": gpus_per_node, "cpus_per_task": cpus_per_task, "exclusive": exclusive}
     texts = {"partition": partition, "account": account, "qos": qos, "time": time, "container_image": container}
-    verb: slurm.Verb = "engines" if engines_only else "sft" if fine_tune else "train"
-    job = slurm.prepare(config, overrides or (), {**options, **texts}, verb)
+    verb: Literal["train", "sft", "engines"] = "engines" if engines_only else "sft" if fine_tune else "train"
+    reading = slurm.read_job(config, overrides or (), verb)
+    read = reading.config or reading.partial
+    job = None if read is None else slurm.prepare(config, overrides or (), {**options, **texts}, read, verb)
+    found = check_reading(
+        reading, verb, gpus_per_node=job.config.slurm.gpus_per_node if job else 0, config=job.config if job else None
+    )
+    if check:
+        print(json.dumps(found.as_json(), indent=2) if as_json else found.table())
+        raise typer.Exit(MISTAKE if found.problems() else 0)
+    if job is None or reading.config is None or not (unchecked or dry_run):
+        found.refuse()
+    assert job is not None
+    problems = [] if unchecked else found.problems()
+    for line in found.warnings():
+        print(f"mua: warning: {line}", file=sys.stderr)
+    for problem in problems:
+        print(f"mua: {problem}", file=sys.stderr)
     text = slurm.render(job)
     if dry_run:
         print(text, end="")
         print("# submit with:", shlex.join(slurm.submission(job)))
+    elif as_json:
+        print(json.dumps({"job": slurm.submit(job, text), "logs": str(job.logs), "script": str(job.script)}, indent=2))
     else:
         print(slurm.submission_note(job, slurm.submit(job, text)))
+    if problems:
+        raise typer.Exit(MISTAKE)
 
 
 @command(env_app, "list")
@@ -537,7 +587,6 @@ def algorithms(
 
 
 StorePlace = Annotated[str, argument("STORE", "output folder of a run, file, or postgresql://USER@HOST/DATABASE")]
-AsJson = Annotated[bool, option("--json", "print JSON")]
 RunId = Annotated[str | None, option("--run", "a run's id")]
 StepNumber = Annotated[int | None, option("--step", "trajectories that this step trained on")]
 Round = Annotated[int | None, option("--round", "0: training; evaluations count from 1")]
@@ -780,18 +829,23 @@ def doctor_preflight(
     config: ConfigFile,
     overrides: Overrides = None,
     capture: Annotated[Path | None, option("--capture", "folder for a record of what each node runs with")] = None,
+    verb: Annotated[
+        Literal["train", "sft", "eval", "rollout"] | None,
+        option("--for", "what is to run; by default eval of a policy at an endpoint, sft without a domain, else train"),
+    ] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Find before a run what would make it fail; under torchrun on all of its ranks."""
-    loaded = load_config(config, overrides or ())
     import mua.launch.preflight
 
-    mua.launch.preflight.preflight(loaded, capture)
+    loaded = _read(config, overrides, verb or "train")
+    mua.launch.preflight.preflight(loaded, capture, verb=verb, as_json=as_json)
 
 
 @command(doctor_app, "sync")
 def doctor_sync(config: ConfigFile, overrides: Overrides = None) -> None:
     """Compare every tensor of the trainer with the engine's after a weight sync."""
-    with _run(config, overrides, "config-doctor.yaml") as loaded:
+    with _run(_checked(config, overrides, "sync", False, False), "config-doctor.yaml") as loaded:
         import mua.trainer.rl
 
         mua.trainer.rl.check_sync(loaded)

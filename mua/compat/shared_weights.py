@@ -5,6 +5,10 @@ Reason: three things have no public name. torch shares CPU memory by copying (``
 strategy is "file_system". CUDA IPC handles name the device by index, which differs between processes; SGLang's own
 patch of torch sends UUIDs. SGLang itself is imported on a GPU alone.
 
+With "file_system" torch keeps the names of shared memory in a process of its own, ``torch_shm_manager``, which it
+starts at the first use. Slurm sends a signal to every process of a step; a manager that dies of it takes the rank with
+it, which aborts in C++ ("Broken pipe") as soon as it frees shared memory or makes any.
+
 Upstream: torch 2.14.1, sglang 0.5.23. Goes when:
 ``tests/unit/test_engine_weights.py::test_upstream_shares_new_memory_by_a_private_name`` fails.
 """
@@ -12,6 +16,7 @@ Upstream: torch 2.14.1, sglang 0.5.23. Goes when:
 from __future__ import annotations
 
 import contextlib
+import signal
 from collections.abc import Iterator, Mapping
 from multiprocessing.reduction import ForkingPickler
 from types import SimpleNamespace
@@ -76,11 +81,18 @@ def _pickled(value: object, cuda: bool) -> str:
         return pybase64.b64encode(ForkingPickler.dumps(value)).decode("ascii")
 
 
+_NOT_FOR_THE_MANAGER = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+"""Signals that ask a run to leave. torch's manager ends by itself when the last process that shares is gone."""
+
+
 @contextlib.contextmanager
 def _file_system_sharing() -> Iterator[None]:
     before = torch.multiprocessing.get_sharing_strategy()
     torch.multiprocessing.set_sharing_strategy("file_system")
+    # A process starts with the blocked signals of the thread that starts it; other threads go on hearing them.
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, _NOT_FOR_THE_MANAGER)
     try:
         yield
     finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         torch.multiprocessing.set_sharing_strategy(before)

@@ -14,6 +14,8 @@ from mua.config.scorer_section import ScorerConfig
 from mua.config.section import NonNegative, NonNegativeFloat, Positive, PositiveFloat, Section
 from mua.config.tools_section import ToolsConfig
 
+NO_DOMAIN = "none"
+"""Stands for ``environment.name`` where nothing is played: supervised and offline runs."""
 USER_KINDS = ("scripted", "llm", "replay")
 _FACTORY = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 
@@ -74,6 +76,13 @@ class EnvironmentConfig(Section):
         if bool(self.name) == bool(self.mix):
             raise ValueError("give either name, one domain, or mix, several; mua env list shows what there is")
         return self
+
+    @model_validator(mode="before")
+    @classmethod
+    def _null_is_not_set(cls, data: Any) -> Any:
+        if isinstance(data, dict):
+            return {key: value for key, value in data.items() if value is not None or key not in ("name", "mix")}
+        return data
 
     @property
     def shares(self) -> dict[str, float]:

@@ -8,17 +8,19 @@ relative to the working directory; only ``extends`` is relative to the file it s
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import os
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar, overload
+from typing import Any, Generic, TypeVar, overload
 
 import yaml
 from pydantic import ValidationError
 
-from mua.config.messages import describe_errors
+from mua.config.messages import Problem, describe_errors, key_of_error
 from mua.config.schema import ExperimentConfig, Section
 from mua.config.section import KeyPath
 from mua.config.tree import MAX_NAME, Tree, parse, parse_value, unusable_text
@@ -38,6 +40,34 @@ _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}|\$\{")
 AnySection = TypeVar("AnySection", bound=Section)
 
 
+@dataclass(frozen=True)
+class Reading(Generic[AnySection]):
+    """A configuration as it was read, with the place of every key."""
+
+    config: AnySection | None
+    """None where something is wrong."""
+    problems: list[Problem]
+    tree: Tree
+    partial: AnySection | None = None
+    """Where something is wrong: the configuration with defaults in the place of what is, to check the rest of it; None
+    where there is none either."""
+
+    @property
+    def wrong(self) -> frozenset[str]:
+        """The sections with problems, which ``partial`` has otherwise than they are meant."""
+        return frozenset(section for problem in self.problems for section in problem.sections())
+
+    def required(self) -> AnySection:
+        """The configuration. Raises :class:`ConfigError` with all that is wrong, a line each."""
+        if self.config is None:
+            raise ConfigError("\n".join(map(str, self.problems)))
+        return self.config
+
+    def place(self, key: str) -> str:
+        """File and line of a dotted key, or of what is around it."""
+        return str(self.tree.place(tuple(key.split("."))))
+
+
 @overload
 def load_config(path: Path, overrides: Sequence[str] = ()) -> ExperimentConfig: ...
 @overload
@@ -48,30 +78,77 @@ def load_config(path: Path, overrides: Sequence[str] = (), schema: type[Section]
     ``overrides`` are ``key.path=value``; the value is YAML. Raises :class:`ConfigError` whose message has one line
     for each thing that is wrong: file, line, key, and what to write instead. Values of secrets are never repeated.
     """
-    tree = _read(path, (), [])
-    for override in overrides:
-        dotted, equals, value = override.partition("=")
-        key: KeyPath = tuple(dotted.strip().split("."))
-        if not equals or not all(key) or not dotted.isprintable() or max(map(len, key)) > MAX_NAME:
-            # The text itself is not repeated: it may be a secret whose key was forgotten.
-            named = ascii(dotted)[1:-1][:100] if equals else "an argument"
-            raise ConfigError(f"{COMMAND_LINE}: {named}: expected key.path=value")
-        here: Any = tree.data
-        for depth, name in enumerate(key[:-1], start=1):
-            here = here.get(name)
-            if here is None:
-                break
-            if not isinstance(here, dict):
-                raise ConfigError(f"{COMMAND_LINE}: {dotted}: {'.'.join(key[:depth])} is a single value, not a section")
-        tree.merge(parse_value(value, key, COMMAND_LINE))
-    problems: list[str] = []
+    return read_config(path, overrides, schema).required()
+
+
+def read_config(
+    path: Path, overrides: Sequence[str], schema: type[AnySection], verb: str | None = None
+) -> Reading[AnySection]:
+    """As :func:`load_config`, with what is wrong as data.
+
+    Args:
+        verb: of the command line; ``sft`` plays no episodes, and their budgets are made to fit.
+
+    Raises:
+        ConfigError: a file cannot be read or is no YAML, or an override is none.
+    """
+    tree, problems = _read(path, (), []), list[Problem]()
+    _override(tree, overrides)
     tree.data = _fill(tree.data, (), tree, problems)
-    if problems:
-        raise ConfigError("\n".join(problems))
+    missing = [key for key, known in tree.filled.items() if not known]
+    context: dict[str, Any] = {"verb": verb}
     try:
-        return schema.model_validate(tree.data)
+        config = schema.model_validate(tree.data, context=context)
     except ValidationError as error:
-        raise ConfigError("\n".join(describe_errors(error, tree, schema))) from None
+        missed = {".".join(key) for key in missing}
+        problems += [problem for problem in describe_errors(error, tree, schema) if problem.key not in missed]
+        wrong = [key_of_error(detail, tree.data) for detail in error.errors()]
+        return Reading(None, problems, tree, _without(tree, [*missing, *wrong], schema, context))
+    if problems:
+        return Reading(None, problems, tree, config)
+    return Reading(config, [], tree)
+
+
+def _without(
+    tree: Tree, wrong: Sequence[KeyPath], schema: type[AnySection], context: dict[str, Any]
+) -> AnySection | None:
+    rest = Tree(copy.deepcopy(tree.data))
+    for key in sorted(wrong, key=lambda key: [f"{int(part):09}" if part.isdigit() else part for part in key])[::-1]:
+        if key:
+            rest.remove(key)
+    try:
+        return schema.model_validate(rest.data, context=context | {"rules": False})
+    except ValidationError:
+        return None
+
+
+def _override(tree: Tree, overrides: Sequence[str]) -> None:
+    faults = []
+    for override in overrides:
+        try:
+            _override_one(tree, override)
+        except ConfigError as error:
+            faults.append(str(error))
+    if faults:
+        raise ConfigError("\n".join(faults))
+
+
+def _override_one(tree: Tree, override: str) -> None:
+    dotted, equals, value = override.partition("=")
+    key: KeyPath = tuple(dotted.strip().split("."))
+    if not equals or not all(key) or not dotted.isprintable() or max(map(len, key)) > MAX_NAME:
+        # The text itself is not repeated: it may be a secret whose key was forgotten.
+        named = ascii(dotted)[1:-1][:100] if equals else "an argument"
+        raise ConfigError(f"{COMMAND_LINE}: {named}: expected key.path=value")
+    here: Any = tree.data
+    for depth, name in enumerate(key[:-1], start=1):
+        here = here.get(name)
+        if here is None:
+            break
+        if not isinstance(here, dict):
+            kind = "a list, which is replaced whole" if isinstance(here, list) else "a single value, not a section"
+            raise ConfigError(f"{COMMAND_LINE}: {dotted}: {'.'.join(key[:depth])} is {kind}")
+    tree.merge(parse_value(value, key, COMMAND_LINE))
 
 
 def dump_config(config: Section) -> str:
@@ -116,19 +193,20 @@ def _read(path: Path, parents: tuple[Path, ...], files: list[Path]) -> Tree:
 def _bases(path: Path, tree: Tree) -> list[Path]:
     """Take ``extends`` out of the tree and give the files it names."""
     at = tree.place(("extends",))
-    problems: list[str] = []
+    problems: list[Problem] = []
     named = _fill(tree.data.pop("extends", []), ("extends",), tree, problems)
     names = [named] if isinstance(named, str) else named
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        problems.append(f"{at}: extends: expected a file name or a list of them, got {named!r:.200}")
+        problems.append(Problem(str(at), "extends", f"expected a file name or a list of them, got {named!r:.200}"))
     elif not all(name.isprintable() and len(name) <= _LONGEST_NAME for name in names):
-        problems.append(f"{at}: extends: a file name is too long or cannot be printed: {named!a:.200}")
+        text = f"a file name is too long or cannot be printed: {named!a:.200}"
+        problems.append(Problem(str(at), "extends", text))
     if problems:
-        raise ConfigError("\n".join(problems))
+        raise ConfigError("\n".join(map(str, problems)))
     return [path.parent / name for name in names]
 
 
-def _fill(value: Any, key: KeyPath, tree: Tree, problems: list[str]) -> Any:
+def _fill(value: Any, key: KeyPath, tree: Tree, problems: list[Problem]) -> Any:
     """``value`` with every variable in its strings replaced; what is missing is added to ``problems``."""
     if isinstance(value, dict):
         return {name: _fill(item, (*key, name), tree, problems) for name, item in value.items()}
@@ -136,20 +214,21 @@ def _fill(value: Any, key: KeyPath, tree: Tree, problems: list[str]) -> Any:
         return [_fill(item, (*key, str(i)), tree, problems) for i, item in enumerate(value)]
     if not isinstance(value, str):
         return value
-    at = f"{tree.place(key)}: {'.'.join(key)}"
+    at, dotted, before = str(tree.place(key)), ".".join(key), len(problems)
 
     def variable(match: re.Match[str]) -> str:
         name, default = match.groups()
         found: str | None = os.environ.get(name, default) if name else None
         if name is None:
-            problems.append(f"{at}: '${{' starts a variable; write ${{NAME}} or ${{NAME:-default}}")
+            problems.append(Problem(at, dotted, "'${' starts a variable; write ${NAME} or ${NAME:-default}"))
         elif found is None:
-            problems.append(
-                f"{at}: the environment variable {name} is not set; export it or write ${{{name}:-default}}"
-            )
+            text = f"the environment variable {name} is not set; export it or write ${{{name}:-default}}"
+            problems.append(Problem(at, dotted, text))
         return found or ""
 
-    filled = _VARIABLE.sub(variable, value)
+    filled, variables = _VARIABLE.subn(variable, value)
     if fault := unusable_text(filled):  # a variable may hold bytes that are no UTF-8
-        problems.append(f"{at}: {fault}")
+        problems.append(Problem(at, dotted, fault))
+    if variables:
+        tree.filled[key] = len(problems) == before
     return filled

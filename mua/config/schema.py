@@ -6,10 +6,11 @@ Nothing heavy is imported here.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationInfo, model_validator
 
 from mua.config.agent_section import AgentConfig
 from mua.config.algorithm import (
@@ -25,7 +26,7 @@ from mua.config.algorithm import (
     ShapingConfig,
 )
 from mua.config.context_section import ContextConfig
-from mua.config.environment import EndpointConfig, EnvironmentConfig, JudgeConfig, LlmConfig, UserConfig
+from mua.config.environment import NO_DOMAIN, EndpointConfig, EnvironmentConfig, JudgeConfig, LlmConfig, UserConfig
 from mua.config.megatron import CriticOptimizerConfig, MegatronConfig, OptimizerConfig
 from mua.config.samplers_section import SamplersConfig
 from mua.config.section import Fraction, NonNegative, NonNegativeFloat, Positive, PositiveFloat, Section
@@ -97,7 +98,8 @@ class RolloutConfig(Section):
     max_turn_tokens: Positive = 1024
     """New tokens in one assistant turn."""
     max_tokens: Positive = 32768
-    """Length of one segment; the episode ends as ``length`` when the next turn no longer fits."""
+    """Length of one segment; the episode ends as ``length`` when the next turn no longer fits. Where it is not set, it
+    is at most what ``model.max_length`` and ``megatron.max_tokens_per_microbatch`` hold; ``mua sft`` ignores it."""
     max_malformed: NonNegative = 2
     """Malformed or unknown tool calls answered with an error observation before the episode ends as malformed."""
     generate_seconds: PositiveFloat = 600.0
@@ -123,6 +125,19 @@ class RolloutConfig(Section):
         """Settings that change the logits before they are sampled from, and so the log-probabilities too."""
         settings = {"presence_penalty": self.presence_penalty, "frequency_penalty": self.frequency_penalty}
         return {name: value for name, value in settings.items() if value}
+
+    @property
+    def other_distribution(self) -> str:
+        """In words, by which settings the policy samples from another distribution than the trainer computes; empty
+        where it does not."""
+        settings = self.truncations | self.penalties
+        if not settings:
+            return ""
+        shown = ", ".join(f"rollout.{name} {value:g}" for name, value in settings.items())
+        return (
+            f"{shown}: the policy samples from another distribution than softmax(logits / temperature), which the "
+            f"trainer computes; the engine's log-probabilities are of {self.sampling(self.temperature)['logprobs_of']}"
+        )
 
     def sampling(self, temperature: float) -> Json:
         """How an episode is sampled at ``temperature``; ``logprobs_of`` names the distribution that its
@@ -533,6 +548,15 @@ class ExperimentConfig(Section):
         return {name: llm for name, llm in (("user.llm", user), ("judge.llm", judge)) if llm is not None}
 
     @property
+    def optimizer_steps(self) -> tuple[int, int | None]:
+        """Of the policy in a run of reinforcement learning, and of the critic, if there is one."""
+        algorithm, steps = self.algorithm, self.trainer.steps
+        each = algorithm.epochs * algorithm.minibatches
+        if algorithm.advantage != "gae":
+            return steps * each, None
+        return (steps - self.critic.warmup_steps) * each, steps * each
+
+    @property
     def writes_traces(self) -> bool:
         """Whether training leaves its episodes as trace files."""
         return not self.store.enabled if self.observe.traces is None else self.observe.traces
@@ -567,112 +591,146 @@ class ExperimentConfig(Section):
             return data | {"engine": engine | {"transport": transport}}
         return data
 
+    @model_validator(mode="before")
+    @classmethod
+    def _nothing_is_played(cls, data: Any) -> Any:
+        """Who only learns from recordings names no domain."""
+        recorded = isinstance(data, dict) and (data.get("sft") or data.get("offline"))
+        return {"environment": {"name": NO_DOMAIN}, **data} if recorded else data
+
+    @model_validator(mode="before")
+    @classmethod
+    def _episodes_fit(cls, data: Any, info: ValidationInfo) -> Any:
+        """``rollout.max_tokens`` where it is not set, and where no episode is played: what fits the model's context
+        and a micro-batch."""
+        if not isinstance(data, dict):
+            return data
+        sections = [data.get(name) or {} for name in ("model", "megatron", "rollout")]
+        if not all(isinstance(section, dict) for section in sections):
+            return data
+        model, megatron, rollout = sections
+        length = model.get("max_length", ModelConfig.model_fields["max_length"].default)
+        budget = megatron.get(
+            "max_tokens_per_microbatch", MegatronConfig.model_fields["max_tokens_per_microbatch"].default
+        )
+        given = rollout.get("max_tokens", RolloutConfig.model_fields["max_tokens"].default)
+        plays = (info.context or {}).get("verb") != "sft"
+        if not all(type(number) is int for number in (length, budget, given)) or (plays and "max_tokens" in rollout):
+            return data
+        fits = min(given, length - ENGINE_RESERVE, budget)
+        return data if fits in (given, rollout.get("max_tokens")) or fits < 1 else (
+            data | {"rollout": rollout | {"max_tokens": fits}}
+        )  # fmt: skip
+
     @model_validator(mode="after")
-    def _extra_tools_have_domains(self) -> Self:
+    def _sections_go_together(self, info: ValidationInfo) -> Self:
+        """All rules that are broken at once, a line each."""
+        if (info.context or {}).get("rules") is False:
+            return self
+        rules = (
+            self._extra_tools_have_domains, self._agents_judge_has_an_endpoint, self._samplers_have_a_store,
+            self._placed, self._possible, self._can_learn,
+        )  # fmt: skip
+        if found := [problem for rule in rules for problem in rule()]:
+            raise ValueError("\n".join(found))
+        return self
+
+    def _extra_tools_have_domains(self) -> Iterator[str]:
         known = [*self.environment.shares, *self.evaluation.domains]
         named = {f"mcp.{place}": server.domains for place, server in enumerate(self.environment.mcp)}
         named["tools"] = self.environment.tools.domains
         for key, domains in named.items():
             if unknown := [name for name in domains if name not in known]:
-                raise ValueError(
+                yield (
                     f"environment.{key}.domains: {unknown[0]!r} is no domain of this run; there are {', '.join(known)}"
                 )
         if self.environment.tools.browse is not None and self.judge is None:
-            raise ValueError("environment.tools.browse asks the endpoint of judge.llm; add the section judge")
-        return self
+            yield ("environment.tools.browse asks the endpoint of judge.llm; add the section judge")
 
-    @model_validator(mode="after")
-    def _agents_judge_has_an_endpoint(self) -> Self:
+    def _agents_judge_has_an_endpoint(self) -> Iterator[str]:
         if self.agent is not None and self.agent.judge is not None and self.judge is None:
-            raise ValueError("agent.judge asks the endpoint of judge.llm; add the section judge")
-        return self
+            yield ("agent.judge asks the endpoint of judge.llm; add the section judge")
 
-    @model_validator(mode="after")
-    def _samplers_have_a_store(self) -> Self:
+    def _samplers_have_a_store(self) -> Iterator[str]:
         if self.samplers.enabled and not self.store.enabled:
-            raise ValueError("samplers.enabled needs store.enabled: true: samplers lease their episodes from the store")
+            yield ("samplers.enabled needs store.enabled: true: samplers lease their episodes from the store")
         if self.samplers.enabled and self.offline is not None:
-            raise ValueError("samplers.enabled has no use with the section offline, which rolls nothing out")
-        return self
+            yield ("samplers.enabled has no use with the section offline, which rolls nothing out")
 
-    @model_validator(mode="after")
-    def _placed(self) -> Self:
+    def _placed(self) -> Iterator[str]:
         engine = self.engine
         if self.placement == "colocated":
             if engine.nodes:
-                raise ValueError(f"engine.nodes {engine.nodes} needs placement separate; it is colocated")
-            return self
+                yield (f"engine.nodes {engine.nodes} needs placement separate; it is colocated")
+            return
         if engine.transport == "colocated":
-            raise ValueError(
+            yield (
                 "placement separate needs engine.transport broadcast or null: engines on GPUs of their own share no "
                 "memory with the trainer"
             )
         for key, value in (("engine.memory_saver", engine.memory_saver), ("megatron.offload", self.megatron.offload)):
             if value:
-                raise ValueError(
+                yield (
                     f"{key} has no use with placement separate, where trainer and engines share no GPU; set it to false"
                 )
-        return self
 
-    @model_validator(mode="after")
-    def _possible(self) -> Self:
+    def _possible(self) -> Iterator[str]:
         if self.rollout.max_tokens + ENGINE_RESERVE > self.model.max_length:
-            raise ValueError(
+            yield (
                 f"rollout.max_tokens {self.rollout.max_tokens} must stay {ENGINE_RESERVE} below model.max_length "
                 f"{self.model.max_length}, because SGLang keeps some of its context to itself; lower the first or "
                 "raise the second"
             )
         context, longest = self.context, self.rollout.max_tokens
         if context.takes_notes and (1 - context.share) * longest <= context.summary_tokens:
-            raise ValueError(
+            yield (
                 f"context.summary_tokens {context.summary_tokens} does not fit: from context.share {context.share:g} "
                 f"on {(1 - context.share) * longest:.0f} of rollout.max_tokens {longest} are left, less the "
                 "instruction; lower one of the first two or raise the last"
             )
         if self.rollout.max_tokens > self.megatron.max_tokens_per_microbatch:
-            raise ValueError(
+            yield (
                 f"rollout.max_tokens {self.rollout.max_tokens} does not fit a packed micro-batch of "
                 f"megatron.max_tokens_per_microbatch {self.megatron.max_tokens_per_microbatch}; raise that or shorten "
                 "the episodes"
             )
         if self.algorithm.groups_per_step % self.algorithm.minibatches:
-            raise ValueError(
+            yield (
                 f"algorithm.minibatches {self.algorithm.minibatches} must divide "
                 f"algorithm.groups_per_step {self.algorithm.groups_per_step}"
             )
         if self.megatron.routing_replay != "off" and not self.engine.routed_experts:
-            raise ValueError("megatron.routing_replay needs engine.routed_experts: true")
+            yield ("megatron.routing_replay needs engine.routed_experts: true")
         if self.megatron.virtual_pipeline and self.megatron.pipeline_parallel == 1:
-            raise ValueError("megatron.virtual_pipeline needs megatron.pipeline_parallel above 1")
+            yield ("megatron.virtual_pipeline needs megatron.pipeline_parallel above 1")
         for name, optimizer in (("optimizer", self.optimizer), ("critic.optimizer", self.critic.optimizer)):
-            self._optimizer_fits(name, optimizer)
+            yield from self._optimizer_fits(name, optimizer)
             if optimizer.min_learning_rate > optimizer.learning_rate:
-                raise ValueError(
+                yield (
                     f"{name}.min_learning_rate {optimizer.min_learning_rate} exceeds "
                     f"{name}.learning_rate {optimizer.learning_rate}"
                 )
         if self.algorithm.skip_zero_advantage and self.algorithm.kl_coefficient:
-            raise ValueError(
+            yield (
                 "algorithm.skip_zero_advantage needs algorithm.kl_coefficient 0: the KL term trains every trajectory"
             )
         if self.trainer.max_staleness and (self.engine.memory_saver or self.megatron.offload):
-            raise ValueError(
+            yield (
                 "engine.memory_saver and megatron.offload need trainer.max_staleness 0: above it engines and trainer "
                 "work at the same time, so neither can give its memory back"
             )
         if self.trainer.deterministic and self.trainer.max_staleness:
-            raise ValueError("trainer.deterministic needs trainer.max_staleness 0: arrival order decides what is stale")
+            yield ("trainer.deterministic needs trainer.max_staleness 0: arrival order decides what is stale")
         if self.trainer.deterministic and self.algorithm.refill.oversample:
-            raise ValueError("trainer.deterministic needs algorithm.refill.oversample 0: it trains on what ends first")
+            yield ("trainer.deterministic needs algorithm.refill.oversample 0: it trains on what ends first")
         if self.engine.deterministic and self.rollout.min_p:
-            raise ValueError("engine.deterministic needs rollout.min_p 0: SGLang's seeded draw knows no min_p")
+            yield ("engine.deterministic needs rollout.min_p 0: SGLang's seeded draw knows no min_p")
         if self.trainer.deterministic and not self.engine.deterministic:
-            raise ValueError("trainer.deterministic needs engine.deterministic: true")
+            yield ("trainer.deterministic needs engine.deterministic: true")
         if self.trainer.deterministic and self.user.asks_model:
-            raise ValueError("trainer.deterministic needs a scripted or replayed user, not a language model")
-        return self
+            yield ("trainer.deterministic needs a scripted or replayed user, not a language model")
 
-    def _offline_fits(self, offline: OfflineConfig) -> None:
+    def _offline_fits(self, offline: OfflineConfig) -> Iterator[str]:
         """Without engines nothing is evaluated or refilled, and who sampled is never the policy that is trained."""
         trainer, algorithm = self.trainer, self.algorithm
         needs_engines = {
@@ -680,42 +738,41 @@ class ExperimentConfig(Section):
             "evaluation.report_split": self.evaluation.report_split, "algorithm.refill": algorithm.refill.on,
         }  # fmt: skip
         if found := [name for name, on in needs_engines.items() if on]:
-            raise ValueError(f"{found[0]} needs engines, which a run with the section offline does not start; leave it "
+            yield (f"{found[0]} needs engines, which a run with the section offline does not start; leave it "
                              "out, and use mua eval on the result")  # fmt: skip
         if not algorithm.sees_sampler and not algorithm.uncorrected:
-            raise ValueError(
+            yield (
                 f"offline trains on what other policies sampled, and with algorithm.correction {algorithm.correction}, "
                 f"old_logprobs {algorithm.old_logprobs} and loss {algorithm.loss} no gradient depends on how they "
                 "sampled it: set algorithm.correction to truncate, mask or band, or old_logprobs to engine, or loss to "
                 "cross_entropy; algorithm.uncorrected: true trains without a correction"
             )
         if offline.recorded_teacher and algorithm.distillation is None:
-            raise ValueError("offline.recorded_teacher needs the section algorithm.distillation")
+            yield ("offline.recorded_teacher needs the section algorithm.distillation")
 
-    def _optimizer_fits(self, name: str, optimizer: OptimizerConfig) -> None:
+    def _optimizer_fits(self, name: str, optimizer: OptimizerConfig) -> Iterator[str]:
         """Where its state lies and in which types, with the model and the distributed optimizer."""
         key = "precision_aware" if optimizer.precision_aware else "cpu_offload_fraction"
         if not (optimizer.precision_aware or optimizer.cpu_offload_fraction):
             return
         if not self.megatron.distributed_optimizer:
-            raise ValueError(f"{name}.{key} needs megatron.distributed_optimizer: true")
+            yield (f"{name}.{key} needs megatron.distributed_optimizer: true")
         if self.model.dtype != "bfloat16":
-            raise ValueError(f"{name}.{key} needs model.dtype bfloat16: {self.model.dtype} weights are the main ones")
+            yield (f"{name}.{key} needs model.dtype bfloat16: {self.model.dtype} weights are the main ones")
         if optimizer.cpu_offload_fraction and self.megatron.fp8_param_gather:
-            raise ValueError(f"{name}.cpu_offload_fraction does not go with megatron.fp8_param_gather")
+            yield (f"{name}.cpu_offload_fraction does not go with megatron.fp8_param_gather")
         if (optimizer.main_grads_dtype == "float32") != self.megatron.grad_reduce_in_fp32:
-            raise ValueError(
+            yield (
                 f"{name}.main_grads_dtype {optimizer.main_grads_dtype} needs megatron.grad_reduce_in_fp32 "
                 f"{str(not self.megatron.grad_reduce_in_fp32).lower()}: a precision-aware optimizer takes gradients as "
                 "they were summed"
             )
 
-    @model_validator(mode="after")
-    def _can_learn(self) -> Self:
+    def _can_learn(self) -> Iterator[str]:
         algorithm = self.algorithm
         carry = algorithm.refill.carry_versions
         if carry and not algorithm.refill.oversample:
-            raise ValueError(
+            yield (
                 "algorithm.refill.carry_versions needs algorithm.refill.oversample above 0: otherwise every group that "
                 "starts is waited for"
             )
@@ -723,7 +780,7 @@ class ExperimentConfig(Section):
             older = f"algorithm.refill.carry_versions {carry}" if carry else (
                 f"trainer.max_staleness {self.trainer.max_staleness}"
             )  # fmt: skip
-            raise ValueError(
+            yield (
                 f"{older} trains on what older policies sampled, and with "
                 f"algorithm.correction {algorithm.correction}, algorithm.old_logprobs {algorithm.old_logprobs} and "
                 f"algorithm.loss {algorithm.loss} no gradient depends on how they sampled it: set algorithm.correction "
@@ -732,22 +789,21 @@ class ExperimentConfig(Section):
                 "trains without a correction"
             )
         if self.offline is not None:
-            self._offline_fits(self.offline)
+            yield from self._offline_fits(self.offline)
         if self.trainer.export == "best" and not self.trainer.evaluate_every:
-            raise ValueError("trainer.export best needs trainer.evaluate_every above 0: evaluations say which is best")
+            yield ("trainer.export best needs trainer.evaluate_every above 0: evaluations say which is best")
         if algorithm.advantage != "gae":
-            return self
+            return
         needed = {"score": "sum", "credit": "equal", "sign_clamp": None, "skip_zero_advantage": False}
         for key, value in needed.items():
             if getattr(algorithm, key) != value:
-                raise ValueError(
+                yield (
                     f"algorithm.{key} must be {'null' if value is None else str(value).lower()} with "
                     "algorithm.advantage gae, which gives each token its advantage by the rewards of its own and later "
                     "turns and has its critic learn from every trajectory"
                 )
         if self.critic.warmup_steps >= self.trainer.steps:
-            raise ValueError(
+            yield (
                 f"critic.warmup_steps {self.critic.warmup_steps} leaves the policy none of the trainer.steps "
                 f"{self.trainer.steps}"
             )
-        return self

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import types
 from collections.abc import Iterator
-from typing import Annotated, Any, TypeAlias, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeAlias, Union, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -33,7 +33,7 @@ def all_keys(schema: type[Section], above: KeyPath = ()) -> Iterator[KeyPath]:
     """Every key of the schema, sections before what they hold."""
     for name, field in schema.model_fields.items():
         yield (*above, name)
-        if inner := section_of(field.annotation):
+        for inner in sections_of(field.annotation):
             yield from all_keys(inner, (*above, name))
 
 
@@ -50,13 +50,52 @@ def alternatives(annotation: Any) -> tuple[Any, ...]:
     return (annotation,)
 
 
-def fields_of(section: KeyPath, schema: type[Section]) -> list[tuple[str, Any]]:
+def sections_of(annotation: Any) -> list[type[Section]]:
+    """Every section a field may hold: the members of a union in their order, one elsewhere, none for a plain value."""
+    return [t for t in alternatives(annotation) if isinstance(t, type) and issubclass(t, Section)]
+
+
+def tag_of(section: type[Section]) -> tuple[str, str] | None:
+    """The key and value by which a member of a union is known, such as ``("kind", "range")``; None for others."""
+    for name, field in section.model_fields.items():
+        if get_origin(field.annotation) is Literal and field.is_required() and len(get_args(field.annotation)) == 1:
+            return name, str(get_args(field.annotation)[0])
+    return None
+
+
+def fields_of(section: KeyPath, schema: type[Section], data: Any = None) -> list[tuple[str, Any]]:
+    """What a section has: names and types.
+
+    Args:
+        section: its path; places in lists are numbers.
+        schema: what the path begins in.
+        data: what is configured, which says which member of a union stands at a place.
+    """
+    inner: list[type[Section]] = []
     for name in section:
-        if name.isdigit():  # a place in a list of sections
+        data = _inside(data, name)
+        if name.isdigit():  # a place in a list of sections, whose members the name before it gave
+            schema = _member(inner, data)
             continue
         field = schema.model_fields.get(name)
-        inner = section_of(field.annotation) if field else None
-        if inner is None:
+        inner = sections_of(field.annotation) if field else []
+        if not inner:
             return []
-        schema = inner
+        schema = _member(inner, data)
     return [(name, field.annotation) for name, field in schema.model_fields.items()]
+
+
+def _inside(data: Any, name: str) -> Any:
+    if isinstance(data, dict):
+        return data.get(name)
+    return data[int(name)] if isinstance(data, list) and name.isdigit() and int(name) < len(data) else None
+
+
+def _member(members: list[type[Section]], data: Any) -> type[Section]:
+    """The one whose tag ``data`` has; the first where it has none of them."""
+    if isinstance(data, dict):
+        for member in members:
+            tag = tag_of(member)
+            if tag is not None and data.get(tag[0]) == tag[1]:
+                return member
+    return members[0]

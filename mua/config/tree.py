@@ -26,6 +26,12 @@ MAX_VALUES = 20_000
 MAX_NAME = 200
 """Characters of one key."""
 
+EITHER: tuple[tuple[KeyPath, KeyPath], ...] = (
+    (("environment", "name"), ("environment", "mix")),
+    (("sft", "data"), ("sft", "stored")),
+)
+"""Keys of which a section takes one. A later file or override with one replaces an earlier one's other."""
+
 _TAGS: dict[type[yaml.Node], frozenset[str]] = {
     yaml.MappingNode: frozenset({"tag:yaml.org,2002:map"}),
     yaml.SequenceNode: frozenset({"tag:yaml.org,2002:seq"}),
@@ -50,6 +56,8 @@ class Tree:
 
     data: dict[str, Any]
     places: dict[KeyPath, SourceLocation] = field(default_factory=dict)
+    filled: dict[KeyPath, bool] = field(default_factory=dict)
+    """Texts that the environment filled in, and whether all of their variables were there."""
 
     def place(self, key: KeyPath) -> SourceLocation:
         """The place of ``key``, or of the nearest section around it that was written somewhere."""
@@ -57,12 +65,37 @@ class Tree:
             key = key[:-1]
         return self.places[key]
 
+    def value(self, key: KeyPath) -> Any:
+        """What stands at ``key``; None where nothing does."""
+        here: Any = self.data
+        for name in key:
+            if isinstance(here, list) and name.isdigit() and int(name) < len(here):
+                here = here[int(name)]
+            else:
+                here = here.get(name) if isinstance(here, dict) else None
+        return here
+
+    def remove(self, key: KeyPath) -> None:
+        """Take out a key, or an element of a list with all of it."""
+        if (above := self.value(key[:-1])) is not None and self.value(key) is not None:
+            del above[int(key[-1]) if isinstance(above, list) else key[-1]]
+
     def merge(self, other: Tree) -> None:
-        """Lay ``other`` over this tree: mappings are merged key by key, everything else is replaced."""
+        """Lay ``other`` over this tree: mappings are merged key by key, everything else is replaced.
+
+        Of two keys that exclude each other (:data:`EITHER`) the one in ``other`` takes the place of the one here.
+        """
+        for key, rival in (*EITHER, *((b, a) for a, b in EITHER)):
+            if _given(other, key) and not _given(other, rival) and self.place(rival).source != other.place(key).source:
+                self.remove(rival)
         replaced = set(_merge(self.data, other.data, ()))
         # What stood inside a value that is gone has no place any more: a key missing there is missing in the new one.
         kept = {key: at for key, at in self.places.items() if not any(key[:n] in replaced for n in range(len(key)))}
         self.places = kept | other.places
+
+
+def _given(tree: Tree, key: KeyPath) -> bool:
+    return tree.value(key) not in (None, "", {})
 
 
 def _merge(base: dict[str, Any], over: dict[str, Any], above: KeyPath) -> Iterator[KeyPath]:

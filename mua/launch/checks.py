@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import re
 import resource
 import shutil
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from mua.config.schema import DistillationConfig, EndpointConfig, ExperimentConfig
@@ -27,8 +25,6 @@ PINNED = ("torch", "megatron-core", "sglang", "transformers", "safetensors", "nu
 """Packages whose versions belong together; the others' are recorded, not checked."""
 SHARED_MEMORY_BYTES = 1 << 30
 ENDPOINT_SECONDS = 20.0
-OPTIMIZER_BYTES = 12
-"""Of one parameter in a checkpoint: Adam's two moments and the main weight, float32 each."""
 
 
 @dataclass(frozen=True)
@@ -39,10 +35,18 @@ class Check:
     state: State
     text: str
     fix: str = ""
+    key: str = ""
+    """The key of the configuration that it is about."""
+
+    @property
+    def advice(self) -> str:
+        """Key, text and fix, of which some may be empty."""
+        said = f"{self.text}; {self.fix}" if self.fix else self.text
+        return f"{self.key}: {said}" if self.key else said
 
     def line(self) -> str:
         """For people."""
-        return f"{self.state:8} {self.name:15} {self.text}" + (f"; {self.fix}" if self.fix else "")
+        return f"{self.state:8} {self.name:15} {self.advice}"
 
 
 def guarded(name: str, check: Callable[[], Check]) -> Check:
@@ -159,32 +163,6 @@ def reading(config: ExperimentConfig) -> Check:
         return Check("reading", "ok", f"{', '.join(names)}, ready in {time.monotonic() - began:.1f} s")
 
     return asyncio.run(tried())
-
-
-def checkpoint_bytes(model: Path, dtype: str) -> int:
-    """Bytes of one checkpoint of the policy in ``model``, from the headers of its safetensors files."""
-    from safetensors import safe_open
-
-    parameters = 0
-    for path in model.glob("*.safetensors"):
-        with safe_open(path, "numpy") as file:
-            parameters += sum(math.prod(file.get_slice(name).get_shape()) for name in file.keys())  # noqa: SIM118
-    return parameters * (OPTIMIZER_BYTES + (4 if dtype == "float32" else 2))
-
-
-def disk(config: ExperimentConfig) -> Check:
-    """Room for the checkpoints that are kept and the one being written."""
-    if not (config.model.path / "config.json").is_file():
-        return Check("model", "failure", f"{config.model.path} is not a model folder here", "set model.path")
-    one = checkpoint_bytes(config.model.path, config.model.dtype)
-    config.output.mkdir(parents=True, exist_ok=True)
-    free, needed = shutil.disk_usage(config.output).free, one * (config.trainer.keep + 1)
-    text = f"{free / 1e9:.1f} GB free at {config.output}; a checkpoint is about {one / 1e9:.3g} GB"
-    if free < one:
-        return Check("disk", "failure", text, "make room: not even one fits")
-    if free < needed:
-        return Check("disk", "warning", text, f"{config.trainer.keep} are kept beside the one being written: {needed}")
-    return Check("disk", "ok", text)
 
 
 def stand_in(model: EndpointConfig, name: str) -> Check:

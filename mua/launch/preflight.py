@@ -9,6 +9,7 @@ Alone (no torchrun) it checks the machine it runs on.
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import statistics
@@ -16,6 +17,7 @@ import time
 import uuid
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -26,6 +28,7 @@ import torch.distributed as dist
 from tenacity import Retrying, stop_after_delay, wait_fixed
 
 from megatron_bridge.collective import gathered
+from mua.config.environment import NO_DOMAIN
 from mua.config.schema import ExperimentConfig
 from mua.cores import given_cores
 from mua.errors import MuaError
@@ -34,6 +37,7 @@ from mua.launch.checks import Check, guarded
 from mua.launch.cuda_variables import check_variables, known_variables
 from mua.launch.gpus import NodeFacts, read_node, visible_capability
 from mua.launch.provenance import capture_environment, node_name
+from mua.launch.start_checks import Start, Verb, checked
 
 if TYPE_CHECKING:
     from mua.megatron.capabilities import Capabilities
@@ -47,47 +51,77 @@ SKEW_WARNING, SKEW_FAILURE = 1.0, 30.0
 _ROUNDS = 5
 
 
-def preflight(config: ExperimentConfig | None, capture: Path | None = None) -> None:
+def preflight(
+    config: ExperimentConfig | None, capture: Path | None = None, *, verb: Verb | None = None, as_json: bool = False
+) -> None:
     """Run every check and print the table on rank 0. ``capture``: folder for what each node runs with.
+
+    Args:
+        verb: what is to run; None: what the configuration is for.
 
     Raises:
         MuaError: a check failed.
     """
     world = int(os.environ.get("WORLD_SIZE", "1"))
-    if config is not None and "WORLD_SIZE" in os.environ and world != config.megatron.world_size:
-        raise MuaError(f"{world} ranks were started, but the section megatron makes {config.megatron.world_size}")
+    start = None if config is None else Start(config, verb or verb_of(config))
+    ours = config if start is None or start.has_model else None  # GPUs are of no use to a policy behind an endpoint
+    if ours is not None and "WORLD_SIZE" in os.environ and world != ours.megatron.world_size:
+        raise MuaError(f"{world} ranks were started, but the section megatron makes {ours.megatron.world_size}")
     local, rank = int(os.environ.get("LOCAL_WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
     wanted: list[tuple[str, Callable[[], Check]]] = [
         ("versions", lambda: checks.versions(torch.cuda.is_available())),
-        *_gpu_checks(config, local, rank),
+        *_gpu_checks(ours, local, rank),
         ("open files", lambda: checks.open_files(config)),
         ("shared memory", lambda: checks.shared_memory(config)),
     ]
-    if config is not None and rank == 0:  # what one place answers for all
-        wanted.append(("disk", lambda: checks.disk(config)))
-        if (distillation := config.algorithm.distillation) is not None:
-            wanted.append(("teacher", lambda: checks.teacher(distillation)))
-        if config.environment.mcp:
-            wanted.append(("tool servers", lambda: checks.tool_servers(config)))
-        if config.environment.tools.sandboxed:
-            wanted.append(("sandbox", lambda: checks.sandbox(config)))
-        if config.environment.tools.reading:
-            wanted.append(("reading", lambda: checks.reading(config)))
-        for name, llm in config.language_models().items():
-            wanted.append(("endpoint", partial(checks.endpoint, llm, name)))
-            for place, other in enumerate(llm.fallbacks):
-                wanted.append(("endpoint", partial(checks.stand_in, other, f"{name}.fallbacks.{place}")))
+    if start is not None and rank == 0:  # what one place answers for all
+        wanted += asked_checks(start)
     if capture is not None:
         text = "recorded in {0.parent}"
         wanted.append(("environment", lambda: Check("environment", "ok", text.format(capture_environment(capture)))))
     leads_node = int(os.environ.get("LOCAL_RANK", "0")) == 0
     found = [(node_name(), guarded(name, check)) for name, check in wanted] if leads_node else []
+    if start is not None and rank == 0:
+        found += [(node_name(), check) for check in checked(start)]
     if world > 1:
         found = _checked_together(config, found)
     if rank == 0:
-        print("\n".join(check_table(found)), flush=True)
+        print(_as_json(found) if as_json else "\n".join(check_table(found)), flush=True)
     if failed := sum(check.state == "failure" for _, check in found):
         raise MuaError(f"preflight: {failed} failed")
+
+
+def verb_of(config: ExperimentConfig) -> Verb:
+    """What a configuration is for, as far as it says."""
+    if config.evaluation.policy.kind == "endpoint":
+        return "eval"
+    return "sft" if config.sft is not None and config.environment.name == NO_DOMAIN else "train"
+
+
+def asked_checks(start: Start) -> list[tuple[str, Callable[[], Check]]]:
+    """Those that ask an endpoint or start a program, beside the list of :mod:`mua.launch.start_checks`."""
+    config, wanted = start.config, list[tuple[str, Callable[[], Check]]]()
+    if start.verb == "train" and (distillation := config.algorithm.distillation) is not None:
+        wanted.append(("teacher", lambda: checks.teacher(distillation)))
+    if not start.plays:
+        return wanted
+    if config.environment.mcp:
+        wanted.append(("tool servers", lambda: checks.tool_servers(config)))
+    if config.environment.tools.sandboxed:
+        wanted.append(("sandbox", lambda: checks.sandbox(config)))
+    if config.environment.tools.reading:
+        wanted.append(("reading", lambda: checks.reading(config)))
+    for name, llm in config.language_models().items():
+        wanted.append(("endpoint", partial(checks.endpoint, llm, name)))
+        for place, other in enumerate(llm.fallbacks):
+            wanted.append(("endpoint", partial(checks.stand_in, other, f"{name}.fallbacks.{place}")))
+    if not start.has_model and (policy := config.evaluation.policy.endpoint) is not None:
+        wanted.append(("policy", partial(checks.endpoint, policy, "evaluation.policy.endpoint")))
+    return wanted
+
+
+def _as_json(found: Sequence[tuple[str, Check]]) -> str:
+    return json.dumps([{"node": node} | asdict(check) for node, check in found], indent=2)
 
 
 def _gpu_checks(config: ExperimentConfig | None, local: int, rank: int) -> list[tuple[str, Callable[[], Check]]]:

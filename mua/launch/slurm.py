@@ -18,15 +18,16 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import SecretStr, ValidationError
 
-from mua.config.load import load_config
+from mua.config.load import Reading, read_config
 from mua.config.schema import ExperimentConfig, SlurmConfig
 from mua.errors import ConfigError, MuaError
+from mua.launch.job_nodes import JobNodes, Verb, placement
 from mua.masking import credentials
 from mua.source_state import ROOT
 
@@ -38,6 +39,7 @@ PENDING_USER = {
     "MUA_USER_API_KEY": "mua-user-key.invalid",
 }
 """Stand in, while the configuration is checked, for what the job learns from ``slurm.user_address``."""
+_ADVICE = "or name the address file of slurm/serve_user.sbatch in slurm.user_address"
 SUBMIT_SECONDS = 120.0
 CORES_PER_RANK = 8
 """Asked for where nodes are shared: a rank's threads, its share of an engine's processes and of the environments."""
@@ -45,9 +47,6 @@ CORES_PER_RANK = 8
 _HEAD = re.compile(r"(?<=# >>> head\n).*?(?=# <<< head\n)", re.DOTALL)
 _SETTING = re.compile(r'^: "\$\{(\w+):=', re.MULTILINE)
 _TIME = re.compile(r"(\d+-)?\d+(:\d+){0,2}|infinite|unlimited", re.IGNORECASE)
-
-
-Verb = Literal["train", "sft", "engines"]
 
 
 @dataclass(frozen=True)
@@ -74,86 +73,6 @@ class SlurmJob:
     def logs(self) -> Path:
         """Folder of everything the job says."""
         return self.config.output.absolute() / "slurm"
-
-
-@dataclass(frozen=True)
-class JobNodes:
-    """The nodes of a job."""
-
-    trainers: int
-    ranks: int
-    """Trainer ranks on each of them."""
-    engines: int = 0
-    """Nodes with engines alone."""
-    apart: bool = False
-    """Whether these are a component of their own, of a heterogeneous job."""
-
-
-def placement(config: ExperimentConfig, verb: Verb = "train") -> JobNodes:
-    """Nodes of the job, and ranks on each.
-
-    Raises:
-        ConfigError: the layout's ranks do not fill so many nodes and GPUs, or its engines have no GPUs.
-    """
-    slurm, world, alone = config.slurm, config.megatron.world_size, config.engine.nodes
-    separate = config.placement == "separate"
-    apart = bool(slurm.engine_partition or slurm.engine_gpus_per_node is not None or slurm.engine_extra)
-    if verb == "engines":
-        if not separate:
-            raise ConfigError("--engines-only: nodes join the engines of runs with placement: separate; set it")
-        _check_engine_node(config)
-        return JobNodes(0, 1, slurm.nodes or alone or 1)
-    if apart and not alone:
-        raise ConfigError(
-            "slurm.engine_*: these are for nodes that have engines alone; set engine.nodes to their number"
-        )
-    alone = 0 if verb == "sft" else alone
-    if alone:
-        _check_engine_node(config)
-    beside = config.engine.count * config.engine.tensor_parallel if separate and not alone and verb == "train" else 0
-    ranks = slurm.gpus_per_node - beside if slurm.gpus_per_node else 0
-    if slurm.gpus_per_node and ranks < 1:
-        raise ConfigError(
-            f"placement separate: engine.count {config.engine.count} x engine.tensor_parallel "
-            f"{config.engine.tensor_parallel} leave none of slurm.gpus_per_node {slurm.gpus_per_node} to train with; "
-            "lower engine.count, or give engines nodes of their own (engine.nodes)"
-        )
-    nodes = slurm.nodes - alone if slurm.nodes else (-(-world // ranks) if ranks else 1)
-    if nodes < 1:
-        raise ConfigError(
-            f"slurm.nodes {slurm.nodes}: engine.nodes {alone} of them have engines alone, which leaves none to train; "
-            f"slurm.nodes must be more, or null for as many as the layout fills"
-        )
-    return JobNodes(nodes, _ranks_of_node(config, nodes, ranks), alone, apart and alone > 0)
-
-
-def _ranks_of_node(config: ExperimentConfig, nodes: int, gpus: int) -> int:
-    """Ranks on each of ``nodes`` with ``gpus`` for them, 0 where nodes share the ranks evenly."""
-    slurm, world = config.slurm, config.megatron.world_size
-    layout = f"the layout of the section megatron has {world} ranks"
-    if gpus and nodes * gpus != world:
-        fits = [f"{world // size} x {size}" for size in range(1, 9) if world % size == 0]
-        named = f"slurm.gpus_per_node {gpus}" if gpus == slurm.gpus_per_node else f"{gpus} GPUs beside engines"
-        raise ConfigError(
-            f"slurm.nodes {nodes} x {named} are {nodes * gpus} GPUs, "
-            f"but {layout}; nodes x GPUs could be {', '.join(fits)}, or change megatron.data_parallel"
-        )
-    if world % nodes:
-        raise ConfigError(f"slurm.nodes {nodes}: {layout}, which {nodes} nodes cannot share evenly")
-    return world // nodes
-
-
-def _check_engine_node(config: ExperimentConfig) -> None:
-    """Raises :class:`ConfigError` where the engines do not fill an engine node's GPUs."""
-    tensor, count = config.engine.tensor_parallel, config.engine.count
-    key = "engine_gpus_per_node" if config.slurm.engine_gpus_per_node is not None else "gpus_per_node"
-    gpus = getattr(config.slurm, key)
-    if gpus and (gpus % tensor or count * tensor > gpus):
-        fits = [f"{gpus // size} of {size}" for size in range(1, gpus + 1) if gpus % size == 0]
-        raise ConfigError(
-            f"engine.count {count} of engine.tensor_parallel {tensor} do not fit slurm.{key} {gpus}; a node could have "
-            f"{', '.join(fits)}"
-        )
 
 
 def render(job: SlurmJob) -> str:
@@ -328,19 +247,36 @@ def secrets_in(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
                 yield from secrets_in(item, f"{key}.{name}".lstrip("."))
 
 
-def prepare(path: Path, overrides: Sequence[str], options: Mapping[str, str | int | None], verb: Verb) -> SlurmJob:
-    """The job of a configuration; ``options`` are values of its section ``slurm`` that come before the file's.
+def read_job(path: Path, overrides: Sequence[str], verb: Verb) -> Reading[ExperimentConfig]:
+    """The configuration as the job will read it: what it learns from ``slurm.user_address`` may be missing here.
 
     Raises:
-        ConfigError: the configuration is wrong, or names variables that nobody will set in the job.
+        ConfigError: a file cannot be read or is no YAML.
     """
     pending = {name: value for name, value in PENDING_USER.items() if name not in os.environ}
     os.environ.update(pending)
     try:
-        config = load_config(path, overrides)
+        reading = read_config(path, overrides, ExperimentConfig, verb)
     finally:
         for name in pending:
             del os.environ[name]
+    if pending and (reading.config is None or reading.config.slurm.user_address is None):
+        reading = read_config(path, overrides, ExperimentConfig, verb)  # nothing tells the job: defaults count
+        advised = [replace(one, text=f"{one.text}, {_ADVICE}") if "MUA_USER_" in one.text else one
+                   for one in reading.problems]  # fmt: skip
+        reading = replace(reading, problems=advised)
+    return reading
+
+
+def prepare(
+    path: Path, overrides: Sequence[str], options: Mapping[str, str | int | None], config: ExperimentConfig,
+    verb: Verb = "train",
+) -> SlurmJob:  # fmt: skip
+    """The job of a configuration; ``options`` are values of its section ``slurm`` that come before the file's.
+
+    Raises:
+        ConfigError: an option is wrong.
+    """
     given = {name: value for name, value in options.items() if value is not None}
     try:
         slurm = SlurmConfig.model_validate(config.slurm.model_dump() | given)
@@ -349,16 +285,4 @@ def prepare(path: Path, overrides: Sequence[str], options: Mapping[str, str | in
         raise ConfigError(
             f"--{str(first['loc'][0]).replace('_', '-')}: {first['msg']}, got {first['input']!r}"
         ) from None
-    unset = [
-        name
-        for name, llm in config.language_models().items()
-        if any(value in endpoint.base_url for endpoint in llm.endpoints for value in pending.values())
-    ]
-    if unset and slurm.user_address is None:
-        raise ConfigError(
-            f"{unset[0]}.base_url: MUA_USER_BASE_URL is not set; export it, or name the address file of "
-            "slurm/serve_user.sbatch in slurm.user_address"
-        )
-    if verb == "sft" and config.sft is None:
-        raise ConfigError(f"{path}: sft: required by mua sft, but not set; give sft.data a file, or sft.stored a store")
     return SlurmJob(config.model_copy(update={"slurm": slurm}), path, overrides, verb)

@@ -103,12 +103,17 @@ def _cluster_problems(architecture: Architecture, config: ExperimentConfig) -> I
             f"megatron.tensor_parallel {config.megatron.tensor_parallel} spans nodes of {per_node} GPUs; "
             "its collectives run in every layer and need NVLink"
         )
+    yield from engine_problems(architecture, config)
+    yield from _engine_node_problems(config)
+
+
+def engine_problems(architecture: Architecture, config: ExperimentConfig) -> Iterator[str]:
+    """What keeps the ranks of an engine from dividing the model."""
     tp = config.engine.tensor_parallel
     yield from head_problems("engine.tensor_parallel", tp, architecture)
     widths = {architecture.ffn} if not all(architecture.sparse) else set()
     for width in widths | ({architecture.expert_ffn} if architecture.experts else set()):
         yield from undivided("engine.tensor_parallel", tp, "an MLP's width of {}", width)
-    yield from _engine_node_problems(config)
 
 
 def _trainer_problems(config: ExperimentConfig) -> Iterator[str]:

@@ -26,6 +26,42 @@ def family_class(name: str) -> type[ChatFamily]:
     return _FAMILIES[name]
 
 
+def family_of_folder(folder: Path) -> type[ChatFamily]:
+    """The chat family of a Hugging Face model folder, by its config.json alone.
+
+    Raises:
+        ModelError: the file cannot be read, or the model type has no family.
+    """
+    path = folder / "config.json"
+    try:
+        model_type = json.loads(path.read_text(encoding="utf-8")).get("model_type")
+    except (OSError, ValueError, AttributeError) as error:
+        raise ModelError(
+            f"{path}: cannot read the model's configuration ({error}); model.path must be a model folder"
+        ) from error
+    if model_type not in _MODEL_TYPES:
+        raise ModelError(f"{path}: no chat family for model_type {model_type!r}; known: {', '.join(_MODEL_TYPES)}")
+    return family_class(_MODEL_TYPES[model_type])
+
+
+def has_chat_template(folder: Path) -> bool:
+    """Whether a model folder has a chat template in any of the files that transformers takes one from."""
+    if any((folder / name).is_file() for name in ("chat_template.jinja", "chat_template.json")):
+        return True
+    try:
+        return bool(json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8")).get("chat_template"))
+    except (OSError, ValueError, AttributeError):
+        return (folder / "additional_chat_templates").is_dir()
+
+
+def template_advice(folder: Path, family: type[ChatFamily]) -> str:
+    """What is missing where a folder has no chat template, and what to do."""
+    return (
+        f"{folder}: the tokenizer has no chat template; copy that of the instruction-tuned checkpoint, or "
+        f"mua/tokens/templates/{family.template}, to {folder / 'chat_template.jinja'}"
+    )
+
+
 def load_family(folder: Path, *, thinking: bool) -> ChatFamily:
     """The chat family of a Hugging Face model folder, bound to its tokenizer.
 
@@ -37,16 +73,7 @@ def load_family(folder: Path, *, thinking: bool) -> ChatFamily:
             template has no such thinking mode, or it renders otherwise than the family.
     """
     folder = Path(folder)
-    path = folder / "config.json"
-    try:
-        model_type = json.loads(path.read_text(encoding="utf-8")).get("model_type")
-    except (OSError, ValueError, AttributeError) as error:
-        raise ModelError(
-            f"{path}: cannot read the model's configuration ({error}); model.path must be a model folder"
-        ) from error
-    if model_type not in _MODEL_TYPES:
-        raise ModelError(f"{path}: no chat family for model_type {model_type!r}; known: {', '.join(_MODEL_TYPES)}")
-    cls = family_class(_MODEL_TYPES[model_type])
+    cls = family_of_folder(folder)
     tokenizer = _load_tokenizer(folder)
     codec = Codec(tokenizer.backend_tokenizer, folder)
     if missing := [token for token in cls.control_tokens if token not in codec.control]:
@@ -55,10 +82,7 @@ def load_family(folder: Path, *, thinking: bool) -> ChatFamily:
             "use the tokenizer of an instruction-tuned checkpoint, or build one with workbench/tokenizer.py"
         )
     if not tokenizer.chat_template:
-        raise ModelError(
-            f"{folder}: the tokenizer has no chat template; copy that of the instruction-tuned checkpoint, or "
-            f"mua/tokens/templates/{cls.template}, to {folder / 'chat_template.jinja'}"
-        )
+        raise ModelError(template_advice(folder, cls))
     family = cls(codec, thinking=thinking, opening=cls.opening_of(tokenizer, thinking=thinking, folder=folder))
     _check_template(family, tokenizer, folder)
     return family

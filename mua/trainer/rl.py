@@ -115,14 +115,8 @@ def recorded(config: ExperimentConfig, run: Run) -> Iterator[RunRecord | None]:
 def check_reproduced(rollout: RolloutConfig) -> None:
     """Raises :class:`ConfigError` where the policy samples from another distribution than the trainer computes, unless
     ``rollout.unreproduced`` allows it; then it is logged."""
-    settings = rollout.truncations | rollout.penalties
-    if not settings:
+    if not (what := rollout.other_distribution):
         return
-    shown = ", ".join(f"rollout.{name} {value:g}" for name, value in settings.items())
-    what = (
-        f"{shown}: the policy samples from another distribution than softmax(logits / temperature), which the trainer "
-        f"computes; the engine's log-probabilities are of {rollout.sampling(rollout.temperature)['logprobs_of']}"
-    )
     if not rollout.unreproduced:
         raise ConfigError(
             f"{what}. Switch it off for training (mua eval may have it), or set rollout.unreproduced to true; "
@@ -133,11 +127,7 @@ def check_reproduced(rollout: RolloutConfig) -> None:
 
 def optimizer_steps(config: ExperimentConfig) -> tuple[int, int | None]:
     """Of the policy in the run, and of the critic, if there is one."""
-    algorithm, steps = config.algorithm, config.trainer.steps
-    each = algorithm.epochs * algorithm.minibatches
-    if algorithm.advantage != "gae":
-        return steps * each, None
-    return (steps - config.critic.warmup_steps) * each, steps * each
+    return config.optimizer_steps
 
 
 class Training:

@@ -88,7 +88,7 @@ from workbench.canned import play_canned
 from mua.environment.registry import get_domain
 from tests.contract.test_canned_policies import policies
 
-for name, policy in policies():
+for name, policy in policies()[::3]:
     domain = get_domain(name)
     said = asyncio.run(play_canned(domain, domain.tasks("test")[0], 0, domain.canned()[policy])).messages
     print(name, policy, hashlib.sha256(json.dumps(said).encode()).hexdigest())

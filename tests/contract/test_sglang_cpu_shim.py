@@ -31,14 +31,12 @@ def test_the_installed_sglang_is_the_one_the_shim_was_written_for() -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the shim is for hosts without CUDA")
 def test_sglang_does_not_import_without_the_shim() -> None:
-    """The day this fails, mua/compat/sglang_cpu can go."""
+    """The day this fails, mua/compat/sglang_cpu can go. That it does with the shim is what every engine here shows."""
     code = "import sglang.srt.managers.scheduler"
     bare = dict(os.environ) | {"SGLANG_USE_CPU_ENGINE": "1"}
     missing = run(code, bare)
     assert missing.returncode != 0
     assert "sgl_kernel" in missing.stderr
-    with_shim = run(code, sglang_cpu.cpu_environment())
-    assert with_shim.returncode == 0, with_shim.stderr[-2000:]
 
 
 @pytest.mark.slow

@@ -29,9 +29,9 @@ from mua.observe.output import LOCK_FILE
 BASE = """\
 name: base
 output: out
-model: {path: models/tiny, max_length: 1024}
+model: {path: models/tiny, max_length: 512}
 environment: {name: help_desk}
-rollout: {max_tokens: 1000}
+rollout: {max_tokens: 500}
 trainer: {steps: 3}
 """
 
@@ -49,6 +49,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("MUA_TRACEBACK", raising=False)
     (tmp_path / "x.yaml").write_text(BASE, encoding="utf-8")
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models/tiny").symlink_to(Path(__file__).parents[2] / "tools/base")
+    (tmp_path / "d.jsonl").write_text("{}", encoding="utf-8")
     return tmp_path
 
 
@@ -190,14 +193,15 @@ def test_an_output_that_cannot_be_written_stops_before_anything_starts(
     calls: list[ExperimentConfig] = []
     replace("mua.trainer.rl", "train", calls.append)
     result = mua("train", "x.yaml", "output=/dev/null/out")
-    assert (result.exit_code, result.stderr) == (2, "mua: output: cannot write into /dev/null/out: Not a directory\n")
+    line = "mua: command line: output: /dev/null is a file; choose another folder\n"
+    assert (result.exit_code, result.stderr) == (2, line)
     assert calls == []
 
 
 def test_sft_needs_its_section(folder: Path) -> None:
     result = mua("sft", "x.yaml")
     assert result.exit_code == 2
-    assert result.stderr.startswith("mua: x.yaml: sft: required by mua sft, but not set")
+    assert result.stderr.startswith("mua: x.yaml:1: sft: required by mua sft, but not set")
 
 
 def test_several_configuration_errors_are_a_line_each(folder: Path) -> None:

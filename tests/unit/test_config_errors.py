@@ -58,7 +58,10 @@ def errors(text: str | bytes, *overrides: str) -> list[str]:
         ("trainer:\n  steps: true", "x.yaml:3: trainer.steps: expected an integer, got true"),
         ("trainer:\n  steps: 0", "x.yaml:3: trainer.steps: expected a number greater than 0, got 0 (an integer)"),
         ("trainer:\n  steps:", "x.yaml:3: trainer.steps: expected an integer, got nothing (null)"),
-        ("trainer:\n  resume: yes", "x.yaml:3: trainer.resume: expected true or false, got 'yes' (a string)"),
+        (
+            "trainer:\n  resume: yes",
+            "x.yaml:3: trainer.resume: expected true or false, got 'yes' (a string); write true",
+        ),
         ("optimizer:\n  epsilon: .nan", "x.yaml:3: optimizer.epsilon: expected a finite number, got nan (a number)"),
         ("name: 7", "x.yaml:2: name: expected a string (in quotes, should it look like a number), got 7 (an integer)"),
         ("output: 7", "x.yaml:2: output: expected a path, got 7 (an integer)"),

@@ -6,8 +6,11 @@ Not covered: the receiving side (tests/parity/test_engine_parity.py) and CUDA ha
 from __future__ import annotations
 
 import pickletools
+import signal
 from multiprocessing.reduction import ForkingPickler
+from pathlib import Path
 
+import psutil
 import pybase64
 import pytest
 import torch
@@ -15,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from megatron_bridge.reshard import ALIGNMENT
+from mua.compat.shared_weights import shared_buffer
 from mua.engine.member import EnginePlace
 from mua.engine.sglang_client import parse_generation
 from mua.engine.source import WeightBucket
@@ -67,6 +71,22 @@ def test_upstream_shares_new_memory_by_a_private_name() -> None:
     """The day this fails, ``mua/compat/shared_weights.py`` can use the public name."""
     assert hasattr(torch.UntypedStorage, "_new_shared")
     assert not hasattr(torch.UntypedStorage, "new_shared")
+
+
+def test_upstream_shares_memory_through_a_process_that_outlives_signals_to_a_step() -> None:
+    """Slurm's signal reaches it, too, and the rank would abort when it frees its weights."""
+    shared_buffer(64, torch.device("cpu"))
+    managers = [child for child in psutil.Process().children() if child.name().startswith("torch_shm")]
+    blocked = [int(_status(manager.pid, "SigBlk"), 16) for manager in managers]
+    assert managers
+    for number in (signal.SIGUSR1, signal.SIGTERM):
+        assert all(mask >> (number - 1) & 1 for mask in blocked)
+        assert number not in signal.pthread_sigmask(signal.SIG_BLOCK, ())  # this process hears it as before
+
+
+def _status(pid: int, field: str) -> str:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(line.split(":")[1].strip() for line in lines if line.startswith(field))
 
 
 @pytest.mark.parametrize(

@@ -119,20 +119,6 @@ def test_a_server_that_is_not_there(check: Callable[[str], Check], login: str, s
     assert "secret" not in found.line()
 
 
-def test_the_disk_must_hold_a_checkpoint(config: ExperimentConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert checks.checkpoint_bytes(config.model.path, "float32") == (10 * 30 + 7) * 16
-    assert checks.disk(config).state == "ok"
-    usage = checks.shutil.disk_usage("/")
-    for free, state in ((307 * 16 * 3, "ok"), (307 * 16 * 2, "warning"), (307 * 16 - 1, "failure")):
-        monkeypatch.setattr(checks.shutil, "disk_usage", lambda _, free=free: usage._replace(free=free))
-        assert checks.disk(config).state == state
-
-
-def test_a_model_that_is_not_there_is_a_failure(config: ExperimentConfig) -> None:
-    (config.model.path / "config.json").unlink()
-    assert checks.disk(config).state == "failure"
-
-
 def test_open_files(config: ExperimentConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     for limits, state in (((65536, 65536), "ok"), ((1024, 65536), "warning"), ((512, 512), "failure")):
         monkeypatch.setattr(resource, "getrlimit", lambda _, limits=limits: limits)

@@ -12,13 +12,12 @@ from pathlib import Path
 import pytest
 
 from mua.errors import ConfigError, MuaError
+from mua.launch.job_nodes import JobNodes, Verb, placement
 from mua.launch.slurm import (
     TEMPLATE,
-    JobNodes,
     SlurmJob,
-    Verb,
-    placement,
     prepare,
+    read_job,
     render,
     submission,
     submission_note,
@@ -43,7 +42,7 @@ def recipe(tmp_path: Path) -> Path:
 
 
 def _job(recipe: Path, *overrides: str, verb: Verb = "train", **options: str | int | None) -> SlurmJob:
-    return prepare(recipe, overrides, options, verb)
+    return prepare(recipe, overrides, options, read_job(recipe, overrides, verb).required(), verb)
 
 
 def _options(text: str) -> list[str]:

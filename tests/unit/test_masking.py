@@ -109,7 +109,7 @@ def test_a_message_about_a_wrong_value_shows_none(recipe: Path) -> None:
 def test_a_job_script_with_one_is_refused(recipe: Path) -> None:
     override = f"user.llm.base_url={URL}"
     said = CliRunner().invoke(
-        app, ["launch", "slurm", "--nodes=1", "--gpus-per-node=1", "--dry-run", str(recipe), override]
+        app, ["launch", "slurm", "--nodes=1", "--gpus-per-node=1", "--dry-run", "--unchecked", str(recipe), override]
     )
     assert said.exit_code == 2
     assert said.stderr.startswith("mua: user.llm.base_url: the secret would stand in the job's script")
