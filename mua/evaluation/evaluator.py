@@ -149,10 +149,11 @@ def evaluate_in_training(
     return found
 
 
-def success_of(metrics: Mapping[str, float], split: str) -> str:
+def success_of(metrics: Mapping[str, float], split: str | None) -> str:
     """The success on ``split`` and its interval in words."""
-    found = [metrics.get(f"evaluation/{split}_success{end}") for end in ("", "_low", "_high")]
-    return "success unknown" if None in found else "success {:.3f} ({:.3f} to {:.3f})".format(*found)
+    names = [f"evaluation/{split}_success{end}" for end in ("", "_low", "_high")]
+    found = [metrics[name] for name in names if name in metrics]
+    return "success {:.3f} ({:.3f} to {:.3f})".format(*found) if len(found) == len(names) else "success unknown"
 
 
 def evaluated(config: ExperimentConfig, play: Play | None = None) -> Json:
