@@ -23,6 +23,7 @@ from mua.megatron.checkpoint import (
     point_to,
     prune_checkpoints,
 )
+from mua.megatron.model_card import ExportedPolicy, exported_texts
 from mua.observe import episode_details
 from mua.observe.hyperparameters import hyperparameters
 from mua.observe.metric_sinks import MetricSink, mlflow_sink, wandb_sink
@@ -33,6 +34,7 @@ from mua.observe.metrics_log import (
     memory_metrics,
     without_evaluation,
 )
+from mua.observe.output import REPORT_FILE
 from mua.observe.progress import Progress
 from mua.observe.timeline import Timeline, TrainerPhase
 from mua.rollout.scored import UnscoredEpisodes
@@ -199,6 +201,11 @@ class Run:
         step = int(self.best["step"])
         return step, checkpoint_folder(self.checkpoints, step)
 
+    def export(self, step: int) -> None:
+        """Have the learner write its policy, which learned from ``step`` steps, as ``<output>/hf``, with its card."""
+        texts = exported_texts(ExportedPolicy.of_run(self._config, step, self._provenance))
+        self._learner.save_hf(self._config.output / "hf", texts)
+
     def due(self, every: int, step: int) -> bool:
         """Whether something done every so many steps is due after ``step``; the last step always is."""
         last = step + 1 == self._config.trainer.steps
@@ -295,9 +302,6 @@ class Run:
             raise ModelError(f"{newest} is of no run: its state has no step; {instead_of(newest)}")
         log.info("continuing from %s", newest)
         return int(state["step"])
-
-
-REPORT_FILE = "report.json"
 
 
 class Report:

@@ -41,7 +41,7 @@ def fine_tune(config: ExperimentConfig, preemption: Preemption | None = None) ->
     with learner, Run(config, learner) as run:
         with run.saved_on_leaving():
             loop(config, learner, run, conversations, held_out, preemption)
-        learner.save_hf(config.output / "hf")
+        run.export(config.trainer.steps)
 
 
 def loop(
