@@ -24,8 +24,8 @@ import mua
 from mua.config.load import dump_config, load_config, read_config
 from mua.config.schema import ExperimentConfig
 from mua.errors import INTERRUPTED, MISTAKE, PASSING, ConfigError, MuaError, Preempted, exit_status
-from mua.observe.logs import logging_to
 from mua.missing_package import advice
+from mua.observe.logs import logging_to
 from mua.observe.output import CONFIG_FILE, output_of, prepare_output
 from mua.trainer.preempt import Preemption
 
