@@ -136,10 +136,13 @@ def evaluate_in_training(
         trajectories = rollouts.evaluate(
             tasks, samples=chosen.samples, temperature=chosen.temperature, on_episode=stage.advance
         )
+        metrics = training_metrics(trajectories, config.environment.shares, split, chosen)
+        if (success := metrics.get(f"evaluation/{split}_success")) is not None:
+            stage.advance(0, note=f"success {success:.3f}")
     if config.writes_traces:
         TraceWriter(config.output / "evaluations" / split).write(step, trajectories)
     require_scored([t for t in trajectories if t.domain in config.environment.shares])
-    return training_metrics(trajectories, config.environment.shares, split, chosen)
+    return metrics
 
 
 def evaluated(config: ExperimentConfig, play: Play | None = None) -> Json:

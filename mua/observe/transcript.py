@@ -26,6 +26,13 @@ _LABELS = {
 # A policy may sample terminal escapes; control characters are shown as their Unicode pictures instead.
 _PICTURES = {code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"} | {0x7F: 0x2421}
 
+_EVALUATIONS = 1 << 40
+"""Ordinals from here on are of evaluations (mua.rollout.runner.EVALUATION_ORDINALS), and say nothing to a person."""
+
+
+def _group(ordinal: int) -> str:
+    return f"group {ordinal}" if ordinal < _EVALUATIONS else "its task in an evaluation"
+
 
 def render_trajectory(trajectory: Trajectory, decode: Callable[[list[int]], str]) -> RenderableType:
     """The episode for a terminal: a header, then every token with its origin, in the order the engine saw them.
@@ -40,7 +47,7 @@ def render_trajectory(trajectory: Trajectory, decode: Callable[[list[int]], str]
         "outcome": f"{trajectory.outcome.value}, {verdict}{'' if trajectory.scored else ', not scored'}",
         "reward": f"{trajectory.reward:g} (by turn: {by_turn})",
         "turns": f"{len(trajectory.turn_rewards)}, {tokens} tokens, {trajectory.sampled_tokens} of them sampled",
-        "sample": f"{trajectory.sample} of group {trajectory.ordinal}, attempt {trajectory.attempts}",
+        "sample": f"{trajectory.sample} of {_group(trajectory.ordinal)}, attempt {trajectory.attempts}",
     }
     error = [("error", trajectory.error)] if trajectory.error else []
     facts = Table.grid(padding=(0, 2))

@@ -117,6 +117,14 @@ def test_a_file_gets_one_line_a_stage_and_no_codes() -> None:
     assert lines[0].endswith(": fine")
 
 
+def test_a_stage_does_not_say_the_same_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = io.StringIO()
+    with Progress(stream=stream) as progress, progress.stage("train", total=1) as stage:
+        monkeypatch.setattr("mua.observe.progress.PLAIN_INTERVAL_S", 0.0)
+        stage.advance(note="reward 1")
+    assert stream.getvalue().count("train 1/1") == 1
+
+
 def test_a_long_stage_says_something_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     monkeypatch.setattr(progress_module.time, "monotonic", lambda: now[0])
