@@ -109,6 +109,12 @@ DEV = [
     "uv>=0.7",
 ]
 
+# The site of docs/, built by `make site`.
+DOCS = [
+    "mkdocs>=1.6",
+    "mkdocs-material>=9.5",
+]
+
 
 class BuildWithFiles(build_py):
     """What setuptools builds, and the folders of a checkout that are no packages."""
@@ -174,6 +180,7 @@ setup(
         "parquet": ["pyarrow>=15"],
         "postgres": ["psycopg[binary]>=3.2"],
         "dev": DEV,
+        "docs": DOCS,
     },
     entry_points={"console_scripts": ["mua = mua.cli:main"]},
 )

@@ -727,6 +727,23 @@ def show_command(
     show(place, filters, run=run, name=trajectory, sample=sample, model=model, as_json=as_json)
 
 
+@command(app)
+def diagnose(
+    place: Annotated[str, argument("RUN", "output folder, store file, or postgresql://USER@HOST/DATABASE")],
+    run: RunId = None,
+    as_json: AsJson = False,
+) -> None:
+    """Say whether a run is healthy, and if not, what happened first and what to try; status 1 if it is not."""
+    from mua.diagnosis.run_reading import evidence_of
+    from mua.diagnosis.verdict import diagnosed
+
+    with evidence_of(place, run) as (name, seen):
+        found = diagnosed(name, seen)
+    print(json.dumps(found.to_json(), indent=2) if as_json else "\n".join(found.lines(shlex.quote(place))))
+    if not found.healthy:
+        raise typer.Exit(1)
+
+
 def _filters(only: list[str] | None) -> dict[str, str]:
     pairs = [text.partition("=") for text in only or ()]
     for name, equals, _ in pairs:

@@ -163,7 +163,7 @@ class EngineConfig(Section):
     """How weights reach the engines; None: as ``placement`` needs it. colocated: a rank of each node hands its engines
     memory they share (shared memory on CPU, CUDA IPC handles on GPU). broadcast: trainer ranks and all engine ranks
     form process groups (gloo or NCCL), which takes engines with GPUs of their own."""
-    feeders: Positive = 2
+    broadcast_roots: Positive = 2
     """Trainer ranks that broadcast weights, each its share through a process group with all engine ranks."""
     load: Literal["auto", "slices", "tensors"] = "auto"
     """What a colocated engine rank is handed. slices: its own part of every parameter. tensors: whole Hugging Face
