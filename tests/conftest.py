@@ -13,6 +13,9 @@ from hypothesis import HealthCheck, settings
 # which on busy cores takes five times as long; read when torch is imported.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
+# A metric that docs/metrics.md does not explain is an error, in the runs that tests start too.
+os.environ.setdefault("MUA_STRICT_METRICS", "1")
+
 from engine_fixtures import engine_pool, forked_engines, other_qwen3_folder, tiny_qwen3_folder
 
 from tests.postgres_support import postgres

@@ -235,6 +235,12 @@ def metrics_of(output: Path) -> list[dict[str, Any]]:
     return list(read_metrics(path)) if path.exists() else []
 
 
+def evaluations_of(output: Path) -> dict[int, dict[str, Any]]:
+    """Held-out figures by the number of steps that the policy had taken."""
+    path = output / "evaluations.jsonl"
+    return {line["step"]: line for line in read_metrics(path)} if path.exists() else {}
+
+
 def assert_same_run(output: Path, uninterrupted: Path) -> None:
     """Weights, stream and metrics of both runs are the same."""
     assert [line["step"] for line in metrics_of(output)] == list(range(STEPS))

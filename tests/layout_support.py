@@ -120,14 +120,14 @@ def differences(folder: str, sizes: dict[str, Any]) -> dict[str, float]:
     (plain, reference), (second, other) = runs = [(own[run], expected[run]) for run in ("plain", "second")]
     largest = max(np.abs(values).max() for values in reference["gradients"].values())
     return {
-        "loss": _apart(plain["loss"], reference["loss"]),
+        "loss": _apart(plain["policy/loss"], reference["policy/loss"]),
         "gradient": furthest(plain["gradients"], reference["gradients"]) / float(largest),
-        "norm": max(abs(own["grad_norm"][0] / alone["grad_norm"][0] - 1) for own, alone in runs),
+        "norm": max(abs(own["policy/grad_norm"][0] / alone["policy/grad_norm"][0] - 1) for own, alone in runs),
         "weights": furthest(plain["weights"], reference["weights"]),
         "logprobs": _apart(plain["logprobs"], reference["logprobs"]),
-        "distributed_loss": _apart(second["loss"][:STEPS], other["loss"][:STEPS]),
+        "distributed_loss": _apart(second["policy/loss"][:STEPS], other["policy/loss"][:STEPS]),
         "distributed_weights": furthest(second["weights"], other["weights"]),
-        "alone": _apart(second["loss"][STEPS:], other["loss"][STEPS:]),
+        "alone": _apart(second["policy/loss"][STEPS:], other["policy/loss"][STEPS:]),
         "load": max((abs(second["load"][key] / value - 1) for key, value in other["load"].items()), default=0.0),
     }
 
@@ -178,7 +178,7 @@ def _second(folder: str, sizes: dict[str, Any]) -> dict[str, Any]:
 
 def _series(metrics: list[dict[str, float]]) -> dict[str, Any]:
     """Losses and gradient norms by step, which every rank must report alike."""
-    series = {key: [step[key] for step in metrics] for key in ("loss", "grad_norm")}
+    series = {key: [step[key] for step in metrics] for key in ("policy/loss", "policy/grad_norm")}
     everywhere: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(everywhere, series)
     assert all(other == series for other in everywhere), f"ranks report different metrics: {everywhere}"

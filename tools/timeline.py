@@ -1,4 +1,4 @@
-"""Where the time of a run went: means of its ``timeline/...`` metrics, and its steps as bars.
+"""Where the time of a run went: means of its ``time/...`` metrics, and its steps as bars.
 
     python -m tools.timeline RUN [--skip 1] [--width 100]
 
@@ -38,9 +38,9 @@ def main() -> None:
     parser.add_argument("--skip", type=int, default=1, help="steps at the beginning that the means leave out")
     parser.add_argument("--width", type=int, default=100, help="characters of the longest step")
     arguments = parser.parse_args()
-    steps = [line for line in read_metrics(arguments.run / METRICS_FILE) if "timeline/wait_seconds" in line]
+    steps = [line for line in read_metrics(arguments.run / METRICS_FILE) if "time/wait_seconds" in line]
     if not steps:
-        sys.exit(f"{arguments.run / METRICS_FILE}: no step has timeline/wait_seconds; is it a run of mua train?")
+        sys.exit(f"{arguments.run / METRICS_FILE}: no step has time/wait_seconds; is it a run of mua train?")
     print(tables(steps[arguments.skip :] or steps))
     print("\n" + "\n".join(bars(steps, arguments.width)))
 
@@ -52,31 +52,31 @@ def mean(steps: Sequence[Step], name: str) -> float:
 
 def tables(steps: Sequence[Step]) -> str:
     """Means over ``steps``, as tables in Markdown."""
-    whole = mean(steps, "speed/step_seconds")
-    phases = {phase.value: mean(steps, f"timeline/{phase}_seconds") for phase in TrainerPhase} | {"step": whole}
+    whole = mean(steps, "time/step_seconds")
+    phases = {phase.value: mean(steps, f"time/{phase}_seconds") for phase in TrainerPhase} | {"step": whole}
     rows = ((name, f"{s:.3f}", f"{s / whole:.1%}") for name, s in phases.items())
     trainer = kit.table(("trainer", "seconds", "share"), rows)
-    shares = {activity.value: mean(steps, f"timeline/engine_{activity}") for activity in EngineActivity}
-    shares |= {"slots used": mean(steps, "timeline/engine_slots_used")}
+    shares = {activity.value: mean(steps, f"time/engine_{activity}") for activity in EngineActivity}
+    shares |= {"slots used": mean(steps, "time/engine_slots_used")}
     engines = kit.table(("engines", "share"), ((name, f"{share:.1%}") for name, share in shares.items()))
-    of_one = mean(steps, "timeline/episode_seconds")
-    parts = {part: mean(steps, f"timeline/episode_{part}_seconds") for part in EPISODE_PARTS} | {"episode": of_one}
+    of_one = mean(steps, "time/episode_seconds")
+    parts = {part: mean(steps, f"time/episode_{part}_seconds") for part in EPISODE_PARTS} | {"episode": of_one}
     rows = ((name, f"{s:.3f}", f"{s / of_one:.1%}" if of_one else "") for name, s in parts.items())
     episodes = kit.table(("an episode", "seconds", "share"), rows)
-    efficiency = f"max(generation, training) / step: {mean(steps, 'timeline/overlap_efficiency'):.1%}"
+    efficiency = f"max(generation, training) / step: {mean(steps, 'time/overlap_efficiency'):.1%}"
     return "\n\n".join((trainer, engines, episodes, efficiency))
 
 
 def bars(steps: Sequence[Step], width: int) -> Iterator[str]:
     """Two lines a step; the longest is ``width`` characters wide."""
-    longest = max(step["speed/step_seconds"] for step in steps)
+    longest = max(step["time/step_seconds"] for step in steps)
     for step in steps:
         drawn, seconds = "", 0.0
         for phase, letter in _ORDER.items():
-            seconds += step.get(f"timeline/{phase}_seconds") or 0.0
+            seconds += step.get(f"time/{phase}_seconds") or 0.0
             drawn += letter * (round(seconds / longest * width) - len(drawn))
-        yield f"{step['step']:>6} |{drawn}| {step['speed/step_seconds']:.2f} s"
-        filled = round((step.get("timeline/engine_slots_used") or 0.0) * len(drawn))
+        yield f"{step['step']:>6} |{drawn}| {step['time/step_seconds']:.2f} s"
+        filled = round((step.get("time/engine_slots_used") or 0.0) * len(drawn))
         yield f"{'slots':>6} |{'#' * filled}{' ' * (len(drawn) - filled)}|"
 
 

@@ -32,4 +32,4 @@ def show_rollout(config: ExperimentConfig) -> None:
     console = Console()
     console.print(render_trajectory(scored[0], family.decode))
     metrics = rollout_metrics([Group(0, "all", trajectories)])
-    console.print(f"{len(trajectories)} episodes, success {metrics['success']:.3f}, traces in {path}")
+    console.print(f"{len(trajectories)} episodes, success {metrics['reward/success']:.3f}, traces in {path}")

@@ -143,15 +143,17 @@ def corrected(batch: TrainBatch, config: AlgorithmConfig, version: int) -> tuple
                 s.trained & in_band(np.subtract(*_sides(s)), s.advantages.astype(np.float64), _age(s, version), band)
                 for s in batch
             ]
-        metrics["correction/removed"] = 1 - sum(m.sum() for m in stays) / max(1, sum(s.trained.sum() for s in batch))
+        metrics["mismatch/correction/removed"] = 1 - sum(m.sum() for m in stays) / max(
+            1, sum(s.trained.sum() for s in batch)
+        )
         batch = without(batch, stays, config)
         if config.old_logprobs != "engine":
             how = Correction(config.correction, config.correction_level, config.correction_low, config.correction_high)
             weights = [correction_weights(*_sides(s), s.trained, how) for s in batch]
             if batch.sequences:
                 found = np.concatenate([w[s.trained] for s, w in zip(batch, weights, strict=True)])
-                metrics["correction/weight"] = float(found.mean())
-                metrics["correction/cut"] = float(((found == how.high) | (found == 0)).mean())
+                metrics["mismatch/correction/weight"] = float(found.mean())
+                metrics["mismatch/correction/cut"] = float(((found == how.high) | (found == 0)).mean())
             batch = batch.with_advantages([s.advantages * w for s, w in zip(batch, weights, strict=True)])
     if config.old_logprobs == "engine":
         batch = replace(batch, sequences=[replace(s, old_logprobs=s.behaviour_logprobs) for s in batch])
@@ -194,7 +196,7 @@ def _mismatch_by_age(batch: TrainBatch, version: int) -> dict[str, float]:
     found: dict[str, float] = {}
     for name, chosen in (("fresh", age <= 0), ("stale", age > 0)):
         values = mismatch_metrics(old[chosen], behaviour[chosen])
-        found |= {f"mismatch_{name}/{key}": value for key, value in values.items()}
+        found |= {f"mismatch/{name}/{key}": value for key, value in values.items()}
     return found
 
 

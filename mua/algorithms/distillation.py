@@ -68,8 +68,8 @@ def distilled(batch: TrainBatch, how: DistillationConfig) -> tuple[TrainBatch, d
         advantages.append(rewarded + how.coefficient * own)
     found = np.concatenate(divergences)
     metrics = {
-        "distillation/reverse_kl": float(found.mean()),
-        "distillation/reverse_kl_k3": float((np.exp(-found) - 1 + found).mean()),
-        "distillation/difference_max": float(np.abs(found).max()),
+        "policy/distillation/reverse_kl": float(found.mean()),
+        "policy/distillation/reverse_kl_k3": float((np.exp(-found) - 1 + found).mean()),
+        "policy/distillation/difference_max": float(np.abs(found).max()),
     }
     return batch.with_advantages(advantages), metrics

@@ -41,8 +41,10 @@ def filtered(groups: Sequence[Group], config: AlgorithmConfig) -> tuple[list[Gro
         passed = [replace(group, trajectories=_passed(group, chosen)) for group in kept]
         taken[chosen.kind] += sum(len(g.trajectories) - len(p.trajectories) for g, p in zip(kept, passed, strict=True))
         kept = [group for group in passed if group.trajectories]
-    shares = {f"filters/{kind}": count / before for kind, count in taken.items()} if before else {}
-    return kept, shares | ({"filters/groups_kept": len(kept) / len(groups)} if groups and config.filters else {})
+    shares = {f"rollout/filters/{kind}": count / before for kind, count in taken.items()} if before else {}
+    return kept, shares | (
+        {"rollout/filters/groups_kept": len(kept) / len(groups)} if groups and config.filters else {}
+    )
 
 
 def _passed(group: Group, chosen: GroupFilter) -> list[Trajectory]:

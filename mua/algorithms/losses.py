@@ -4,7 +4,7 @@ A loss is called once per micro-batch, on this rank's trained tokens only, as fl
 (``N`` may be 0). Everything it returns can be added up (or maximised) over micro-batches and ranks in any order,
 because the global denominators are already inside ``weights``.
 
-Naming of ``LossTerms.sums``: keys under ``loss/`` are already weighted, so their sum over the batch is the
+Naming of ``LossTerms.sums``: keys that end in ``loss`` are already weighted, so their sum over the batch is the
 value; ``tokens`` is the plain token count; every other key is a plain sum over tokens, a mean once divided by
 ``tokens``. :func:`finish_metrics` does that division, once per optimizer step, after all reductions.
 """
@@ -145,30 +145,30 @@ class PolicyLoss:
         loss = (tokens.weights * policy.loss).sum()
         ratio = bounded(log_ratio.detach()).exp()
         sums = {
-            "loss/policy": loss.detach(),
-            "actor/ratio": ratio.sum(),
-            "actor/clip_fraction_low": policy.at_low.sum().float(),
-            "actor/clip_fraction_high": policy.at_high.sum().float(),
-            "actor/advantage_abs": tokens.advantages.abs().sum(),
+            "policy/policy_loss": loss.detach(),
+            "policy/ratio": ratio.sum(),
+            "policy/clip_fraction_low": policy.at_low.sum().float(),
+            "policy/clip_fraction_high": policy.at_high.sum().float(),
+            "policy/advantage_abs": tokens.advantages.abs().sum(),
         }
         if self.kl_coefficient > 0:
             if tokens.reference_logprobs is None:
                 raise ValueError("algorithm.kl_coefficient is above 0 but the batch has no reference log-probabilities")
             divergence = kl_estimate(self.kl_estimator, logprobs - tokens.reference_logprobs)
             kl_loss = self.kl_coefficient * (tokens.weights * divergence).sum()
-            sums |= {"loss/kl": kl_loss.detach(), "actor/reference_kl": divergence.detach().sum()}
+            sums |= {"policy/kl_loss": kl_loss.detach(), "policy/reference_kl": divergence.detach().sum()}
             loss = loss + kl_loss
         if self.entropy_coefficient > 0:
             bonus = self.entropy_coefficient * (tokens.weights * entropy).sum()
-            sums["loss/entropy"] = -bonus.detach()
+            sums["policy/entropy_loss"] = -bonus.detach()
             loss = loss - bonus
         # How far the engine's log-probabilities are from the trainer's, for the same ids.
         difference = (current if self.old_logprobs == "engine" else tokens.old_logprobs) - tokens.behaviour_logprobs
         # KL(old || current) on tokens sampled (nearly) from old.
         drift = current - tokens.old_logprobs
         sums |= _common_sums(loss, logprobs, entropy) | {
-            "actor/ppo_kl": -drift.sum(),
-            "actor/ppo_kl_k3": kl_estimate("k3", -drift).sum(),
+            "policy/ppo_kl": -drift.sum(),
+            "policy/ppo_kl_k3": kl_estimate("k3", -drift).sum(),
             "mismatch/logprob_difference": difference.abs().sum(),
             "mismatch/kl": -difference.sum(),
             "mismatch/kl_k3": kl_estimate("k3", -difference).sum(),
@@ -176,7 +176,7 @@ class PolicyLoss:
             "mismatch/probability_error": bounded(difference.abs()).exp().sum(),
         }
         # All are at least 0, so that 0 for no tokens leaves every maximum over micro-batches as it is.
-        maxima = {"mismatch/logprob_difference_max": difference.abs(), "actor/ratio_max": ratio}
+        maxima = {"mismatch/logprob_difference_max": difference.abs(), "policy/ratio_max": ratio}
         nothing = logprobs.new_zeros(())
         return LossTerms(loss, sums, {name: v.max() if v.numel() else nothing for name, v in maxima.items()})
 
@@ -205,7 +205,7 @@ class ValueLoss:
         loss = (tokens.weights * losses).sum()
         sums = {
             "tokens": torch.tensor(float(values.numel()), device=values.device),
-            "loss/value": loss.detach(),
+            "critic/loss": loss.detach(),
             "critic/value": values.detach().sum(),
             "critic/return": tokens.returns.sum(),
             "critic/clip_fraction": clipped.sum().float(),
@@ -216,24 +216,24 @@ class ValueLoss:
 def _common_sums(loss: Tensor, logprobs: Tensor, entropy: Tensor) -> dict[str, Tensor]:
     return {
         "tokens": torch.tensor(float(logprobs.numel()), device=logprobs.device),
-        "loss/total": loss.detach(),
-        "actor/entropy": entropy.detach().sum(),
-        "actor/logprob": logprobs.detach().sum(),
+        "policy/loss": loss.detach(),
+        "policy/entropy": entropy.detach().sum(),
+        "policy/logprob": logprobs.detach().sum(),
     }
 
 
 def finish_metrics(sums: Mapping[str, Tensor | float], maxima: Mapping[str, Tensor | float]) -> dict[str, float]:
     """Turn the fully reduced sums and maxima of one optimizer step into metrics; see the module for the names.
 
-    With no trained token there is no mean: only ``tokens`` and the weighted losses are returned. Raises
+    With no trained token there is no mean: only ``policy/tokens`` and the weighted losses are returned. Raises
     ``ValueError`` when a name is both a sum and a maximum.
     """
     if shared := sums.keys() & maxima.keys():
         raise ValueError(f"metric names used both as sum and as maximum: {sorted(shared)}")
     tokens = float(sums["tokens"])
-    finished = {"tokens": tokens}
+    finished = {"policy/tokens": tokens}
     for name, value in sums.items():
-        if name.startswith("loss/"):
+        if name.endswith("loss"):
             finished[name] = float(value)
         elif name != "tokens" and tokens > 0:
             finished[name] = float(value) / tokens

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from mua.algorithms.advantage import group_relative_advantages
+from mua.algorithms.said import diversity
 from mua.types import Group, Outcome, Provenance, Trajectory
+
+_COUNTED = {
+    "tool_calls/": "tools/calls/",
+    "tool_errors/": "tools/errors/",
+    "context/": "rollout/context/",
+    "gateway/": "rollout/gateway/",
+}
+"""Counts of an episode, and what they are in the metrics of a step."""
 
 
 def rollout_metrics(
@@ -26,33 +35,58 @@ def rollout_metrics(
     metrics: dict[str, float] = {}
     if everyone:
         counts, attempts = Counter(t.outcome for t in everyone), [t.attempts for t in everyone]
-        metrics = {f"outcome/{kind}": counts[kind] / len(everyone) for kind in Outcome} | {
-            "trajectories/count": float(len(everyone)),
-            "trajectories/unscored": sum(not t.scored for t in everyone) / len(everyone),
-            "attempts/mean": float(np.mean(attempts)),
-            "attempts/max": float(max(attempts)),
+        metrics = {f"rollout/outcome/{kind}": counts[kind] / len(everyone) for kind in Outcome} | {
+            "rollout/trajectories/count": float(len(everyone)),
+            "rollout/trajectories/unscored": sum(not t.scored for t in everyone) / len(everyone),
+            "rollout/attempts/mean": float(np.mean(attempts)),
+            "rollout/attempts/max": float(max(attempts)),
         }
         # Faults of users by kind, of attempts that were retried too, and flags.
-        metrics |= _totals(everyone, ("user_faults/", "user_flags/"))
+        metrics |= _totals(everyone, {"user_faults/": "users/faults/", "user_flags/": "users/flags/"})
     if scored:
         # A trajectory that never called a tool counts as 0.
-        tools = _totals(scored, ("tool_calls/", "tool_errors/", "context/", "gateway/"))
-        metrics |= _rewards(scored) | _shapes(scored) | {name: count / len(scored) for name, count in tools.items()}
+        counted = _totals(scored, _COUNTED)
+        metrics |= _rewards(scored) | _shapes(scored) | {name: count / len(scored) for name, count in counted.items()}
+        metrics |= _tools_used(scored) | diversity(scored) | _length_correlation(scored)
         metrics |= _by_domain(groups) | _group_shares([g for g in groups if g.scored], divide_by_std)
         versions = [s.version[s.loss_mask] for t in scored for s in t.segments]
         sampled = np.concatenate(versions or [np.zeros(0, np.int32)])
         if len(sampled):
             lag = (sampled.max() if version is None else version) - sampled
-            metrics |= {"version_lag/mean": float(lag.mean()), "version_lag/max": float(lag.max())}
+            metrics |= {"mismatch/version_lag/mean": float(lag.mean()), "mismatch/version_lag/max": float(lag.max())}
     return metrics
 
 
-def _totals(trajectories: Sequence[Trajectory], kinds: tuple[str, ...]) -> dict[str, float]:
-    """Metrics of trajectories of these kinds, added up; those that did not occur are left out."""
+def _totals(trajectories: Sequence[Trajectory], kinds: Mapping[str, str]) -> dict[str, float]:
+    """Counts of trajectories, added up, under the names of a step; those that did not occur are left out.
+
+    ``kinds`` says for the beginning of a count's name what it is in a step's.
+    """
     totals: Counter[str] = Counter()
     for trajectory in trajectories:
-        totals.update({k: v for k, v in trajectory.metrics.items() if k.startswith(kinds)})
-    return {name: float(totals[name]) for name in sorted(totals)}
+        totals.update({name: value for name, value in trajectory.metrics.items() if name.startswith(tuple(kinds))})
+    ended = {name: next(kind for kind in kinds if name.startswith(kind)) for name in sorted(totals)}
+    return {kinds[kind] + name.removeprefix(kind): float(totals[name]) for name, kind in ended.items()}
+
+
+def _tools_used(scored: Sequence[Trajectory]) -> dict[str, float]:
+    """Share of episodes that called each tool."""
+    used = Counter(
+        name.removeprefix("tool_calls/")
+        for trajectory in scored
+        for name, count in trajectory.metrics.items()
+        if name.startswith("tool_calls/") and count
+    )
+    return {f"tools/used/{name}": used[name] / len(scored) for name in sorted(used)}
+
+
+def _length_correlation(scored: Sequence[Trajectory]) -> dict[str, float]:
+    """Pearson's, of reward and sampled tokens; nothing where either does not vary."""
+    rewards = np.array([t.reward for t in scored])
+    lengths = np.array([t.sampled_tokens for t in scored], np.float64)
+    if not rewards.std() or not lengths.std():
+        return {}
+    return {"reward/length_correlation": float(np.corrcoef(rewards, lengths)[0, 1])}
 
 
 def _rewards(scored: Sequence[Trajectory]) -> dict[str, float]:
@@ -62,7 +96,7 @@ def _rewards(scored: Sequence[Trajectory]) -> dict[str, float]:
         "reward/std": float(rewards.std()),
         "reward/min": float(rewards.min()),
         "reward/max": float(rewards.max()),
-        "success": float(np.mean([t.success for t in scored])),
+        "reward/success": float(np.mean([t.success for t in scored])),
     }
 
 
@@ -83,7 +117,7 @@ def _by_domain(groups: Sequence[Group]) -> dict[str, float]:
                 "zero_variance": float(np.mean([max(r) == min(r) for r in of_groups if r])),
             }
         found["unscored"] = 1 - len(scored) / len(members)
-        metrics |= {f"environment/{name}/{key}": value for key, value in found.items()}
+        metrics |= {f"rollout/domain/{name}/{key}": value for key, value in found.items()}
     return metrics
 
 
@@ -94,13 +128,13 @@ def _shapes(scored: Sequence[Trajectory]) -> dict[str, float]:
     provenance = np.zeros(len(Provenance), dtype=np.int64)
     for segment in (s for t in scored for s in t.segments):
         provenance += np.bincount(segment.provenance, minlength=len(Provenance))
-    return {f"tokens/{kind.name.lower()}": float(provenance[kind]) / len(scored) for kind in Provenance} | {
-        "tokens/segment_max": float(max(lengths, default=0)),
-        "turns/mean": float(np.mean(turns)),
-        "turns/max": float(max(turns)),
-        "turns/cut_by_time": float(np.mean([t.metrics.get("cut_by_time", 0.0) for t in scored])),
-        "segments/mean": float(np.mean(segments)),
-        "segments/max": float(max(segments)),
+    return {f"rollout/tokens/{kind.name.lower()}": float(provenance[kind]) / len(scored) for kind in Provenance} | {
+        "rollout/tokens/segment_max": float(max(lengths, default=0)),
+        "rollout/turns/mean": float(np.mean(turns)),
+        "rollout/turns/max": float(max(turns)),
+        "rollout/turns/cut_by_time": float(np.mean([t.metrics.get("cut_by_time", 0.0) for t in scored])),
+        "rollout/segments/mean": float(np.mean(segments)),
+        "rollout/segments/max": float(max(segments)),
     }
 
 
@@ -109,9 +143,9 @@ def _group_shares(groups: Sequence[Group], divide_by_std: bool) -> dict[str, flo
     rewards = [[t.reward for t in group.scored] for group in groups]
     advantages = np.concatenate([group_relative_advantages(r, divide_by_std=divide_by_std) for r in rewards])
     return {
-        "groups/count": float(len(groups)),
-        "groups/zero_variance": float(np.mean([max(r) == min(r) for r in rewards])),
-        "groups/all_correct": float(np.mean([all(t.success for t in g.scored) for g in groups])),
-        "groups/all_wrong": float(np.mean([not any(t.success for t in g.scored) for g in groups])),
-        "advantage/abs_mean": float(np.abs(advantages).mean()),
+        "reward/groups/count": float(len(groups)),
+        "reward/groups/zero_variance": float(np.mean([max(r) == min(r) for r in rewards])),
+        "reward/groups/all_correct": float(np.mean([all(t.success for t in g.scored) for g in groups])),
+        "reward/groups/all_wrong": float(np.mean([not any(t.success for t in g.scored) for g in groups])),
+        "reward/advantage/abs_mean": float(np.abs(advantages).mean()),
     }

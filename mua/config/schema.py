@@ -163,7 +163,7 @@ class EngineConfig(Section):
     """How weights reach the engines; None: as ``placement`` needs it. colocated: a rank of each node hands its engines
     memory they share (shared memory on CPU, CUDA IPC handles on GPU). broadcast: trainer ranks and all engine ranks
     form process groups (gloo or NCCL), which takes engines with GPUs of their own."""
-    feeders: Positive = 2
+    broadcast_roots: Positive = 2
     """Trainer ranks that broadcast weights, each its share through a process group with all engine ranks."""
     load: Literal["auto", "slices", "tensors"] = "auto"
     """What a colocated engine rank is handed. slices: its own part of every parameter. tensors: whole Hugging Face
@@ -408,11 +408,42 @@ class EvaluationConfig(Section):
         return self
 
 
+class WandbConfig(Section):
+    """A run at Weights & Biases; its package must be installed, and its own login made."""
+
+    project: str
+    """Made where it is not there."""
+    entity: str | None = None
+    """Team or user; None: the one who logged in."""
+    name: str | None = None
+    """Of the run; None: ``name`` of the configuration."""
+    mode: Literal["online", "offline"] = "online"
+    """``offline`` writes into ``<output>/wandb``, for ``wandb sync`` later."""
+
+
+class MlflowConfig(Section):
+    """A run at an MLflow server, or in its files; its package must be installed."""
+
+    experiment: str
+    """Made where it is not there."""
+    tracking_uri: str | None = None
+    """Server, ``file:`` folder or database; None: what ``MLFLOW_TRACKING_URI`` says."""
+    name: str | None = None
+    """Of the run; None: ``name`` of the configuration."""
+
+
 class ObserveConfig(Section):
     """What a run leaves behind."""
 
     tensorboard: bool = True
-    """Write scalars for TensorBoard under ``<output>/tensorboard``; ``metrics.jsonl`` is always written."""
+    """Write scalars, histograms, texts of episodes and hyperparameters for TensorBoard under ``<output>/tensorboard``;
+    ``metrics.jsonl`` is always written."""
+    wandb: WandbConfig | None = None
+    """Send the same to Weights & Biases."""
+    mlflow: MlflowConfig | None = None
+    """Send the same to MLflow."""
+    texts: NonNegative = 100
+    """Steps of a run, evenly spread, whose episodes are logged as texts too: one that succeeded, one that did not."""
     traces: bool | None = None
     """One JSON line a trajectory, under ``<output>/traces`` and, of evaluations within training, under
     ``<output>/evaluations``. None: where the run keeps no store, from which ``mua store export`` writes the same lines,

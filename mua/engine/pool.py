@@ -322,8 +322,8 @@ class EnginePool:
         if self._membership is not None:
             nodes = {f"engine/nodes_{name}": float(count) for name, count in self._membership.counts.items()}
         return {f"engine/{name}": counted[name] for name in names} | nodes | {
-            "partial/continued": counted["continued"],
-            "partial/kept_tokens": counted["kept_tokens"],
+            "engine/partial/continued": counted["continued"],
+            "engine/partial/kept_tokens": counted["kept_tokens"],
             "engine/prefix_cache_hit_rate": counted["cached_tokens"] / max(1, counted["prompt_tokens"]),
             "engine/running": sum(engine.in_flight for engine in self._engines),
             "engine/queued": sum(engine.queued for engine in self._engines),

@@ -95,11 +95,11 @@ class SyncReport:
         self.buckets += 1
 
     def metrics(self) -> dict[str, float]:
-        """``sync/<name>`` of everything that is a number."""
-        found = {f"sync/{name}": float(getattr(self, name)) for name in _METRICS}
-        found |= {f"sync/pause_{part}_seconds": seconds for part, seconds in self.pauses.items()}
-        found |= {"sync/bytes_moved": float(self.moved), "sync/bytes_needed": float(self.needed)}
-        return found | {"sync/gigabytes_per_second": self.bytes / max(self.seconds, 1e-9) / 1e9}
+        """``engine/sync/<name>`` of everything that is a number."""
+        found = {f"engine/sync/{name}": float(getattr(self, name)) for name in _METRICS}
+        found |= {f"engine/sync/pause_{part}_seconds": seconds for part, seconds in self.pauses.items()}
+        found |= {"engine/sync/bytes_moved": float(self.moved), "engine/sync/bytes_needed": float(self.needed)}
+        return found | {"engine/sync/gigabytes_per_second": self.bytes / max(self.seconds, 1e-9) / 1e9}
 
 
 class Shipment:

@@ -251,4 +251,4 @@ def key_of(placed: Placed) -> Key:
 
 def roles_of(metrics: Roles) -> Roles:
     """Those of ``metrics`` that are of users and judges."""
-    return {name: value for name, value in metrics.items() if name.startswith(("user_llm/", "judge_llm/"))}
+    return {name: value for name, value in metrics.items() if name.startswith(("users/llm/", "users/judge/"))}

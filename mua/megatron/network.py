@@ -116,10 +116,10 @@ class Network:
 
         Returns:
             metrics, the same on every rank: those of ``terms`` (:func:`mua.algorithms.losses.finish_metrics`); of a
-            policy ``loss`` and ``entropy`` (mean over trained tokens, nats); and, under the prefix, ``grad_norm``,
-            ``learning_rate``, ``microbatches``, ``padding_share``, ``merged_share`` (of tokens, that were not computed
-            because another sequence begins with them), ``skipped``, ``forward_backward_seconds``,
-            ``optimizer_seconds``, how evenly ranks and micro-batches are loaded
+            policy ``policy/loss`` and ``policy/entropy`` (mean over trained tokens, nats); and, under
+            ``policy/`` or the prefix, ``grad_norm``, ``learning_rate``, ``microbatches``, ``padding_share``,
+            ``merged_share`` (of tokens, that were not computed because another sequence begins with them), ``skipped``,
+            ``forward_backward_seconds``, ``optimizer_seconds``, how evenly ranks and micro-batches are loaded
             (:class:`mua.megatron.packing.LoadBalance`), and of the experts' load
             (:func:`mua.megatron.moe.collect_metrics`), whose losses are no part of ``loss``.
         """
@@ -142,7 +142,10 @@ class Network:
         self.skipped_steps += not done.applied
         policy = {}
         if "_loss" in sums:
-            policy = {"loss": sums.pop("_loss"), "entropy": sums.pop("_entropy") / max(sums["tokens"], 1.0)}
+            policy = {
+                "policy/loss": sums.pop("_loss"),
+                "policy/entropy": sums.pop("_entropy") / max(sums["tokens"], 1.0),
+            }
         own = {
             "grad_norm": done.grad_norm,
             "learning_rate": done.learning_rate,
@@ -153,9 +156,14 @@ class Network:
             "forward_backward_seconds": between - start,
             "optimizer_seconds": time.perf_counter() - between,
             **asdict(share.balance),
-            **moe.collect_metrics(self.chunks, self._config.moe_aux_loss, self._config.moe_z_loss),
         }
-        return finish_metrics(sums, maxima) | policy | {self._prefix + name: value for name, value in own.items()}
+        experts = moe.collect_metrics(self.chunks, self._config.moe_aux_loss, self._config.moe_z_loss)
+        return (
+            finish_metrics(sums, maxima)
+            | policy
+            | {(self._prefix or "policy/") + name: value for name, value in own.items()}
+            | {self._prefix + name: value for name, value in experts.items()}
+        )
 
     def _leave_ungathered(self) -> None:
         """The next forward pass gathers weights module by module, a bucket ahead."""

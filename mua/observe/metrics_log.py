@@ -1,4 +1,4 @@
-"""Scalars of a run: TensorBoard for people, ``metrics.jsonl`` for programs; memory in use."""
+"""Scalars of a run: TensorBoard for people, ``metrics.jsonl`` and ``evaluations.jsonl`` for programs; memory in use."""
 
 from __future__ import annotations
 
@@ -6,45 +6,67 @@ import contextlib
 import json
 import logging
 import math
+import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
+import numpy as np
 import psutil
 
 from megatron_bridge.atomic import replace_text
 from mua.errors import MuaError
+from mua.observe.catalogue import STRICT, unknown
 from mua.observe.files import LineFile, naming
+from mua.observe.metric_sinks import MetricSink, Plain, TensorBoardSink, Values, histogram_of
 from mua.untrusted import JsonError, is_number, open_file, read_json
 
 log = logging.getLogger(__name__)
 
 METRICS_FILE = "metrics.jsonl"
+EVALUATIONS_FILE = "evaluations.jsonl"
+DETAILS_FILE = "details.jsonl"
+COMPARED = ("reward/success", "reward/mean", "evaluation/validation_success", "policy/loss")
+"""What TensorBoard's table of hyperparameters shows of a run."""
+EVALUATION = "evaluation/"
+"""How the names of held-out figures begin. They are of the policy after so many steps, and stand at that number on the
+axis of steps: 0 is before training."""
 TENSORBOARD_FOLDER = "tensorboard"
 GIB = float(1 << 30)
 
 
 class MetricsWriter:
-    """Writes ``<output>/metrics.jsonl`` (one line a :meth:`log`) and, by choice, ``<output>/tensorboard``.
+    """Writes ``<output>/metrics.jsonl`` (one line a :meth:`log`), ``<output>/evaluations.jsonl`` (one line a policy
+    that was evaluated), ``<output>/details.jsonl`` (histograms, texts, hyperparameters) and, by choice,
+    ``<output>/tensorboard``; and hands all of it to ``others``.
 
     A run passes the first step it will take as ``resume_step``: lines at or after it, written by a run that died, are
-    dropped from the file, and TensorBoard is told to drop its points, so that curves have no second strand. 0 starts
-    the curves anew; None keeps all that is there. Values that are not finite are written as null (JSON has none).
+    dropped from the files, evaluations of policies of later steps too, and TensorBoard is told to drop its points, so
+    that curves have no second strand. 0 starts the curves anew; None keeps all that is there. Values that are not
+    finite are written as null (JSON has none).
+
+    Every name must be in :mod:`mua.observe.catalogue`.
     """
 
-    def __init__(self, output: Path, tensorboard: bool, resume_step: int | None = None) -> None:
+    def __init__(
+        self, output: Path, tensorboard: bool, resume_step: int | None = None, others: Sequence[MetricSink] = ()
+    ) -> None:
         output.mkdir(parents=True, exist_ok=True)
         path = output / METRICS_FILE
         drop_from(path, resume_step)
-        self._file = LineFile(path)
-        self._folder = output / TENSORBOARD_FOLDER
-        self._board: Any = None
+        _drop_details(output / DETAILS_FILE, resume_step)
+        self._file, self._details = LineFile(path), LineFile(output / DETAILS_FILE)
+        self._evaluations_file = output / EVALUATIONS_FILE
+        self._evaluations = _evaluations_until(self._evaluations_file, resume_step)
+        self._sinks: list[MetricSink] = [*others]
         if tensorboard:
-            from torch.utils.tensorboard import SummaryWriter  # loads torch, which only runs that train have
-
-            with naming(self._folder):
-                self._board = SummaryWriter(str(self._folder), purge_step=resume_step, flush_secs=30)
+            board = TensorBoardSink(output / TENSORBOARD_FOLDER, resume_step, COMPARED)
+            self._sinks.insert(0, board)
+            for step, values in self._evaluations.items():  # of the policy that goes on: purged with its next step
+                if resume_step is not None and step >= resume_step:
+                    board.scalars(step, {name: math.nan if v is None else v for name, v in values.items()})
+        self._told: set[str] = set()
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Record ``metrics`` at ``step``; flushed, so that a crash afterwards loses nothing.
@@ -52,22 +74,58 @@ class MetricsWriter:
         Raises :class:`mua.errors.DiskError`; a line is there whole or not at all.
         """
         values = {name: float(value) for name, value in metrics.items()}
-        finite = {name: value if math.isfinite(value) else None for name, value in values.items()}
-        self._file.write(json.dumps({"step": step, **finite}))
-        if self._board is not None:
-            with naming(self._folder):
-                for name, value in values.items():
-                    self._board.add_scalar(name, value, step)
-                self._board.flush()
+        self._check(values)
+        self._file.write(json.dumps({"step": step, **_finite(values)}))
+        for sink in self._sinks:
+            sink.scalars(step, values)
+
+    def log_evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Record held-out figures of the policy after ``step`` steps; what the file has of it is replaced.
+
+        Raises :class:`mua.errors.DiskError`; the file has them or is as it was.
+        """
+        values = {name: float(value) for name, value in metrics.items()}
+        self._check(values)
+        self._evaluations[step] = self._evaluations.get(step, {}) | _finite(values)
+        lines = (json.dumps({"step": at} | self._evaluations[at]) + "\n" for at in sorted(self._evaluations))
+        with naming(self._evaluations_file):
+            replace_text(self._evaluations_file, "".join(lines))
+        for sink in self._sinks:
+            sink.scalars(step, values)
+
+    def log_details(self, step: int, histograms: Mapping[str, Values], texts: Mapping[str, str]) -> None:
+        """Record samples by name, each ``[N]``, and texts by name at ``step``. Raises :class:`mua.errors.DiskError`."""
+        histograms = {name: values for name, values in histograms.items() if np.isfinite(values).any()}
+        self._check([*histograms, *texts])
+        counted = {name: histogram_of(values) for name, values in histograms.items()}
+        self._details.write(json.dumps({"step": step, "histograms": counted, "texts": dict(texts)}))
+        for sink in self._sinks:
+            if histograms:
+                sink.histograms(step, histograms)
+            if texts:
+                sink.texts(step, texts)
+
+    def log_hyperparameters(self, values: Mapping[str, Plain]) -> None:
+        """Record what the run is set to, from here on. Raises :class:`mua.errors.DiskError`."""
+        self._details.write(json.dumps({"hyperparameters": dict(values)}))
+        for sink in self._sinks:
+            sink.hyperparameters(values)
+
+    def _check(self, names: Iterable[str]) -> None:
+        """Raises ``LookupError`` for a name that the catalogue lacks where tests ask for it; else says it once."""
+        if not (lacking := [name for name in unknown(names) if name not in self._told]):
+            return
+        if os.environ.get(STRICT) == "1":
+            raise LookupError(f"mua/observe/catalogue.py lacks the metrics {', '.join(lacking)}")
+        self._told.update(lacking)
+        log.warning("metrics that docs/metrics.md does not explain: %s", ", ".join(lacking))
 
     def close(self) -> None:
         """Every step is on disk already, so that a disk which is full now costs nothing but a line in the log."""
         self._file.close()
-        if self._board is not None:
-            try:
-                self._board.close()
-            except OSError as error:
-                log.warning("%s: %s", self._folder, error.strerror)
+        self._details.close()
+        for sink in self._sinks:
+            sink.close()
 
     def __enter__(self) -> Self:
         return self
@@ -108,15 +166,57 @@ def drop_from(path: Path, step: int | None) -> None:
     replace_text(path, "".join(json.dumps(line) + "\n" for line in kept))
 
 
+def _drop_details(path: Path, step: int | None) -> None:
+    """As :func:`drop_from`, of ``details.jsonl``; hyperparameters stay. A line that cannot be read goes."""
+    if step is None or not path.exists():
+        return
+    kept = []
+    with open_file(path) as file:
+        for line in file:
+            try:
+                found = read_json(line, strict=False)
+            except JsonError:
+                continue
+            at = found.get("step", -1) if isinstance(found, dict) else step
+            if line.endswith(b"\n") and type(at) is int and at < step:
+                kept.append(line.decode())
+    replace_text(path, "".join(kept) if step else "")
+
+
+def _finite(values: Mapping[str, float]) -> dict[str, float | None]:
+    return {name: value if math.isfinite(value) else None for name, value in values.items()}
+
+
+def _evaluations_until(path: Path, step: int | None) -> dict[int, dict[str, float | None]]:
+    """The evaluations in the file that a run which goes on from ``step`` has made; by step."""
+    if not path.exists() or step == 0:
+        path.unlink(missing_ok=True)
+        return {}
+    found = {line["step"]: line for line in read_metrics(path)}
+    return {
+        at: {n: v for n, v in line.items() if n != "step"} for at, line in found.items() if step is None or at <= step
+    }
+
+
+def evaluation_of(metrics: Mapping[str, float]) -> dict[str, float]:
+    """The held-out figures of ``metrics``."""
+    return {name: value for name, value in metrics.items() if name.startswith(EVALUATION)}
+
+
+def without_evaluation(metrics: Mapping[str, float]) -> dict[str, float]:
+    """``metrics`` without held-out figures, which are of the policy after the step."""
+    return {name: value for name, value in metrics.items() if not name.startswith(EVALUATION)}
+
+
 def memory_metrics() -> dict[str, float]:
     """Memory in GiB: resident set sizes, and CUDA's allocator where torch runs on a GPU.
 
-    ``memory/children_gib`` sums the resident sets of all descendants (engines, trainer ranks); pages that processes
-    share are counted once for each of them.
+    ``resources/memory/children_gib`` sums the resident sets of all descendants (engines, trainer ranks); pages that
+    processes share are counted once for each of them.
     """
     me = psutil.Process()
-    metrics = {"memory/process_gib": _resident(me) / GIB}
-    metrics["memory/children_gib"] = sum(map(_resident, me.children(recursive=True))) / GIB
+    metrics = {"resources/memory/process_gib": _resident(me) / GIB}
+    metrics["resources/memory/children_gib"] = sum(map(_resident, me.children(recursive=True))) / GIB
     return metrics | _cuda()
 
 
@@ -137,7 +237,7 @@ def _cuda() -> dict[str, float]:
         return {}
     free, total = torch.cuda.mem_get_info()
     return {
-        "memory/cuda_allocated_gib": torch.cuda.memory_allocated() / GIB,
-        "memory/cuda_peak_gib": torch.cuda.max_memory_allocated() / GIB,
-        "memory/cuda_device_used_gib": (total - free) / GIB,
+        "resources/memory/cuda_allocated_gib": torch.cuda.memory_allocated() / GIB,
+        "resources/memory/cuda_peak_gib": torch.cuda.max_memory_allocated() / GIB,
+        "resources/memory/cuda_device_used_gib": (total - free) / GIB,
     }

@@ -153,14 +153,14 @@ class EngineClock(StateClock):
 
 
 def trainer_metrics(seconds: Mapping[str, float], phases: Iterable[str] = TrainerPhase) -> dict[str, float]:
-    """``timeline/<phase>_seconds`` of all ``phases`` and of others that occurred; their sum is the step."""
-    return {f"timeline/{name}_seconds": seconds.get(name, 0.0) for name in dict.fromkeys((*phases, *seconds))}
+    """``time/<phase>_seconds`` of all ``phases`` and of others that occurred; their sum is the step."""
+    return {f"time/{name}_seconds": seconds.get(name, 0.0) for name in dict.fromkeys((*phases, *seconds))}
 
 
 def engine_metrics(clocks: Sequence[EngineClock]) -> dict[str, float]:
     """Shares of all engines' time since the last call, which sum to 1; the share of slots that were in use.
 
-    ``timeline/engine_generating_seconds`` is the mean over the engines.
+    ``time/engine_generating_seconds`` is the mean over the engines.
     """
     usage = [clock.take_usage() for clock in clocks]
     whole = sum(sum(seconds.values()) for seconds, _, _ in usage)
@@ -168,9 +168,9 @@ def engine_metrics(clocks: Sequence[EngineClock]) -> dict[str, float]:
         return {}
     spent = {activity: sum(seconds.get(activity, 0.0) for seconds, _, _ in usage) for activity in EngineActivity}
     slots = sum(most for _, _, most in usage)
-    return {f"timeline/engine_{activity}": seconds / whole for activity, seconds in spent.items()} | {
-        "timeline/engine_slots_used": sum(used for _, used, _ in usage) / slots,
-        "timeline/engine_generating_seconds": spent[EngineActivity.GENERATING] / len(usage),
+    return {f"time/engine_{activity}": seconds / whole for activity, seconds in spent.items()} | {
+        "time/engine_slots_used": sum(used for _, used, _ in usage) / slots,
+        "time/engine_generating_seconds": spent[EngineActivity.GENERATING] / len(usage),
     }
 
 
@@ -182,12 +182,12 @@ _EPISODE_PARTS = {
 
 
 def episode_metrics(groups: Iterable[Group]) -> dict[str, float]:
-    """Mean seconds of an episode in each part; ``timeline/episode_seconds`` is their sum.
+    """Mean seconds of an episode in each part; ``time/episode_seconds`` is their sum.
 
     ``engine_slot`` is the wait for an engine that takes the request, and no part of ``generating``. ``scoring`` is the
     environment's evaluation and its judge's. ``start`` makes the environment and the user; ``other`` is what is left:
     attempts that failed, pauses between attempts, the event loop. Before all of that an episode waits for
-    ``rollout.concurrency``: ``timeline/episode_queued_seconds``. Episodes that were given up have no parts and are not
+    ``rollout.concurrency``: ``time/episode_queued_seconds``. Episodes that were given up have no parts and are not
     counted.
     """
     timed = [t.metrics for group in groups for t in group.trajectories if "seconds/episode" in t.metrics]
@@ -199,9 +199,9 @@ def episode_metrics(groups: Iterable[Group]) -> dict[str, float]:
     }
     parts["generating"] -= parts["engine_slot"]
     parts["other"] = whole - sum(parts.values())
-    found = {f"timeline/episode_{name}_seconds": seconds for name, seconds in parts.items()}
+    found = {f"time/episode_{name}_seconds": seconds for name, seconds in parts.items()}
     queued = fmean(metrics.get("seconds/queued", 0.0) for metrics in timed)
-    return found | {"timeline/episode_seconds": whole, "timeline/episode_queued_seconds": queued}
+    return found | {"time/episode_seconds": whole, "time/episode_queued_seconds": queued}
 
 
 def overlap_efficiency(seconds: Mapping[str, float], generating: float) -> float:
@@ -210,7 +210,7 @@ def overlap_efficiency(seconds: Mapping[str, float], generating: float) -> float
     Training is the time of :data:`TRAINING`. Generation is the mean over the engines of the time in which at least one
     request ran. 1 says that the longer of the two hides everything else. In a synchronous step the two follow each
     other, and the rest of the step counts against it. An engine that one last request keeps busy counts as generating:
-    ``timeline/engine_slots_used`` says how full it was.
+    ``time/engine_slots_used`` says how full it was.
 
     Args:
         seconds: of the trainer by phase; their sum is the step.

@@ -72,7 +72,7 @@ class SimulatedPlacement:
         """Seconds of a step if the trainer were so many times as fast."""
         old = self.setting
         new = replace(old, score_seconds=old.score_seconds / faster, train_seconds=old.train_seconds / faster)
-        return _means(new)["speed/step_seconds"]
+        return _means(new)["time/step_seconds"]
 
     def as_json(self) -> dict[str, Any]:
         numbers = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "setting"}
@@ -227,22 +227,22 @@ def _simulated(name: str, setting: Setting, trainer_gpus: int, engine_gpus: int)
         together=1.0,
     )
     # Nothing overlaps with a step that is trained in turns; its generation alone is what the step waits for.
-    alone = found["timeline/wait_seconds"] if staleness == 0 else _means(free)["speed/step_seconds"]
-    step = found["speed/step_seconds"]
+    alone = found["time/wait_seconds"] if staleness == 0 else _means(free)["time/step_seconds"]
+    step = found["time/step_seconds"]
     return SimulatedPlacement(
         name=name,
         staleness=staleness,
         trainer_gpus=trainer_gpus,
         engine_gpus=engine_gpus,
         generation_seconds=alone,
-        training_seconds=(setting.score_seconds + setting.train_seconds) * found["tokens"],
+        training_seconds=(setting.score_seconds + setting.train_seconds) * found["policy/tokens"],
         sync_seconds=setting.sync_seconds,
         step_seconds=step,
-        waiting=found["timeline/wait_seconds"] / step,
-        generating=found["timeline/engine_generating"],
-        slots_used=found["timeline/engine_slots_used"],
-        lag_mean=found["version_lag/mean"],
-        lag_max=found["version_lag/max"],
+        waiting=found["time/wait_seconds"] / step,
+        generating=found["time/engine_generating"],
+        slots_used=found["time/engine_slots_used"],
+        lag_mean=found["mismatch/version_lag/mean"],
+        lag_max=found["mismatch/version_lag/max"],
         setting=setting,
     )
 

@@ -415,9 +415,9 @@ class Simulation:
             line = await self._step(scheduler, step)
             seconds = self._timeline.take()
             line |= engine_metrics([engine.clock for engine in self._engines]) | trainer_metrics(seconds)
-            generating = line.get("timeline/engine_generating_seconds", 0.0)
-            line["timeline/overlap_efficiency"] = overlap_efficiency(seconds, generating)
-            lines.append(line | {"step": step, "speed/step_seconds": sum(seconds.values())})
+            generating = line.get("time/engine_generating_seconds", 0.0)
+            line["time/overlap_efficiency"] = overlap_efficiency(seconds, generating)
+            lines.append(line | {"step": step, "time/step_seconds": sum(seconds.values())})
         await scheduler.stop()
         return lines
 
@@ -457,10 +457,10 @@ class Simulation:
                 ages[step - version] += sampled
         sampled = ages.total()
         return episode_metrics(batch.groups) | {
-            "tokens": float(tokens),
+            "policy/tokens": float(tokens),
             "engine/sampled_tokens": float(sampled),
-            "version_lag/mean": sum(age * n for age, n in ages.items()) / sampled,
-            "version_lag/max": float(max(ages)),
+            "mismatch/version_lag/mean": sum(age * n for age, n in ages.items()) / sampled,
+            "mismatch/version_lag/max": float(max(ages)),
         }
 
     async def _sync(self) -> None:
@@ -538,11 +538,11 @@ def simulate(setting: Setting) -> list[dict[str, float]]:
 
 def mean_metrics(kept: Sequence[dict[str, float]]) -> dict[str, float]:
     """Of every metric the mean over the steps; shares of time are weighted by it."""
-    whole = sum(line["speed/step_seconds"] for line in kept)
+    whole = sum(line["time/step_seconds"] for line in kept)
     found = {}
     for name in dict.fromkeys(name for line in kept for name in line):
-        if name.startswith("timeline/engine_") and not name.endswith("_seconds"):  # a share of the step's time
-            found[name] = sum(line.get(name, 0.0) * line["speed/step_seconds"] for line in kept) / whole
+        if name.startswith("time/engine_") and not name.endswith("_seconds"):  # a share of the step's time
+            found[name] = sum(line.get(name, 0.0) * line["time/step_seconds"] for line in kept) / whole
         else:
             found[name] = fmean(line.get(name, 0.0) for line in kept)
     return found

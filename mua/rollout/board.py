@@ -124,8 +124,8 @@ class Board:
         return Group(ordinal, task.id, trajectories)
 
     def metrics(self) -> dict[str, float]:
-        """``samplers/alive``: processes that roll out, the trainer's own among them."""
-        return {"samplers/alive": float(self.alive)}
+        """``rollout/samplers/alive``: processes that roll out, the trainer's own among them."""
+        return {"rollout/samplers/alive": float(self.alive)}
 
     def own_sampler_ended(self, work: asyncio.Task[str]) -> None:
         """The trainer's own sampler has ended; with an error, so do the groups under way."""

@@ -545,8 +545,8 @@ def refill_metrics(rollout_batch: RolloutBatch, algorithm: AlgorithmConfig) -> d
 
     ``faulty`` groups are among the ``dropped``: infrastructure left them fewer than two scored members. ``missing``
     groups were not found among the most that a step may look at. ``cancelled`` groups start again, ``carried`` ones
-    go on though a step earlier would have been the last to train them: ``partial/saved_tokens`` are those of the step's
-    groups that would have been sampled again, ``partial/saved_share`` their share of all it rolled out.
+    go on though a step earlier would have been the last to train them: ``engine/partial/saved_tokens`` are those of the
+    step's groups that would have been sampled again, ``engine/partial/saved_share`` their share of all it rolled out.
     """
     trained = {group.ordinal for group in rollout_batch.usable}
     dropped = [group for group in rollout_batch.groups if group.ordinal not in trained]
@@ -560,7 +560,7 @@ def refill_metrics(rollout_batch: RolloutBatch, algorithm: AlgorithmConfig) -> d
         "carried": rollout_batch.carried,
     }
     sampled = sum(sampled_tokens(group) for group in rollout_batch.groups)
-    return {f"filters/{name}": float(count) for name, count in counts.items()} | {
-        "partial/saved_tokens": float(rollout_batch.saved_tokens),
-        "partial/saved_share": rollout_batch.saved_tokens / max(1, sampled),
+    return {f"rollout/filters/{name}": float(count) for name, count in counts.items()} | {
+        "engine/partial/saved_tokens": float(rollout_batch.saved_tokens),
+        "engine/partial/saved_share": rollout_batch.saved_tokens / max(1, sampled),
     }

@@ -71,9 +71,9 @@ class TaskStream:
     def metrics(self) -> dict[str, float]:
         """Running success rates under a curriculum, over the tasks that were observed; in a mix of each domain too."""
         orders = self._curricula
-        metrics = _rates("curriculum", orders)
+        metrics = _rates("rollout/curriculum", orders)
         for order in orders if len(orders) > 1 else ():
-            metrics |= _rates(f"curriculum/{order.domain}", [order])
+            metrics |= _rates(f"rollout/curriculum/{order.domain}", [order])
         return metrics
 
     @property

@@ -101,9 +101,9 @@ class Teacher:
         """Counters since the last call: requests, those tried again, tokens read, mean seconds of an answer."""
         counts, seconds = self._counts, self._seconds
         self._counts, self._seconds = Counter(), 0.0
-        found = {f"teacher/{name}": float(counts[name]) for name in ("requests", "retries", "tokens")}
+        found = {f"engine/teacher/{name}": float(counts[name]) for name in ("requests", "retries", "tokens")}
         answered = counts["requests"] - counts["retries"]
-        return found | ({"teacher/seconds": seconds / answered} if answered > 0 else {})
+        return found | ({"engine/teacher/seconds": seconds / answered} if answered > 0 else {})
 
     async def _segment(self, segment: Segment, number: int, note: Callable[[NotedRequest], None]) -> Segment:
         """The segment with the teacher's log-probability of each sampled token.

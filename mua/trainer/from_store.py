@@ -54,7 +54,7 @@ def train_offline(config: ExperimentConfig, preemption: Preemption | None = None
     with learner, Run(config, learner) as run:
         with run.saved_on_leaving(), StoredBatches(config, run.position) as batches:
             _loop(config, learner, run, batches, preemption)
-        learner.save_hf(config.output / "hf")
+        run.export(config.trainer.steps)
 
 
 def _loop(config: ExperimentConfig, learner: Learner, run: Run, batches: StoredBatches, preemption: Preemption) -> None:
@@ -71,6 +71,7 @@ def _loop(config: ExperimentConfig, learner: Learner, run: Run, batches: StoredB
             metrics |= rollout_metrics(groups, divide_by_std=algorithm.divide_by_std, version=version)
             run.position = batches.position
             run.log(step, metrics | trainer_metrics(run.timeline.take(), (TrainerPhase.BATCH,)))
+            run.log_episodes(step, groups)
             if run.learned and run.due(config.trainer.save_every, step):
                 run.save(step)
             progress.advance(note=progress_note(metrics, groups, few))

@@ -43,12 +43,13 @@ StoredUses: TypeAlias = dict[tuple[str, int], dict[str, Any]]
 CHANGEABLE = ("algorithm.", "critic.value_clip=")
 """What a replay may set: what decides the loss of a batch that is there, of a learner that is the same."""
 SHOWN = (
-    "tokens", "loss", "grad_norm", "entropy", "actor/ratio", "actor/clip_fraction_low", "actor/clip_fraction_high",
-    "actor/advantage_abs", "mismatch/kl_k3", "filters/groups_kept", "moe/replay_agreement", "loss/value",
+    "policy/tokens", "policy/loss", "policy/grad_norm", "policy/entropy", "policy/ratio",
+    "policy/clip_fraction_low", "policy/clip_fraction_high", "policy/advantage_abs", "mismatch/kl_k3",
+    "rollout/filters/groups_kept", "moe/replay_agreement", "critic/loss",
     "critic/grad_norm", "critic/explained_variance",
 )  # fmt: skip
 """Metrics that are shown, stored and replayed."""
-COMPARED = ("loss", "grad_norm", "loss/value", "critic/grad_norm")
+COMPARED = ("policy/loss", "policy/grad_norm", "critic/loss", "critic/grad_norm")
 """Of which these must agree."""
 OF_THE_LEARNER = ("model", "megatron", "optimizer", "critic", "rollout", "trainer")
 """Sections that a learner is built from, or a batch is made by, beside ``algorithm``."""

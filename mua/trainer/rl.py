@@ -44,7 +44,7 @@ from mua.trainer.run_folder import Run
 from mua.trainer.run_record import Learned, RunRecord
 from mua.types import Group, TrainBatch
 
-_SHOWN = {"reward": "reward/mean", "success": "success"}
+_SHOWN = {"reward": "reward/mean", "success": "reward/success"}
 """What the line of progress shows of a step's metrics."""
 
 log = logging.getLogger(__name__)
@@ -98,7 +98,7 @@ def train(config: ExperimentConfig, preemption: Preemption | None = None) -> Non
                 without_gc_pauses(),
             ):
                 Training(config, learner, run, rollouts, preemption, record).loop()
-            learner.save_hf(config.output / "hf")  # the engines have left, and their memory is free
+            run.export(run.handed_over()[0])  # the engines have left, and their memory is free
 
 
 @contextmanager
@@ -151,7 +151,7 @@ class Training:
     def loop(self) -> None:
         """The run from its next step to its end, or to the safe point after it was asked to leave."""
         config, run, rollouts = self._config, self._run, self._rollouts
-        first = self._begin()
+        self._begin()
         with run.progress.stage("train", total=config.trainer.steps - run.step) as progress:
             for step in range(run.step, config.trainer.steps):
                 self._preemption.check()
@@ -162,18 +162,19 @@ class Training:
                     metrics = learn(config, self._learner, usable, version=step, timeline=run.timeline, learned=learned)
                 evaluates = config.trainer.evaluate_every > 0 and run.due(config.trainer.evaluate_every, step)
                 best, leaving = self._sync_and_evaluate(step, metrics, evaluates)
-                metrics |= self._record(step, rollout_batch.groups) | first
+                metrics |= self._record(step, rollout_batch.groups)
                 if self._record_of_run is not None:
                     self._record_of_run.stepped(step, rollout_batch.groups, usable, learned, began, metrics)
                 metrics |= self._speed(metrics)
                 if self._record_of_run is not None:
                     metrics |= self._record_of_run.metrics()
-                first, run.position = {}, rollouts.position
+                run.position = rollouts.position
                 # A step counts as done once its checkpoint is there; what it leaves behind must be there before.
                 if leaving is not None and evaluates:
                     run.completed(step, unlogged=metrics)
                 else:
                     run.log(step, metrics)
+                run.log_episodes(step, rollout_batch.groups)
                 if leaving is not None:
                     self._preemption.check()
                     raise leaving
@@ -185,7 +186,7 @@ class Training:
                 progress.advance(note=progress_note(metrics, rollout_batch.groups, few))
         self._hand_over()
 
-    def _begin(self) -> dict[str, float]:
+    def _begin(self) -> None:
         """The engines have the weights, the first groups roll out; what the policy reaches before the first step.
 
         The evaluation that the run before this one owed its last step is made up for.
@@ -205,9 +206,10 @@ class Training:
             own = found if found and split == config.evaluation.split else self._evaluate(0, split)
             run.report.first(own)
             found |= own
+        if found:
+            run.log_evaluation(0, found)
         self._rollouts.schedule(run.step, run.position)
         run.timeline.take()  # what went before the first step is no part of it
-        return {f"initial_{name}": value for name, value in found.items()}
 
     def _roll_out(self, step: int) -> tuple[RolloutBatch, UnscoredEpisodes | None]:
         """The episodes of ``step``, and what was wrong where too few could be scored to train on them.
@@ -269,19 +271,22 @@ class Training:
         """Where the time since the last call went, and how many tokens were made and used in it."""
         seconds = self._run.timeline.take()
         step = sum(seconds.values())
-        generating = metrics.get("timeline/engine_generating_seconds", 0.0)
+        generating = metrics.get("time/engine_generating_seconds", 0.0)
         return trainer_metrics(seconds) | {
-            "timeline/overlap_efficiency": overlap_efficiency(seconds, generating),
-            "speed/step_seconds": step,
-            "speed/sampled_tokens_per_second": metrics["engine/sampled_tokens"] / step,
-            "speed/trained_tokens_per_second": metrics["tokens"] / step,
+            "time/overlap_efficiency": overlap_efficiency(seconds, generating),
+            "time/step_seconds": step,
+            "time/sampled_tokens_per_second": metrics["engine/sampled_tokens"] / step,
+            "time/trained_tokens_per_second": metrics["policy/tokens"] / step,
         }
 
     def _evaluate(self, step: int, split: Split | None = None) -> dict[str, float]:
         """Metrics of the policy after ``step`` steps on ``split``, by default that of the configuration."""
         split = split or self._config.evaluation.split
         with self._run.timeline.phase(TrainerPhase.EVALUATE):
-            return evaluate_in_training(self._config, self._rollouts, self._run.progress, split, step)
+            found = evaluate_in_training(self._config, self._rollouts, self._run.progress, split, step)
+        if self._record_of_run is not None:
+            self._record_of_run.evaluated(step, found)
+        return found
 
     def _hand_over(self) -> None:
         """Have the learner have the policy that ``trainer.export`` chooses, and report on it."""
@@ -294,7 +299,9 @@ class Training:
             return
         if folder is not None:
             self._phases.sync(self._config.trainer.steps + 1)
-        self._run.report.final(step, self._evaluate(step, split))
+        found = self._evaluate(step, split)
+        self._run.log_evaluation(step, found)
+        self._run.report.final(step, found)
 
 
 def progress_note(metrics: Mapping[str, float], groups: Sequence[Group], few: UnscoredEpisodes | None) -> str:
@@ -351,7 +358,7 @@ def _learn(
     found |= _mean([metrics for _, metrics in done])
     batches = [batch for batch, _ in done if batch.sequences]
     if not batches:  # every group agreed with itself or was filtered out: nothing pulls the policy anywhere
-        return {"tokens": 0.0} | found
+        return {"policy/tokens": 0.0} | found
     learned.batches, learned.epochs = batches, algorithm.epochs
     steps = []
     trains = algorithm.advantage != "gae" or version >= config.critic.warmup_steps
@@ -370,7 +377,7 @@ def _update(
     config: ExperimentConfig, learner: Learner, batch: TrainBatch, version: int, keep: bool
 ) -> dict[str, float]:
     """One optimizer step of the critic, if there is one, and of the policy, unless the critic still learns alone."""
-    metrics = {"tokens": batch.denominators["tokens"]}
+    metrics = {"policy/tokens": batch.denominators["tokens"]}
     if config.algorithm.advantage == "gae":
         metrics |= learner.train_values(batch, ValueLoss(config.critic.value_clip))
         if version < config.critic.warmup_steps:

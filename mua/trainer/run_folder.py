@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Self
@@ -22,19 +22,40 @@ from mua.megatron.checkpoint import (
     point_to,
     prune_checkpoints,
 )
-from mua.observe.metrics_log import METRICS_FILE, MetricsWriter, memory_metrics
+from mua.megatron.model_card import ExportedPolicy, exported_texts
+from mua.observe import episode_details
+from mua.observe.hyperparameters import hyperparameters
+from mua.observe.metric_sinks import MetricSink, mlflow_sink, wandb_sink
+from mua.observe.metrics_log import (
+    METRICS_FILE,
+    MetricsWriter,
+    evaluation_of,
+    memory_metrics,
+    without_evaluation,
+)
+from mua.observe.output import REPORT_FILE
 from mua.observe.progress import Progress
 from mua.observe.timeline import Timeline, TrainerPhase
 from mua.rollout.scored import UnscoredEpisodes
 from mua.trainer.learner import Learner
 from mua.trainer.run_record import RunRecord
-from mua.types import Json
+from mua.types import Group, Json
 from mua.untrusted import JsonError, read_file, read_json
 
-SKIPPED = ("skipped", "critic/skipped")
+SKIPPED = ("policy/skipped", "critic/skipped")
 """Metrics: share of a step's updates that were left out because their gradient norm was not finite."""
 
 log = logging.getLogger(__name__)
+
+
+def services_of(config: ExperimentConfig) -> list[MetricSink]:
+    """Those that ``observe`` names. Raises :class:`ConfigError` where the package of one is not installed."""
+    found: list[MetricSink] = []
+    if config.observe.wandb is not None:
+        found.append(wandb_sink(config.observe.wandb, config.name, config.output))
+    if config.observe.mlflow is not None:
+        found.append(mlflow_sink(config.observe.mlflow, config.name, config.output))
+    return found
 
 
 class Run:
@@ -75,8 +96,12 @@ class Run:
         self.timeline = Timeline()
         self.progress = Progress(config.observe.progress)
         self._metrics = MetricsWriter(
-            config.output, config.observe.tensorboard, resume_step=self.step - (self.unlogged is not None)
+            config.output,
+            config.observe.tensorboard,
+            resume_step=self.step - (self.unlogged is not None),
+            others=services_of(config),
         )
+        self._metrics.log_hyperparameters(hyperparameters(config))
 
     def __enter__(self) -> Self:
         return self
@@ -88,12 +113,15 @@ class Run:
             self._finish_save()
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Record one step's metrics, with the memory in use.
+        """Record one step's metrics, with the memory in use; held-out figures are of the policy after it.
 
         Raises :class:`RunStopped` after too many steps in a row of which every update was left out.
         """
+        of_step, held_out = without_evaluation(metrics), evaluation_of(metrics)
         with self.timeline.phase(TrainerPhase.RECORDS):
-            self._metrics.log(step, {**metrics, **memory_metrics()})
+            self._metrics.log(step, {**of_step, **memory_metrics()})
+        if held_out:
+            self.log_evaluation(step + 1, held_out)
         if step < self.step:
             return
         self._unsaved = step if self.learned else None
@@ -104,9 +132,25 @@ class Run:
         if self._skipped >= self._config.trainer.max_skipped_steps:
             raise RunStopped(
                 f"trainer.max_skipped_steps: the gradient norm of the last {self._skipped} steps with an update, to "
-                f"step {step}, was not finite, so they changed nothing; look at loss, grad_norm and the ratios in "
-                f"{self._config.output / METRICS_FILE}, and at the data and the weights of model.path; then lower "
-                "optimizer.learning_rate, or begin again from an earlier checkpoint"
+                f"step {step}, was not finite, so they changed nothing; look at policy/loss, policy/grad_norm and "
+                f"policy/ratio in {self._config.output / METRICS_FILE}, and at the data and the weights of model.path; "
+                "then lower optimizer.learning_rate, or begin again from an earlier checkpoint"
+            )
+
+    def log_evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Record held-out figures of the policy after ``step`` steps."""
+        with self.timeline.phase(TrainerPhase.RECORDS):
+            self._metrics.log_evaluation(step, evaluation_of(metrics))
+
+    def log_episodes(self, step: int, groups: Iterable[Group]) -> None:
+        """Record histograms, and texts where they are due, of the episodes of ``step``."""
+        episodes = [trajectory for group in groups for trajectory in group.trajectories]
+        wanted = episode_details.due(step, self._config.trainer.steps, self._config.observe.texts)
+        with self.timeline.phase(TrainerPhase.RECORDS):
+            self._metrics.log_details(
+                step,
+                episode_details.histograms_of(episodes),
+                episode_details.texts_of(episodes) if wanted else {},
             )
 
     def scored(self, step: int, few: UnscoredEpisodes | None) -> None:
@@ -150,6 +194,11 @@ class Run:
         self._finish_save()
         step = int(self.best["step"])
         return step, checkpoint_folder(self.checkpoints, step)
+
+    def export(self, step: int) -> None:
+        """Have the learner write its policy, which learned from ``step`` steps, as ``<output>/hf``, with its card."""
+        texts = exported_texts(ExportedPolicy.of_run(self._config, step, self._provenance))
+        self._learner.save_hf(self._config.output / "hf", texts)
 
     def due(self, every: int, step: int) -> bool:
         """Whether something done every so many steps is due after ``step``; the last step always is."""
@@ -247,9 +296,6 @@ class Run:
             raise ModelError(f"{newest} is of no run: its state has no step; {instead_of(newest)}")
         log.info("continuing from %s", newest)
         return int(state["step"])
-
-
-REPORT_FILE = "report.json"
 
 
 class Report:

@@ -19,6 +19,7 @@ import numpy as np
 
 from mua.config.schema import ExperimentConfig
 from mua.launch.provenance import provenance
+from mua.observe.metrics_log import without_evaluation
 from mua.store.arrays import pack_arrays
 from mua.store.database import Store, store_url
 from mua.store.faults import StoreError
@@ -75,6 +76,7 @@ class RunRecord:
             self._stack.close()
             raise
         self._figures: dict[str, float] = {}
+        self._of_versions: dict[int, dict[str, float]] = {}
         self.recorder = Recorder(self.writer, self.run, self.part, round=round_, sampler=None)
 
     def __enter__(self) -> Self:
@@ -105,12 +107,12 @@ class RunRecord:
             )  # fmt: skip
 
     def metrics(self) -> dict[str, float]:
-        """What writing took since the last call: ``store/cpu_seconds`` of the writer's thread, ``store/waited_seconds``
-        of those who waited for room in its queue, ``store/bytes`` and ``store/rows`` given to it."""
+        """What writing took since the last call, under ``resources/store/``: ``cpu_seconds`` of the writer's thread,
+        ``waited_seconds`` of those who waited for room in its queue, ``bytes`` and ``rows`` given to it."""
         done, before = self.writer.figures, self._figures
         found = {
-            "store/cpu_seconds": done.cpu_seconds, "store/waited_seconds": done.blocked_seconds,
-            "store/bytes": float(done.bytes), "store/rows": float(done.rows),
+            "resources/store/cpu_seconds": done.cpu_seconds, "resources/store/waited_seconds": done.blocked_seconds,
+            "resources/store/bytes": float(done.bytes), "resources/store/rows": float(done.rows),
         }  # fmt: skip
         self._figures = found
         return {name: value - before.get(name, 0.0) for name, value in found.items()}
@@ -118,7 +120,14 @@ class RunRecord:
     def synced(self, version: int, metrics: Mapping[str, float]) -> None:
         """The engines have the policy ``version``."""
         row = {"run_id": self.run, "version": version, "part": self.part, "synced_at": time.time()}
+        self._of_versions[version] = dict(metrics)
         self.writer.put([Insert(versions, [row | {"metrics": dict(metrics)}], "replace")])
+
+    def evaluated(self, version: int, metrics: Mapping[str, float]) -> None:
+        """Held-out figures of the policy ``version``, which the engines have had in this start of the run."""
+        self._of_versions[version] = known = self._of_versions.get(version, {}) | dict(metrics)
+        where = {"run_id": self.run, "version": version, "part": self.part}
+        self.writer.put([Update(versions, where, {"metrics": dict(known)})])
 
     def stepped(self, step: int, groups: Sequence[Group], usable: Sequence[Group], learned: Learned, began: float,
                 metrics: Mapping[str, float]) -> None:  # fmt: skip
@@ -138,7 +147,8 @@ class RunRecord:
         details |= {DIGESTS_OF[network]: digests for network, digests in learned.digests.items()}
         row = {
             "run_id": self.run, "step": step, "part": self.part, "state": "done", "version": step,
-            "metrics": dict(metrics), "denominators": learned.batches[0].denominators if learned.batches else {},
+            "metrics": without_evaluation(metrics),
+            "denominators": learned.batches[0].denominators if learned.batches else {},
             "gradient": next(iter(learned.digests.get("policy", [])), None), "details": details, "started_at": began,
             "ended_at": ended,
         }  # fmt: skip

@@ -42,7 +42,7 @@ def fine_tune(config: ExperimentConfig, preemption: Preemption | None = None) ->
     with learner, Run(config, learner) as run:
         with run.saved_on_leaving():
             loop(config, learner, run, conversations, held_out, preemption)
-        learner.save_hf(config.output / "hf")
+        run.export(config.trainer.steps)
 
 
 def _sets(config: ExperimentConfig) -> tuple[Conversations, Conversations]:
@@ -77,7 +77,7 @@ def loop(
             run.log(step, metrics | trainer_metrics(run.timeline.take(), ()))
             if run.due(config.trainer.save_every, step):
                 run.save(step)
-            shown |= {name: metrics[name] for name in ("loss", "validation/loss") if name in metrics}
+            shown |= {name: metrics[name] for name in ("policy/loss", "evaluation/loss") if name in metrics}
             progress.advance(note=", ".join(f"{name} {value:.3f}" for name, value in shown.items()))
 
 
@@ -102,7 +102,7 @@ def validation_metrics(
         return {}
     loss = nats / tokens
     perplexity = math.exp(loss) if loss < math.log(np.finfo(np.float64).max) else math.inf
-    return {"validation/loss": loss, "validation/perplexity": perplexity, "validation/tokens": float(tokens)}
+    return {"evaluation/loss": loss, "evaluation/perplexity": perplexity, "evaluation/tokens": float(tokens)}
 
 
 def _validate(

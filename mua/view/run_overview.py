@@ -14,6 +14,7 @@ from sqlalchemy.engine import Connection
 
 from mua.config.schema import EvaluationConfig
 from mua.evaluation.summary import interval_of
+from mua.observe.metrics_log import evaluation_of
 from mua.store.queries import list_steps, lost_step, same_task
 from mua.store.tables import parts, requests, runs, steps, tasks, tool_calls, trajectories, versions
 from mua.types import Json
@@ -22,11 +23,11 @@ from mua.view.viewed_runs import NotThere, ViewedRun
 SHOWN_POINTS = 1000
 """Of one curve: more than a screen has columns are thinned out."""
 FIRST_CURVES = (
-    "success", "reward/mean", "actor/entropy", "entropy", "mismatch/logprob_difference", "mismatch/kl", "grad_norm",
-    "tokens/sampled", "turns/mean", "version_lag/mean", "timeline/overlap_efficiency",
+    "reward/success", "reward/mean", "policy/entropy", "mismatch/logprob_difference", "mismatch/kl", "policy/grad_norm",
+    "rollout/tokens/sampled", "rollout/turns/mean", "mismatch/version_lag/mean", "time/overlap_efficiency",
 )  # fmt: skip
 """Drawn before anybody chooses, where the run has them."""
-STAGES, EPISODE_STAGES = "timeline/", "timeline/episode_"
+STAGES, EPISODE_STAGES = "time/", "time/episode_"
 
 
 def overview(connection: Connection, run: ViewedRun) -> Json:
@@ -69,8 +70,13 @@ def step_lines(connection: Connection, run: ViewedRun) -> list[dict[str, Any]]:
     if lines := run.metric_lines():
         return lines
     chosen = sa.select(steps.c.step, steps.c.metrics).where(steps.c.run_id == run.id, ~lost_step())
-    rows = connection.execute(chosen.order_by(steps.c.step))
-    return [{"step": step} | (metrics or {}) for step, metrics in rows]
+    found = {step: {"step": step} | (metrics or {}) for step, metrics in connection.execute(chosen)}
+    v = versions.c
+    evaluated = sa.select(v.version, v.metrics).where(v.run_id == run.id, v.metrics.is_not(None)).order_by(v.part)
+    for version, metrics in connection.execute(evaluated):
+        if held_out := evaluation_of(metrics):
+            found.setdefault(version, {"step": version}).update(held_out)
+    return [found[step] for step in sorted(found)]
 
 
 def curves(lines: Iterable[Mapping[str, Any]], names: Iterable[str]) -> dict[str, list[list[Any]]]:
@@ -94,7 +100,9 @@ def stages(lines: Iterable[Mapping[str, Any]]) -> Json:
 
 
 def _stage(name: str) -> bool:
-    whole = ("timeline/episode_seconds", "timeline/episode_queued_seconds", "timeline/engine_generating_seconds")
+    whole = (
+        "time/step_seconds", "time/episode_seconds", "time/episode_queued_seconds", "time/engine_generating_seconds",
+    )  # fmt: skip
     return name.startswith(STAGES) and name.endswith("_seconds") and name not in whole
 
 
@@ -301,7 +309,7 @@ def _event(kind: str, at: float | None, step: int | None, text: str) -> Json:
 def step_list(connection: Connection, run: ViewedRun) -> list[Json]:
     """A row a step with the figures that a list needs; of an imported run those that its groups name."""
     lines = {line["step"]: line for line in step_lines(connection, run)}
-    kept = ("success", "reward/mean", "loss", "grad_norm")
+    kept = ("reward/success", "reward/mean", "policy/loss", "policy/grad_norm")
     rows = []
     for row in list_steps(connection, run.id):
         metrics = (row.pop("metrics") or {}) | lines.get(row["step"], {})
@@ -316,7 +324,7 @@ def step_list(connection: Connection, run: ViewedRun) -> list[Json]:
         .where(c.run_id == run.id, c.taken_step.is_not(None))
         .group_by(c.taken_step).order_by(c.taken_step)
     )  # fmt: skip
-    keys = ("step", "trajectories", "tokens", "reward/mean", "success")
+    keys = ("step", "trajectories", "tokens", "reward/mean", "reward/success")
     return [
         dict(zip(keys, row, strict=True)) | {"part": 1, "lost": False, "state": "done"}
         for row in connection.execute(imported)

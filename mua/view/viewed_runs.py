@@ -17,7 +17,7 @@ import yaml
 from megatron_bridge.plain_files import BridgeError
 from mua.config.load import dump_config, load_config
 from mua.errors import MuaError
-from mua.observe.metrics_log import METRICS_FILE, read_metrics
+from mua.observe.metrics_log import EVALUATIONS_FILE, METRICS_FILE, read_metrics
 from mua.observe.output import CONFIG_FILE
 from mua.store.database import Store
 from mua.store.faults import NoStore, StoreError
@@ -50,20 +50,23 @@ class ViewedRun:
     """Masked, of its last start."""
     token_texts: TokenTexts
     _lines: list[dict[str, Any]] = field(default_factory=list)
-    _read_size: int = -1
+    _read_sizes: list[int] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def metric_lines(self) -> list[dict[str, Any]]:
-        """The lines of ``metrics.jsonl``, one a step, in order; empty where there is no such file."""
-        path = None if self.folder is None else self.folder / METRICS_FILE
+        """The lines of ``metrics.jsonl`` and ``evaluations.jsonl``, one a step, in order; empty where there are none.
+
+        Held-out figures at step ``k`` are of the policy after ``k`` steps, the rest of what the step ``k`` did, counted
+        from 0.
+        """
+        names = () if self.folder is None else (METRICS_FILE, EVALUATIONS_FILE)
         with self._lock:
-            if path is None or not path.is_file():
-                return []
-            if (size := path.stat().st_size) != self._read_size:
+            paths = [path for name in names if (path := self.folder / name).is_file()]  # type: ignore[operator]
+            if (sizes := [path.stat().st_size for path in paths]) != self._read_sizes:
                 by_step: dict[int, dict[str, Any]] = {}
-                for line in read_metrics(path):
+                for line in (line for path in paths for line in read_metrics(path)):
                     by_step[line["step"]] = by_step.get(line["step"], {}) | line
-                self._lines, self._read_size = [by_step[step] for step in sorted(by_step)], size
+                self._lines, self._read_sizes = [by_step[step] for step in sorted(by_step)], sizes
             return self._lines
 
 

@@ -11,7 +11,7 @@ import socket
 from pathlib import Path
 
 import pytest
-from e2e_support import DETERMINISTIC, finish, metrics_of, mua, running
+from e2e_support import DETERMINISTIC, evaluations_of, finish, metrics_of, mua, running
 
 from mua.observe.traces import read_traces
 
@@ -26,9 +26,10 @@ def test_mua_eval_of_the_best_checkpoint_repeats_what_training_said_of_it(recipe
     out = tmp_path / "out"
     best = (out / "checkpoints" / "best").readlink().name
     step = int(best.removeprefix("step_"))
-    lines = metrics_of(out)
-    found = [line["evaluation/validation_success"] for line in lines]
-    assert step == found.index(max(found)) + 1
+    curves = evaluations_of(out)
+    found = {at: line["evaluation/validation_success"] for at, line in curves.items() if at}
+    assert step == max(found, key=lambda at: (found[at], -at))
+    assert {at for at, line in curves.items() if "evaluation/test_success" in line} == {0, step}
     assert {p.name for p in (out / "checkpoints").iterdir()} == {"best", best, "step_00000003"}
     report = json.loads((out / "report.json").read_text())
     assert (report["split"], report["first"]["step"], report["final"]["step"]) == ("test", 0, step)
@@ -39,7 +40,7 @@ def test_mua_eval_of_the_best_checkpoint_repeats_what_training_said_of_it(recipe
         folder = tmp_path / split
         mua("eval", recipe, weights, f"output={folder}", f"evaluation.split={split}", *JUDGED, cwd=tmp_path)
         result = json.loads((folder / "evaluation.json").read_text())
-        said_then = lines[step - 1] if split == "validation" else report["final"]
+        said_then = curves[step] if split == "validation" else report["final"]
         numbers = [said_then[f"evaluation/{split}_success{end}"] for end in ("", "_low", "_high")]
         assert numbers == [result["success"][name] for name in ("mean", "low", "high")]
         in_training = read_traces(out / "evaluations" / split / f"step_{step:06d}.jsonl")

@@ -18,10 +18,10 @@ GAE = (
     "critic.optimizer.learning_rate=1.0e-3", *DETERMINISTIC,
 )  # fmt: skip
 COMPARED = (
-    "loss/value", "critic/value", "critic/return", "critic/clip_fraction", "critic/grad_norm", "critic/value_old",
+    "critic/loss", "critic/value", "critic/return", "critic/clip_fraction", "critic/grad_norm", "critic/value_old",
     "critic/explained_variance", "critic/advantage_std",
 )  # fmt: skip
-OF_POLICY = ("loss", "grad_norm", "actor/logprob")
+OF_POLICY = ("policy/loss", "policy/grad_norm", "policy/logprob")
 
 
 @pytest.fixture(scope="module")
@@ -41,8 +41,8 @@ def test_the_critic_learns_alone_and_then_with_the_policy(straight: Path) -> Non
     for line in lines:
         assert all(math.isfinite(line[name]) for name in COMPARED)
         assert line["critic/grad_norm"] > 0
-        assert line["tokens"] > 0
-    assert all(line["critic/value_old"] != 0 and line["grad_norm"] > 0 for line in lines[1:])
+        assert line["policy/tokens"] > 0
+    assert all(line["critic/value_old"] != 0 and line["policy/grad_norm"] > 0 for line in lines[1:])
     assert lines[1]["mismatch/logprob_difference"] < 1e-4, "the engines sampled with other weights"
 
 

@@ -10,7 +10,7 @@ import math
 from pathlib import Path
 
 import pytest
-from e2e_support import metrics_of, mua, refused
+from e2e_support import evaluations_of, metrics_of, mua, refused
 
 from mua.observe.traces import read_traces
 
@@ -37,12 +37,15 @@ def test_environments_are_trained_together_and_judged_apart(recipe: Path, tmp_pa
     mua("train", recipe, *SETTINGS, cwd=tmp_path)
     first, last = metrics_of(tmp_path / "out")
     for line in (first, last):
-        shares = {name: line[f"environment/{name}/share"] for name in TRAINED if f"environment/{name}/share" in line}
+        shares = {
+            name: line[f"rollout/domain/{name}/share"] for name in TRAINED if f"rollout/domain/{name}/share" in line
+        }
         assert math.isclose(sum(shares.values()), 1.0)
-        assert line["environment/graded_desk/reward/std"] > 0
-        assert line["grad_norm"] > 0
-        assert not [name for name in line if name.startswith(f"environment/{HELD_OUT}")]
-    for prefix, line in (("initial_evaluation", first), ("evaluation", last)):
+        assert line["rollout/domain/graded_desk/reward/std"] > 0
+        assert line["policy/grad_norm"] > 0
+        assert not [name for name in line if name.startswith(f"rollout/domain/{HELD_OUT}")]
+    held_out, prefix = evaluations_of(tmp_path / "out"), "evaluation"
+    for line in (held_out[0], held_out[2]):
         for name in ("validation", "held_out_validation", *(f"{domain}/validation" for domain in (*TRAINED, HELD_OUT))):
             bounds = [line[f"{prefix}/{name}_success{bound}"] for bound in ("_low", "", "_high")]
             assert 0 <= bounds[0] <= bounds[1] <= bounds[2] <= 1

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from e2e_support import GROUPS, SIZE, STEPS, Workshop, metrics_of, mua
+from e2e_support import GROUPS, SIZE, STEPS, Workshop, evaluations_of, metrics_of, mua
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from mua.observe.timeline import EngineActivity, TrainerPhase
@@ -26,12 +26,14 @@ from tools.timeline import EPISODE_PARTS
 pytestmark = pytest.mark.timeout(900)  # a busy machine; the fixtures' runs count too
 
 FIELD_NAMES = {
-    "step", "reward/mean", "reward/std", "success", "loss", "entropy", "actor/entropy", "actor/ppo_kl",
-    "actor/clip_fraction_low", "actor/clip_fraction_high", "mismatch/logprob_difference", "mismatch/kl", "grad_norm",
-    "learning_rate", "turns/mean", "tokens/sampled", "tokens/user", "tokens/tool", "tokens/template",
-    "advantage/abs_mean", "version_lag/max", "timeline/engine_slots_used", "timeline/overlap_efficiency",
-    "engine/prefix_cache_hit_rate", "engine/restarts", "sync/bytes", "speed/sampled_tokens_per_second",
-    "speed/trained_tokens_per_second", "memory/process_gib", "memory/children_gib",
+    "step", "reward/mean", "reward/std", "reward/success", "policy/loss", "policy/entropy", "policy/ppo_kl",
+    "policy/clip_fraction_low", "policy/clip_fraction_high", "mismatch/logprob_difference", "mismatch/kl",
+    "policy/grad_norm",
+    "policy/learning_rate", "rollout/turns/mean", "rollout/tokens/sampled",
+    "rollout/tokens/user", "rollout/tokens/tool", "rollout/tokens/template",
+    "reward/advantage/abs_mean", "mismatch/version_lag/max", "time/engine_slots_used", "time/overlap_efficiency",
+    "engine/prefix_cache_hit_rate", "engine/restarts", "engine/sync/bytes", "time/sampled_tokens_per_second",
+    "time/trained_tokens_per_second", "resources/memory/process_gib", "resources/memory/children_gib",
 }  # fmt: skip
 
 
@@ -53,9 +55,10 @@ def sampled_versions(path: Path) -> Iterator[int]:
 def test_fine_tuning_learns_the_conversations(workshop: Workshop, tuned: Path) -> None:
     lines = metrics_of(tuned)
     assert [line["step"] for line in lines] == list(range(24))
-    assert {line["step"]: "validation/loss" in line for line in lines} == {step: step in (11, 23) for step in range(24)}
-    assert lines[11]["validation/loss"] > lines[23]["validation/loss"] > 0
-    assert lines[0]["loss"] > 2 * lines[-1]["loss"] > 0
+    held_out = evaluations_of(tuned)
+    assert list(held_out) == [12, 24]
+    assert held_out[12]["evaluation/loss"] > held_out[24]["evaluation/loss"] > 0
+    assert lines[0]["policy/loss"] > 2 * lines[-1]["policy/loss"] > 0
     assert sorted(p.name for p in (tuned / "checkpoints").iterdir()) == ["step_00000012", "step_00000024"]
     assert not same_weights(tensors(workshop.model), tensors(tuned / "hf"))
 
@@ -66,16 +69,16 @@ def test_training_writes_the_fields_metrics(tuned: Path, trained: Path) -> None:
     for line in lines:
         assert not FIELD_NAMES - line.keys()
         assert all(isinstance(value, int | float) and math.isfinite(value) for value in line.values())
-        assert math.isclose(sum(line[f"outcome/{kind}"] for kind in Outcome), 1.0)
-        assert line["trajectories/count"] == GROUPS * SIZE
-        assert line["grad_norm"] > 0
-        assert line["entropy"] > 0
-        assert line["version_lag/max"] == 0
-        phases = [line[f"timeline/{phase}_seconds"] for phase in TrainerPhase]
-        assert math.isclose(sum(phases), line["speed/step_seconds"])
-        assert math.isclose(sum(line[f"timeline/engine_{activity}"] for activity in EngineActivity), 1.0)
-        parts = [line[f"timeline/episode_{part}_seconds"] for part in EPISODE_PARTS]
-        assert math.isclose(sum(parts), line["timeline/episode_seconds"])
+        assert math.isclose(sum(line[f"rollout/outcome/{kind}"] for kind in Outcome), 1.0)
+        assert line["rollout/trajectories/count"] == GROUPS * SIZE
+        assert line["policy/grad_norm"] > 0
+        assert line["policy/entropy"] > 0
+        assert line["mismatch/version_lag/max"] == 0
+        phases = [line[f"time/{phase}_seconds"] for phase in TrainerPhase]
+        assert math.isclose(sum(phases), line["time/step_seconds"])
+        assert math.isclose(sum(line[f"time/engine_{activity}"] for activity in EngineActivity), 1.0)
+        parts = [line[f"time/episode_{part}_seconds"] for part in EPISODE_PARTS]
+        assert math.isclose(sum(parts), line["time/episode_seconds"])
         assert min(parts) >= 0
     assert any(0 < line["engine/prefix_cache_hit_rate"] < 1 for line in lines)
     assert list((trained / "tensorboard").glob("events.out.tfevents.*"))

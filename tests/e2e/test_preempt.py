@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from e2e_support import DETERMINISTIC, STEPS, assert_same_run, ended, metrics_of, mua, running, until
+from e2e_support import DETERMINISTIC, STEPS, assert_same_run, ended, evaluations_of, metrics_of, mua, running, until
 
 pytestmark = pytest.mark.timeout(900)  # a busy machine; the fixtures' runs count too
 
@@ -74,7 +74,6 @@ def test_an_evaluation_that_was_given_up_is_made_good(recipe: Path, tmp_path: Pa
     assert metrics_of(output) == []
     assert (output / "checkpoints" / "step_00000001").is_dir()
     mua(*command, cwd=tmp_path)
-    judged = [
-        {k: v for k, v in line.items() if k.startswith(("step", "eval", "reward"))} for line in metrics_of(output)
-    ]
+    judged = [{k: v for k, v in line.items() if k.startswith(("step", "reward"))} for line in metrics_of(output)]
     assert judged == [{k: line[k] for k in judged[0]} for line in metrics_of(whole / "out")]
+    assert evaluations_of(output) == evaluations_of(whole / "out") != {}

@@ -49,21 +49,21 @@ def test_steps_are_refilled_and_a_killed_run_continues_with_the_same_tasks(recip
         folder.mkdir()
     mua("train", recipe, *REFILL, cwd=whole)
     lines = metrics_of(whole / "out")
-    assert any(line["filters/refilled"] > 0 for line in lines), "no step needed a refill; change LEAST"
-    assert any(line["filters/missing"] == 0 for line in lines), "no step was filled; change LEAST"
+    assert any(line["rollout/filters/refilled"] > 0 for line in lines), "no step needed a refill; change LEAST"
+    assert any(line["rollout/filters/missing"] == 0 for line in lines), "no step was filled; change LEAST"
     next_ordinal = 0
     for step, line in enumerate(lines):
         groups = rewards_by_group(whole / "out" / "traces" / f"step_{step:06d}.jsonl")
         assert [ordinal for ordinal, _ in groups] == list(range(next_ordinal, next_ordinal + len(groups)))
         next_ordinal += len(groups)
         good = sum(max(rewards) - min(rewards) >= LEAST for _, rewards in groups)
-        assert line["filters/dropped"] == len(groups) - good
-        assert line["filters/refilled"] == len(groups) - GROUPS
-        assert line["filters/missing"] == GROUPS - good
-        assert line["filters/extra_episodes"] == SIZE * line["filters/dropped"]
+        assert line["rollout/filters/dropped"] == len(groups) - good
+        assert line["rollout/filters/refilled"] == len(groups) - GROUPS
+        assert line["rollout/filters/missing"] == GROUPS - good
+        assert line["rollout/filters/extra_episodes"] == SIZE * line["rollout/filters/dropped"]
         assert good == GROUPS or len(groups) == GROUPS + EXTRA
-        assert line["version_lag/max"] == 0
-        assert line["curriculum/known"] == min(1.0, next_ordinal / 5)
+        assert line["mismatch/version_lag/max"] == 0
+        assert line["rollout/curriculum/known"] == min(1.0, next_ordinal / 5)
 
     two_steps = cut / "out" / "checkpoints" / "step_00000002"
     killed("train", recipe, "rollout.concurrency=1", *REFILL, cwd=cut, when=two_steps.is_dir)
@@ -76,8 +76,8 @@ def test_steps_are_refilled_and_a_killed_run_continues_with_the_same_tasks(recip
     for ours, theirs in zip(metrics_of(cut / "out"), lines, strict=True):
         ours, theirs = ({k: v for k, v in line.items() if k.startswith(names)} for line in (ours, theirs))
         assert ours == theirs
-    refilled = max(range(STEPS), key=lambda step: lines[step]["filters/refilled"])
-    assert replayed(cut / "out", refilled, cwd=cut)["groups"] == GROUPS - lines[refilled]["filters/missing"]
+    refilled = max(range(STEPS), key=lambda step: lines[step]["rollout/filters/refilled"])
+    assert replayed(cut / "out", refilled, cwd=cut)["groups"] == GROUPS - lines[refilled]["rollout/filters/missing"]
 
 
 @pytest.mark.parametrize(
@@ -91,11 +91,11 @@ def test_an_oversampled_run_trains_no_group_twice_and_nothing_stale(
         chosen += ["algorithm.correction=truncate", "algorithm.refill.carry_versions=1"]
     mua("train", recipe, *chosen, "rollout.concurrency=4", cwd=tmp_path)
     lines = metrics_of(tmp_path / "out")
-    assert all(line["version_lag/max"] <= 2 * staleness for line in lines)
-    assert sum(line["filters/cancelled"] for line in lines) > 0
-    assert (sum(line["filters/carried"] for line in lines) > 0) == bool(staleness)
+    assert all(line["mismatch/version_lag/max"] <= 2 * staleness for line in lines)
+    assert sum(line["rollout/filters/cancelled"] for line in lines) > 0
+    assert (sum(line["rollout/filters/carried"] for line in lines) > 0) == bool(staleness)
     for step, line in enumerate(lines):
         rolled_out = rewards_by_group(tmp_path / "out" / "traces" / f"step_{step:06d}.jsonl")
-        assert len(rolled_out) - line["filters/dropped"] == GROUPS - line["filters/missing"]
+        assert len(rolled_out) - line["rollout/filters/dropped"] == GROUPS - line["rollout/filters/missing"]
     seen = Counter((t.ordinal, t.sample) for t in read_traces(tmp_path / "out" / "traces"))
     assert set(seen.values()) == {1}

@@ -21,7 +21,7 @@ from environments.help_desk.demonstrations import demonstrations
 from mua.environment.manager import EnvironmentInstance
 from mua.environment.protocol import ToolResult
 from mua.observe.traces import read_traces
-from tools.tiny import write_conversations
+from workbench.demonstrate import write_conversations
 
 pytestmark = pytest.mark.timeout(600)
 ANSWER = "get_order: noted"
@@ -102,7 +102,7 @@ def test_a_policy_is_trained_on_a_servers_tools(recipe: Path, tmp_path: Path) ->
     settings = ["environment.name=served_desk", server, f"model.path={caller(recipe, tmp_path)}", "trainer.steps=1"]
     mua("train", recipe, *settings, cwd=tmp_path)
     (step,) = metrics_of(tmp_path / "out")
-    assert step["grad_norm"] > 0
+    assert step["policy/grad_norm"] > 0
     traces = list(read_traces(tmp_path / "out" / "traces"))
     assert all(trace.scored for trace in traces)
     told = [message["content"] for trace in traces for message in trace.messages if message["role"] == "tool"]

@@ -26,8 +26,8 @@ def test_engine_and_fused_layers_are_one_policy_after_an_update(recipe: Path, tu
     for line in lines:
         assert 0 < line["mismatch/logprob_difference"] < 1e-4
         assert line["mismatch/logprob_difference_max"] < 1e-3
-        assert line["sync/bytes"] > 0
-        assert line["grad_norm"] > 0
+        assert line["engine/sync/bytes"] > 0
+        assert line["policy/grad_norm"] > 0
     before, after = load_file(tuned / "hf" / "model.safetensors"), load_file(tmp_path / "out/hf/model.safetensors")
     assert before.keys() == after.keys()
     assert all((before[name] != after[name]).any() for name in before if "norm" in name)  # fused norms learn too

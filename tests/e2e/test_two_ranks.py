@@ -16,7 +16,15 @@ from e2e_support import DETERMINISTIC, ended, metrics_of, mua, processes_in, ref
 pytestmark = pytest.mark.timeout(900)  # a busy machine; the fixtures' runs count too
 
 STEPS = 2
-SAME = ("reward/mean", "loss", "grad_norm", "entropy", "tokens", "actor/logprob", "advantage/abs_mean")
+SAME = (
+    "reward/mean",
+    "policy/loss",
+    "policy/grad_norm",
+    "policy/entropy",
+    "policy/tokens",
+    "policy/logprob",
+    "reward/advantage/abs_mean",
+)
 
 
 @pytest.mark.slow
@@ -25,7 +33,7 @@ def test_two_ranks_train_like_one(recipe: Path, trained: Path, tmp_path: Path) -
     lines = metrics_of(tmp_path / "out")
     assert [line["step"] for line in lines] == list(range(STEPS))
     for line, single in zip(lines, metrics_of(trained), strict=False):
-        assert line["microbatches"] >= 2
+        assert line["policy/microbatches"] >= 2
         assert {name: line[name] for name in SAME} == pytest.approx(
             {name: single[name] for name in SAME}, rel=1e-4, abs=1e-6
         )

@@ -144,7 +144,7 @@ def _episodes() -> tuple[bytes, ...]:
         with EpisodeStore(path, policy="p", setting="s") as store:
             for number in range(4):
                 store.add(Key("desk", f"task-{number}", "d", 0), _trajectory(number))
-            store.add_roles({"user_llm/requests": 3.0, "user_llm/p50_seconds": 0.5})
+            store.add_roles({"users/llm/requests": 3.0, "users/llm/p50_seconds": 0.5})
         return tuple(path.read_bytes().splitlines())
 
 

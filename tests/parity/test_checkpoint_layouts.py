@@ -80,7 +80,9 @@ def train(
     with backend(Path(model), **layout) as built:
         if source is not None:
             assert built.load(Path(source)) == {"next": first}
-        losses = [built.train_step(make_batch(seed=step), CrossEntropyLoss())["loss"] for step in range(first, last)]
+        losses = [
+            built.train_step(make_batch(seed=step), CrossEntropyLoss())["policy/loss"] for step in range(first, last)
+        ]
         weights = exported(built)
         if out is not None:
             built.save(Path(out), {"next": last}, background=True)
@@ -139,14 +141,14 @@ def loads_alike(model: str, checkpoint: str, layout: dict[str, Any]) -> bool:
     """Whether every parameter of this rank is, bit for bit, what ``load_hf`` puts there; a step then trains alike."""
     with backend(Path(model), **layout) as built:
         expected = [parameter.detach().clone() for parameter in built.policy.parameters()]
-        loss = built.train_step(make_batch(), CrossEntropyLoss())["loss"]
+        loss = built.train_step(make_batch(), CrossEntropyLoss())["policy/loss"]
         after = [parameter.detach().clone() for parameter in built.policy.parameters()]
     with backend(Path(model), **layout) as built:
         for parameter in built.policy.parameters():
             parameter.data.fill_(torch.nan)
         assert built.load(Path(checkpoint)) == {"step": 0}
         same = all(torch.equal(a, b) for a, b in zip(built.policy.parameters(), expected, strict=True))
-        same &= built.train_step(make_batch(), CrossEntropyLoss())["loss"] == loss
+        same &= built.train_step(make_batch(), CrossEntropyLoss())["policy/loss"] == loss
         return same and all(torch.equal(a, b) for a, b in zip(built.policy.parameters(), after, strict=True))
 
 

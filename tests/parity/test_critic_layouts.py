@@ -64,11 +64,14 @@ def _give_heads_weights(built: Any) -> None:
 
 
 def _steps(built: Any, batches: Any) -> list[dict[str, float]]:
-    names = ("loss/value", "critic/grad_norm", "critic/clip_fraction", "critic/value", "critic/return")
+    names = ("critic/loss", "critic/grad_norm", "critic/clip_fraction", "critic/value", "critic/return")
     found = []
     for batch in batches:
         policy, critic = built.train_step(batch, CrossEntropyLoss()), built.train_values(batch, ValueLoss(0.2))
-        found.append({name: critic[name] for name in names} | {name: policy[name] for name in ("loss", "grad_norm")})
+        found.append(
+            {name: critic[name] for name in names}
+            | {name: policy[name] for name in ("policy/loss", "policy/grad_norm")}
+        )
     return found
 
 
@@ -139,8 +142,8 @@ def test_shared_prefixes_change_no_value(folder: Path, single: dict[str, Any]) -
     """Sequences that begin alike are computed once; their values and gradients are those of each by itself."""
     (alone,) = run_on_workers(1, shared, str(folder / "tied"), False)
     (merged,) = run_on_workers(1, shared, str(folder / "tied"), True)
-    assert merged["merged_share"] == pytest.approx(40 / 108)
-    assert alone["merged_share"] == 0
+    assert merged["policy/merged_share"] == pytest.approx(40 / 108)
+    assert alone["policy/merged_share"] == 0
     assert_alike(merged, alone)
 
 
@@ -151,9 +154,14 @@ def shared(folder: str, merge: bool) -> dict[str, Any]:
         batch = _with_shared_prefixes()
         before = built.values(batch.sequences)
         critic = built.train_values(batch, ValueLoss(0.2))
-        found = {name: critic[name] for name in ("loss/value", "critic/grad_norm")}
+        found = {name: critic[name] for name in ("critic/loss", "critic/grad_norm")}
         share = critic["critic/merged_share"]
-        return {"before": before, "steps": [found], "after": built.values(batch.sequences), "merged_share": share}
+        return {
+            "before": before,
+            "steps": [found],
+            "after": built.values(batch.sequences),
+            "policy/merged_share": share,
+        }
 
 
 def _with_shared_prefixes() -> Any:

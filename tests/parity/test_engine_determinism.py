@@ -143,7 +143,7 @@ async def test_a_turn_that_goes_on_elsewhere_is_the_unbroken_one(tmp_path: Path,
                 await pool._give_up_requests(engine)
             assert_same_bits([whole], [await asyncio.gather(*running)])
             found = pool.metrics()
-            broken += found["partial/continued"] > 0 and found["partial/kept_tokens"] > 0
+            broken += found["engine/partial/continued"] > 0 and found["engine/partial/kept_tokens"] > 0
             if broken == 4:
                 return
         raise AssertionError(f"only {broken} times had an engine sampled something and not everything")

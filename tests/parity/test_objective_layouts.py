@@ -30,7 +30,11 @@ def one_step(folder: str, sizes: dict[str, Any]) -> dict[str, Any]:
     for name, loss in LOSSES.items():
         with backend(Path(folder), distributed_optimizer=False, **sizes) as built:
             metrics = built.train_step(make_batch(), loss)
-            found[name] = {"loss": metrics["loss"], "norm": metrics["grad_norm"], "gradients": gradients(built)}
+            found[name] = {
+                "loss": metrics["policy/loss"],
+                "norm": metrics["policy/grad_norm"],
+                "gradients": gradients(built),
+            }
     return found
 
 

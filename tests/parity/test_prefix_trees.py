@@ -22,7 +22,15 @@ from tests.layout_support import world_of
 from tests.megatron_support import assert_gradients_alike, backend, gradients, make_batch, write_model
 
 LOSS = PolicyLoss(0.2, 0.3, 0.0, objective="gspo", entropy_coefficient=0.01)
-KEYS = ("loss", "grad_norm", "entropy", "tokens", "actor/ratio", "actor/logprob", "actor/ratio_max")
+KEYS = (
+    "policy/loss",
+    "policy/grad_norm",
+    "policy/entropy",
+    "policy/tokens",
+    "policy/ratio",
+    "policy/logprob",
+    "policy/ratio_max",
+)
 LENGTHS = (40, 33, 29, 40, 12, 31, 38, 9, 24, 17)
 SHARED = {1: (0, 20), 2: (0, 20), 3: (1, 28), 4: (0, 12), 6: (5, 13), 7: (6, 9), 8: (5, 24)}
 """Sequence -> (another one, how many tokens it begins with that one's)."""
@@ -58,7 +66,7 @@ def references(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path
         path = tmp_path_factory.mktemp(kind)
         write_model(path, layers=4, **experts)
         (result,) = run_on_workers(1, one_step, str(path), {})
-        assert result["metrics"]["merged_share"] == 0
+        assert result["metrics"]["policy/merged_share"] == 0
         found[kind] = (path, result)
     return found
 
@@ -72,7 +80,7 @@ def test_a_tree_is_its_sequences(kind: str, name: str, references: dict[str, tup
     folder, expected = references[kind]
     sizes = layouts.sizes(name)
     for rank in run_on_workers(world_of(name), one_step, str(folder), sizes | {"merge_prefixes": True}):
-        assert rank["metrics"]["merged_share"] > 0.15
+        assert rank["metrics"]["policy/merged_share"] > 0.15
         for key in KEYS:
             assert rank["metrics"][key] == pytest.approx(expected["metrics"][key], rel=1e-5, abs=1e-5), key
         for own, wanted in zip(rank["logprobs"], expected["logprobs"], strict=True):

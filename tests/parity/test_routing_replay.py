@@ -108,7 +108,7 @@ def routed_freely(folder: str, mode: str) -> dict[str, Any]:
     batch = recorded_batch()
     with backend(Path(folder), routing_replay=mode) as built:
         logprobs = np.concatenate(built.log_probabilities(batch.sequences, TEMPERATURE))
-        return {"logprobs": logprobs, "norm": built.train_step(batch, LOSS)["grad_norm"]}
+        return {"logprobs": logprobs, "norm": built.train_step(batch, LOSS)["policy/grad_norm"]}
 
 
 @pytest.fixture(scope="module")

@@ -42,7 +42,7 @@ def test_groups_without_a_difference_are_dropped():
     groups = [group(member(0.4), member(0.4)), group(member(0.4), member(0.45)), group(member(0.0), member(1.0))]
     assert passed(groups, {"kind": "range"}) == (
         [[0.4, 0.45], [0.0, 1.0]],
-        {"filters/range": 2 / 6, "filters/groups_kept": 2 / 3},
+        {"rollout/filters/range": 2 / 6, "rollout/filters/groups_kept": 2 / 3},
     )
     assert passed(groups, {"kind": "range", "minimum": 0.1})[0] == [[0.0, 1.0]]
     unscored = group(member(0.0), member(1.0, outcome=Outcome.TIMEOUT))
@@ -75,7 +75,7 @@ def test_quick_successes_and_overlong_failures():
         (left,), shares = filtered([group(*long, success)], config)
         assert len(left.trajectories) == keep + 1
         assert success in left.trajectories
-        assert shares["filters/overlong"] == (3 - keep) / 4
+        assert shares["rollout/filters/overlong"] == (3 - keep) / 4
 
 
 def test_filters_run_in_order():

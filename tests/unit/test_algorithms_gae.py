@@ -259,7 +259,7 @@ def test_the_loss_of_a_batch_weighs_its_tokens() -> None:
     )
     metrics = finish_metrics(terms.sums, terms.maxima)
     assert terms.loss.item() == pytest.approx(expected, rel=1e-5)
-    assert metrics["loss/value"] == pytest.approx(expected, rel=1e-5)
+    assert metrics["critic/loss"] == pytest.approx(expected, rel=1e-5)
     assert metrics["critic/value"] == pytest.approx(values.mean().item())
     assert metrics["critic/return"] == pytest.approx(target.mean().item())
     halves = [ValueLoss(clip=0.1)(values[part], _part(tokens, part)) for part in (slice(0, 2), slice(2, 6))]

@@ -291,15 +291,15 @@ def test_a_step_tells_what_it_took_to_find_its_groups() -> None:
     rolled_out = [Group(4, "a", equal), Group(5, "b", good), Group(6, "c", lone), Group(7, "d", equal)]
     kept = [group for group in rolled_out if usable(group, chosen)]
     assert refill_metrics(RolloutBatch(rolled_out, kept, 2, Position(9, {8: 1})), chosen) == {
-        "filters/dropped": 3.0,
-        "filters/faulty": 1.0,
-        "filters/refilled": 1.0,
-        "filters/extra_episodes": 6.0,
-        "filters/missing": 2.0,
-        "filters/cancelled": 2.0,
-        "filters/carried": 0.0,
-        "partial/saved_share": 0.0,
-        "partial/saved_tokens": 0.0,
+        "rollout/filters/dropped": 3.0,
+        "rollout/filters/faulty": 1.0,
+        "rollout/filters/refilled": 1.0,
+        "rollout/filters/extra_episodes": 6.0,
+        "rollout/filters/missing": 2.0,
+        "rollout/filters/cancelled": 2.0,
+        "rollout/filters/carried": 0.0,
+        "engine/partial/saved_share": 0.0,
+        "engine/partial/saved_tokens": 0.0,
     }
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from mua.algorithms.rollout_metrics import rollout_metrics
+from mua.algorithms.said import diversity
 from mua.types import Group, Outcome, Provenance, Segment, Trajectory
 
 S, U, T, M, A = (Provenance.SYSTEM, Provenance.USER, Provenance.TOOL, Provenance.TEMPLATE, Provenance.SAMPLED)
@@ -52,61 +53,89 @@ def test_metrics_of_an_example_counted_by_hand():
         "reward/std": math.sqrt(3) / 4,
         "reward/min": 0.0,
         "reward/max": 1.0,
-        "success": 0.75,
-        "outcome/user_stop": 2 / 7,
-        "outcome/terminal_tool": 1 / 7,
-        "outcome/max_turns": 1 / 7,
-        "outcome/length": 0.0,
-        "outcome/malformed": 0.0,
-        "outcome/agent_end": 0.0,
-        "outcome/repetition": 0.0,
-        "outcome/user_error": 0.0,
-        "outcome/environment_error": 0.0,
-        "outcome/judge_error": 0.0,
-        "outcome/engine_error": 2 / 7,
-        "outcome/timeout": 1 / 7,
-        "trajectories/count": 7.0,
-        "trajectories/unscored": 3 / 7,
-        "attempts/mean": 10 / 7,
-        "attempts/max": 4.0,
-        "turns/mean": 1.5,
-        "turns/max": 3.0,
-        "turns/cut_by_time": 0.0,
-        "tokens/system": 1.0,
-        "tokens/user": 0.75,
-        "tokens/tool": 0.25,
-        "tokens/template": 0.25,
-        "tokens/sampled": 9 / 4,
-        "tokens/segment_max": 4.0,
-        "segments/mean": 1.25,
-        "segments/max": 2.0,
-        "tool_calls/find": 0.5,
-        "tool_errors/find": 0.25,
-        "groups/count": 2.0,
-        "groups/zero_variance": 0.5,
-        "groups/all_correct": 0.5,
-        "groups/all_wrong": 0.0,
-        "advantage/abs_mean": 0.25 * root_half,
-        "version_lag/mean": (8 * 1 + 1 * 3) / 9,
-        "version_lag/max": 3.0,
+        "reward/success": 0.75,
+        "rollout/outcome/user_stop": 2 / 7,
+        "rollout/outcome/terminal_tool": 1 / 7,
+        "rollout/outcome/max_turns": 1 / 7,
+        "rollout/outcome/length": 0.0,
+        "rollout/outcome/malformed": 0.0,
+        "rollout/outcome/agent_end": 0.0,
+        "rollout/outcome/repetition": 0.0,
+        "rollout/outcome/user_error": 0.0,
+        "rollout/outcome/environment_error": 0.0,
+        "rollout/outcome/judge_error": 0.0,
+        "rollout/outcome/engine_error": 2 / 7,
+        "rollout/outcome/timeout": 1 / 7,
+        "rollout/trajectories/count": 7.0,
+        "rollout/trajectories/unscored": 3 / 7,
+        "rollout/attempts/mean": 10 / 7,
+        "rollout/attempts/max": 4.0,
+        "rollout/turns/mean": 1.5,
+        "rollout/turns/max": 3.0,
+        "rollout/turns/cut_by_time": 0.0,
+        "rollout/tokens/system": 1.0,
+        "rollout/tokens/user": 0.75,
+        "rollout/tokens/tool": 0.25,
+        "rollout/tokens/template": 0.25,
+        "rollout/tokens/sampled": 9 / 4,
+        "rollout/tokens/segment_max": 4.0,
+        "rollout/segments/mean": 1.25,
+        "rollout/segments/max": 2.0,
+        "tools/calls/find": 0.5,
+        "tools/errors/find": 0.25,
+        "tools/used/find": 0.25,
+        "rollout/said/unique_turns": 2 / 5,
+        "rollout/said/unique_episodes": 2 / 4,
+        "reward/length_correlation": -1.0,
+        "reward/groups/count": 2.0,
+        "reward/groups/zero_variance": 0.5,
+        "reward/groups/all_correct": 0.5,
+        "reward/groups/all_wrong": 0.0,
+        "reward/advantage/abs_mean": 0.25 * root_half,
+        "mismatch/version_lag/mean": (8 * 1 + 1 * 3) / 9,
+        "mismatch/version_lag/max": 3.0,
     }
     assert metrics.keys() == expected.keys()
     assert metrics == pytest.approx(expected, rel=1e-12)
 
 
+def test_diversity_counts_what_is_sampled_within_a_turn() -> None:
+    def says(*turns: list[int]) -> Trajectory:
+        ids = [i for said in turns for i in [9, *said]]
+        numbers = [turn for turn, said in enumerate(turns) for _ in [9, *said]]
+        sampled = np.array([kind for said in turns for kind in [U, *[A] * len(said)]], np.uint8)
+        zeros = np.zeros(len(ids), np.float32)
+        part = Segment(np.array(ids, np.int32), sampled, zeros, zeros.astype(np.int32), np.array(numbers, np.int32))
+        return trajectory(1.0, segments=[part])
+
+    # Grams: 1234 2345 | 1234 2345, 1235 | none: of five, three differ. Nothing crosses a turn or what others say.
+    three = [says([1, 2, 3, 4, 5]), says([1, 2, 3, 4, 5], [1, 2, 3, 5]), says([1, 2], [3, 4])]
+    found = diversity(three)
+    assert found == {
+        "rollout/said/distinct_4grams": 3 / 5,
+        "rollout/said/unique_turns": 4 / 5,
+        "rollout/said/unique_episodes": 1.0,
+    }
+    assert diversity([says([1, 2], [3, 4]), says([1, 2, 3, 4])])["rollout/said/unique_episodes"] == 1.0
+    assert diversity([says([1, 2]), says([1, 2])]) == {
+        "rollout/said/unique_turns": 0.5, "rollout/said/unique_episodes": 0.5
+    }  # fmt: skip
+    assert diversity([]) == diversity([says([])]) == {}
+
+
 def test_without_a_version_the_lag_counts_from_the_newest_token():
-    assert rollout_metrics(example())["version_lag/max"] == 2.0
+    assert rollout_metrics(example())["mismatch/version_lag/max"] == 2.0
 
 
 def test_advantage_follows_the_division_by_std():
-    assert rollout_metrics(example(), divide_by_std=False)["advantage/abs_mean"] == pytest.approx(0.25)
+    assert rollout_metrics(example(), divide_by_std=False)["reward/advantage/abs_mean"] == pytest.approx(0.25)
 
 
 def test_nothing_scored_reports_outcomes_and_no_rewards():
     metrics = rollout_metrics([Group(0, "a", [trajectory(0.0, Outcome.TIMEOUT)])])
-    assert metrics["trajectories/unscored"] == 1.0
+    assert metrics["rollout/trajectories/unscored"] == 1.0
     assert "reward/mean" not in metrics
-    assert "groups/zero_variance" not in metrics
+    assert "reward/groups/zero_variance" not in metrics
 
 
 def test_no_groups_give_no_metrics():
@@ -121,11 +150,11 @@ def test_several_domains_are_told_apart_and_one_alone_is_not() -> None:
     other = Group(1, "b", [of("gyms/turtle", 0.25), of("gyms/turtle", 9.0, Outcome.JUDGE_ERROR)])
     lost = Group(2, "c", [of("telecom", 0.0, Outcome.USER_ERROR)])
     found = rollout_metrics([one, other, lost])
-    assert found["environment/retail/reward/mean"] == 0.5
-    assert found["environment/gyms/turtle/reward/mean"] == 0.25
-    assert [found[f"environment/{n}/unscored"] for n in ("retail", "gyms/turtle", "telecom")] == [0.0, 0.5, 1.0]
-    assert [found[f"environment/{n}/share"] for n in ("retail", "gyms/turtle", "telecom")] == [0.4, 0.4, 0.2]
-    assert [found[f"environment/{n}/zero_variance"] for n in ("retail", "gyms/turtle")] == [0.0, 1.0]
-    assert found["environment/retail/turns"] == 1.0
-    assert not any(name.startswith("environment/telecom/reward") for name in found)
-    assert not any(name.startswith("environment/") for name in rollout_metrics([one]))
+    assert found["rollout/domain/retail/reward/mean"] == 0.5
+    assert found["rollout/domain/gyms/turtle/reward/mean"] == 0.25
+    assert [found[f"rollout/domain/{n}/unscored"] for n in ("retail", "gyms/turtle", "telecom")] == [0.0, 0.5, 1.0]
+    assert [found[f"rollout/domain/{n}/share"] for n in ("retail", "gyms/turtle", "telecom")] == [0.4, 0.4, 0.2]
+    assert [found[f"rollout/domain/{n}/zero_variance"] for n in ("retail", "gyms/turtle")] == [0.0, 1.0]
+    assert found["rollout/domain/retail/turns"] == 1.0
+    assert not any(name.startswith("rollout/domain/telecom/reward") for name in found)
+    assert not any(name.startswith("rollout/domain/") for name in rollout_metrics([one]))

@@ -150,7 +150,12 @@ def finished(tmp_path: Path) -> tuple[Path, Path]:
         for step in range(STEPS):
             ordinals = range(step * GROUPS, (step + 1) * GROUPS)
             writer.write(step, [episode(ordinal, sample) for ordinal in ordinals for sample in range(SIZE)])
-        line = {"tokens/sampled": 2.0, "trajectories/count": GROUPS * SIZE, "version_lag/max": 0, "loss": 0.5}
+        line = {
+            "rollout/tokens/sampled": 2.0,
+            "rollout/trajectories/count": GROUPS * SIZE,
+            "mismatch/version_lag/max": 0,
+        }
+        line |= {"policy/loss": 0.5}
         lines = [json.dumps({"step": step} | line) for step in range(STEPS)]
         (output / "metrics.jsonl").write_text("\n".join(lines) + "\n")
         state = {"extra": {"step": STEPS, "position": {"next": STEPS * GROUPS}}, "steps": STEPS * UPDATES}
@@ -222,7 +227,7 @@ def test_weights_that_differ_by_a_bit_and_metrics_are_found(finished: tuple[Path
     path = finished[0] / "metrics.jsonl"
     path.write_text(path.read_text().replace("0.5", "0.50000001", 1))
     assert "model.safetensors differs" in found(finished)
-    assert "step 0: loss differ from the undisturbed run" in found(finished)
+    assert "step 0: policy/loss differ from the undisturbed run" in found(finished)
     assert faults_of(*finished, bits=False, staleness=0) == []
 
 

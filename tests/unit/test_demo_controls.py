@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from mua.observe.metrics_log import METRICS_FILE
-from tools.demo import steps_within
+from workbench.demo import steps_within
 
 
 def test_more_fine_tuning_gets_the_time_of_the_learning(tmp_path: Path) -> None:
-    lines = [{"step": step, "timeline/train_seconds": 0.5 if step else 1.5} for step in range(3)]
+    lines = [{"step": step, "time/train_seconds": 0.5 if step else 1.5} for step in range(3)]
     (tmp_path / METRICS_FILE).write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert steps_within(25, tmp_path) == 30
     assert steps_within(25.1, tmp_path) == 31

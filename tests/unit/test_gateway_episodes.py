@@ -183,7 +183,7 @@ async def test_a_judge_beside_the_environment_or_in_its_place(tmp_path: Path) ->
         both = await judged(judge={"weight": -0.5})
         assert (both.reward, both.success, both.details["judge"]["beside"]) == (0.75, True, 1.0)
         assert both.metrics["gateway/judge_score"] == 0.5
-        assert rollout_metrics([Group(0, TASK.id, [both])])["gateway/own_reward"] == 1.0
+        assert rollout_metrics([Group(0, TASK.id, [both])])["rollout/gateway/own_reward"] == 1.0
         assert both.details["judge"] == {"score": 0.5, "reason": "It did.", "weight": -0.5, "beside": 1.0}
         alone = await judged(reward="judge", judge={"high": 2.0})  # 7 is no score: it is asked again
         assert (alone.reward, alone.success, len(server.received)) == (0.5, False, 3)

@@ -76,7 +76,7 @@ def test_balancing_losses_have_the_gradient_of_their_formula(
         metrics = built.train_step(make_batch(), no_loss)
         found = gradients(built)
     assert metrics[key.replace("moe_", "moe/")] == pytest.approx(float(sum(losses)) / LAYERS, rel=1e-5)
-    assert metrics["loss"] == 0
+    assert metrics["policy/loss"] == 0
     for name in ("model.embed_tokens.weight", *(f"model.layers.{layer}.mlp.gate.weight" for layer in range(LAYERS))):
         expected = model.get_parameter(name).grad.numpy()
         assert np.abs(expected).max() > 1e-4
@@ -135,5 +135,5 @@ def test_load_counts_every_token_once_and_no_padding(settings: dict[str, Any], f
 def test_a_batch_without_tokens_has_no_load(folder: Path) -> None:
     with backend(folder) as built:
         metrics = built.train_step(make_batch(()), CrossEntropyLoss())
-    assert metrics["grad_norm"] == 0
+    assert metrics["policy/grad_norm"] == 0
     assert not [key for key in metrics if key.startswith("moe/")]

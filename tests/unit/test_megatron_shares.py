@@ -190,7 +190,9 @@ def test_a_rank_gets_what_it_reads_once_and_computes_the_same(kind: str, layout:
         assert bool(rank["sent"]) == (rank["place"].last and rank["place"].tensor == 0)
     assert leader["counted"] == (sum(leader["sent"]), sum(leader["received"]))
     shown = leader["metrics"]
-    assert sum(step["batch/bytes_sent"] for step in shown) == sum(leader["sent"])
-    assert sum(step["batch/bytes_received_max"] for step in shown) >= max(sum(rank["received"]) for rank in others)
-    assert sum(step["batch/bytes_returned"] for step in shown) == sum(leader["received"])
-    assert shown[1]["batch/bytes_returned"] == 0
+    assert sum(step["resources/batch/bytes_sent"] for step in shown) == sum(leader["sent"])
+    assert sum(step["resources/batch/bytes_received_max"] for step in shown) >= max(
+        sum(rank["received"]) for rank in others
+    )
+    assert sum(step["resources/batch/bytes_returned"] for step in shown) == sum(leader["received"])
+    assert shown[1]["resources/batch/bytes_returned"] == 0

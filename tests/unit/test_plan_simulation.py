@@ -50,7 +50,7 @@ ONE = SimulatedTurn(prompt=20, sampled=10, pause=5.0)
 
 
 def steps_of(made: Setting) -> list[float]:
-    return [pytest.approx(line["speed/step_seconds"]) for line in simulate(made)]  # type: ignore[misc]
+    return [pytest.approx(line["time/step_seconds"]) for line in simulate(made)]  # type: ignore[misc]
 
 
 def test_the_simulated_loop_jumps_over_the_time_in_which_nothing_happens() -> None:
@@ -103,10 +103,10 @@ def test_the_trainer_books_what_it_does() -> None:
     lines = simulate(made)
     expected = {"wait": 18, "logprobs": 3, "optimizer": 7, "sync": 7, "batch": 3, "records": 4, "memory": 1, "rest": 0}
     for line in lines:
-        found = {name: line[f"timeline/{name}_seconds"] for name in expected}
+        found = {name: line[f"time/{name}_seconds"] for name in expected}
         assert found == {name: pytest.approx(seconds) for name, seconds in expected.items()}
-        assert line["timeline/engine_released"] == pytest.approx((3 + 3 + 7 + 1) / 43)
-        assert line["timeline/engine_paused"] == pytest.approx(7 / 43)
+        assert line["time/engine_released"] == pytest.approx((3 + 3 + 7 + 1) / 43)
+        assert line["time/engine_paused"] == pytest.approx(7 / 43)
 
 
 def test_trainer_and_engine_on_one_device_slow_each_other_down() -> None:
@@ -116,8 +116,8 @@ def test_trainer_and_engine_on_one_device_slow_each_other_down() -> None:
     apart = setting(long, steps=2, staleness=1, step_seconds=6.0)
     shared = replace(apart, together=0.5, episode=lambda ordinal, sample: SimulatedEpisode([long] * (1 + ordinal)))
     line = simulate(shared)[0]
-    assert line["timeline/optimizer_seconds"] == pytest.approx(12)
-    assert simulate(replace(shared, together=1.0))[0]["timeline/optimizer_seconds"] == pytest.approx(6)
+    assert line["time/optimizer_seconds"] == pytest.approx(12)
+    assert simulate(replace(shared, together=1.0))[0]["time/optimizer_seconds"] == pytest.approx(6)
 
 
 def test_a_weight_update_pauses_and_prefills_anew() -> None:
@@ -127,11 +127,11 @@ def test_a_weight_update_pauses_and_prefills_anew() -> None:
     made = replace(made, episode=lambda ordinal, sample: SimulatedEpisode([ONE if ordinal == 0 else long]))
     first, second = simulate(made)
     # 4 s of prefill for both, 10 iterations at 1.2 s, the pause of 5 s in which group 1 gets 5 / 1.1 tokens.
-    assert first["timeline/wait_seconds"] == pytest.approx(4 + 12 + 5)
+    assert first["time/wait_seconds"] == pytest.approx(4 + 12 + 5)
     tokens = 10 + 5 / 1.1
     left = 100 - tokens
-    assert second["timeline/wait_seconds"] == pytest.approx((20 + round(tokens)) / 10 + round(left) * 1.1)
-    assert second["version_lag/max"] == 0  # it ended under the weights of the step before its own
+    assert second["time/wait_seconds"] == pytest.approx((20 + round(tokens)) / 10 + round(left) * 1.1)
+    assert second["mismatch/version_lag/max"] == 0  # it ended under the weights of the step before its own
 
 
 @settings(max_examples=25, deadline=None)
@@ -150,11 +150,11 @@ def test_parts_add_up_and_staleness_is_bound(stale: int, groups: int, train: int
     lines = simulate(made)
     assert lines == simulate(made)
     for line in lines:
-        phases = sum(line[f"timeline/{phase}_seconds"] for phase in TrainerPhase)
-        assert phases == pytest.approx(line["speed/step_seconds"])
-        if line["speed/step_seconds"]:
-            assert sum(line[f"timeline/engine_{activity}"] for activity in EngineActivity) == pytest.approx(1)
-        assert line["version_lag/max"] <= stale
+        phases = sum(line[f"time/{phase}_seconds"] for phase in TrainerPhase)
+        assert phases == pytest.approx(line["time/step_seconds"])
+        if line["time/step_seconds"]:
+            assert sum(line[f"time/engine_{activity}"] for activity in EngineActivity) == pytest.approx(1)
+        assert line["mismatch/version_lag/max"] <= stale
 
 
 def test_the_groups_that_are_trained_first_get_their_slots_first_and_steps_become_shorter() -> None:
@@ -168,8 +168,8 @@ def test_the_groups_that_are_trained_first_get_their_slots_first_and_steps_becom
     first, came = (
         mean_metrics(settled(simulate(replace(made, oldest_first=oldest)), 1)) for oldest in (True, False)
     )  # fmt: skip
-    assert first["speed/step_seconds"] < came["speed/step_seconds"]
-    assert first["timeline/overlap_efficiency"] > came["timeline/overlap_efficiency"]
+    assert first["time/step_seconds"] < came["time/step_seconds"]
+    assert first["time/overlap_efficiency"] > came["time/overlap_efficiency"]
 
 
 async def test_slots_go_to_the_lowest_number_and_survive_cancellation() -> None:

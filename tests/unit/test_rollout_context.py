@@ -164,8 +164,8 @@ async def test_every_turn_of_all_segments_gets_the_trajectorys_credit() -> None:
         assert all((np.sign(s.advantages[s.trained]) == sign).all() for s in own)
         assert sum(int(s.trained.sum()) for s in own) == played[member].sampled_tokens
     metrics = rollout_metrics([Group(0, "t", played)])
-    assert metrics["context/rewrites"] == 1.0
-    assert metrics["segments/mean"] == 2.0
+    assert metrics["rollout/context/rewrites"] == 1.0
+    assert metrics["rollout/segments/mean"] == 2.0
 
 
 async def test_a_rewrite_by_tokens_lets_an_episode_outlive_its_window() -> None:

@@ -111,7 +111,7 @@ async def test_a_policy_that_runs_on_is_scored_and_trained_on_what_it_wrote() ->
     (segment,) = found.segments
     assert (segment.logprobs[segment.loss_mask] == -0.5).all()
     assert found.metrics["cut_by_time"] == 1
-    assert rollout_metrics([Group(4, TASK.id, [found])])["turns/cut_by_time"] == 1.0
+    assert rollout_metrics([Group(4, TASK.id, [found])])["rollout/turns/cut_by_time"] == 1.0
 
 
 async def test_one_that_is_longer_than_what_ends_is_scored_too() -> None:
@@ -124,7 +124,7 @@ async def test_a_slow_or_dead_engine_leaves_the_episode_unscored(error: Exceptio
     found, _ = await played(raising(error))
     assert (found.outcome, found.scored, found.attempts, found.error) == (Outcome.TIMEOUT, False, 2, str(error))
     assert found.passing
-    assert "turns/cut_by_time" not in rollout_metrics([Group(4, TASK.id, [found])])
+    assert "rollout/turns/cut_by_time" not in rollout_metrics([Group(4, TASK.id, [found])])
 
 
 async def test_turns_that_end_are_remembered() -> None:

@@ -123,23 +123,23 @@ def test_what_a_younger_policy_did_counts_less() -> None:
     for ordinal, rate in enumerate((0.0, 1.0, 1.0)):
         stream.observe([outcome(stream.task(ordinal), ordinal, rate)])
     # Of 2, 4 and 8 rollouts that are left of three groups of eight, the last two succeeded.
-    assert stream.metrics()["curriculum/mean_rate"] == pytest.approx(12 / 14)
+    assert stream.metrics()["rollout/curriculum/mean_rate"] == pytest.approx(12 / 14)
     forever = by_rate([1], decay=1.0)
     for ordinal, rate in enumerate((0.0, 1.0, 1.0)):
         forever.observe([outcome(forever.task(ordinal), ordinal, rate)])
-    assert forever.metrics()["curriculum/mean_rate"] == pytest.approx(16 / 24)
+    assert forever.metrics()["rollout/curriculum/mean_rate"] == pytest.approx(16 / 24)
 
 
 def test_faults_are_no_failures() -> None:
     stream = by_rate([2])
     stream.observe([outcome(stream.task(0), 0, 1.0, size=2, faults=6)])
-    assert stream.metrics()["curriculum/mean_rate"] == 1.0
+    assert stream.metrics()["rollout/curriculum/mean_rate"] == 1.0
     stream.observe([outcome(stream.task(1), 1, 0.0, size=0, faults=8)])
     assert stream.metrics() == {
-        "curriculum/mean_rate": 1.0,
-        "curriculum/always_solved": 1.0,
-        "curriculum/never_solved": 0.0,
-        "curriculum/known": 0.5,
+        "rollout/curriculum/mean_rate": 1.0,
+        "rollout/curriculum/always_solved": 1.0,
+        "rollout/curriculum/never_solved": 0.0,
+        "rollout/curriculum/known": 0.5,
     }
 
 
@@ -176,9 +176,9 @@ def test_a_mix_keeps_its_shares_and_each_domain_its_own_order() -> None:
     assert Counter(drawn)["d0/0"] > 2 * Counter(drawn)["d0/1"]
     assert Counter(drawn)["d1/1"] > 2 * Counter(drawn)["d1/0"]
     metrics = stream.metrics()
-    assert (metrics["curriculum/mean_rate"], metrics["curriculum/known"]) == (0.5, 1.0)
-    assert (metrics["curriculum/d0/mean_rate"], metrics["curriculum/d1/mean_rate"]) == (0.25, 0.75)
-    assert (metrics["curriculum/d0/never_solved"], metrics["curriculum/d1/never_solved"]) == (0.5, 0.0)
+    assert (metrics["rollout/curriculum/mean_rate"], metrics["rollout/curriculum/known"]) == (0.5, 1.0)
+    assert (metrics["rollout/curriculum/d0/mean_rate"], metrics["rollout/curriculum/d1/mean_rate"]) == (0.25, 0.75)
+    assert (metrics["rollout/curriculum/d0/never_solved"], metrics["rollout/curriculum/d1/never_solved"]) == (0.5, 0.0)
 
 
 def test_without_a_curriculum_there_is_nothing_to_remember() -> None:

@@ -100,15 +100,15 @@ async def test_every_sampled_token_gets_the_teachers_log_probability(codec: Code
     assert body["logprob_start_len"] == 1, "from the token before the first sampled one"
     assert body["sampling_params"] == {"max_new_tokens": 0, "temperature": 1.0}
     assert server.headers[0]["Authorization"] == f"Bearer {KEY}"
-    assert (metrics["teacher/requests"], metrics["teacher/tokens"]) == (1.0, 6.0)
-    assert again == {"teacher/requests": 0.0, "teacher/retries": 0.0, "teacher/tokens": 0.0}
+    assert (metrics["engine/teacher/requests"], metrics["engine/teacher/tokens"]) == (1.0, 6.0)
+    assert again == {"engine/teacher/requests": 0.0, "engine/teacher/retries": 0.0, "engine/teacher/tokens": 0.0}
 
 
 @pytest.mark.parametrize("fault", [fails(500), fails(503), drops], ids=["500", "503", "dropped"])
 async def test_a_fault_is_tried_again(codec: Codec, fault: Handler) -> None:
     async with teacher(codec, fault, fault, scores) as (asked, server):
         found = await asked.scored(group())
-        assert asked.metrics()["teacher/retries"] == 2.0
+        assert asked.metrics()["engine/teacher/retries"] == 2.0
     assert found.trajectories[0].segments[0].teacher_logprobs is not None
     assert len(server.received) == 3
 

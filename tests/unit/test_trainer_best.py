@@ -166,9 +166,9 @@ def test_an_evaluation_that_a_new_start_makes_up_for_may_be_the_best(tmp_path: P
     continued(config(tmp_path))
     assert names(tmp_path) == ["best", "step_00000004", "step_00000008"]
     lines = {
-        line["step"]: line.get("evaluation/validation_success") for line in read_metrics(tmp_path / "metrics.jsonl")
+        line["step"]: line["evaluation/validation_success"] for line in read_metrics(tmp_path / "evaluations.jsonl")
     }
-    assert lines == {0: None, 1: 0.3, 2: None, 3: 0.7, 4: None, 5: 0.7, 6: None, 7: 0.5}
+    assert lines == {2: 0.3, 4: 0.7, 6: 0.7, 8: 0.5}
 
 
 @pytest.mark.parametrize(("export", "step", "success"), [("best", 4, 0.8), ("last", 8, 0.6)])
@@ -184,9 +184,12 @@ def test_the_report_is_of_the_first_policy_and_of_the_one_handed_over(
     assert (report["split"], report["final"]["export"]) == ("test", export)
     assert (report["first"]["step"], report["final"]["step"]) == (0, step)
     assert (report["first"]["evaluation/test_success"], report["final"]["evaluation/test_success"]) == (0.2, success)
+    curves = {line["step"]: line for line in read_metrics(tmp_path / "evaluations.jsonl")}
+    name = "evaluation/test_success"
+    assert {at: line[name] for at, line in curves.items() if name in line} == {0: 0.2, step: success}
+    assert list(curves) == [0, 2, 4, 6, 8]
     lines = list(read_metrics(tmp_path / "metrics.jsonl"))
-    assert lines[0]["initial_evaluation/test_success"] == 0.2
-    assert not [name for line in lines for name in line if name.startswith("evaluation/test")]
+    assert not [name for line in lines for name in line if name.startswith("evaluation/")]
     assert f"report on test, final policy (step {step}): success {success:.3f} (" in capsys.readouterr().out
     assert len(list(read_traces(tmp_path / "evaluations" / "test"))) == 2 * TASKS
 

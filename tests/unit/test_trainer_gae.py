@@ -67,17 +67,17 @@ def test_the_critic_learns_first_and_then_both(tmp_path: Path) -> None:
         before = exported(learner)
         warm = learn(config, learner, groups, version=0)
         assert all(np.array_equal(values, before[name]) for name, values in exported(learner).items())
-        assert "grad_norm" not in warm
+        assert "policy/grad_norm" not in warm
         # A critic that says 0 everywhere explains nothing; with lambda below 1 returns decay towards it.
         assert warm["critic/value_old"] == 0
         assert warm["critic/explained_variance"] == pytest.approx(0.0, abs=1e-9)
         assert warm["critic/grad_norm"] > 0
-        assert warm["tokens"] == 20  # of each of the two minibatches
+        assert warm["policy/tokens"] == 20  # of each of the two minibatches
         later = [learn(config, learner, groups, version=version) for version in range(1, 5)]
         assert not any(np.array_equal(values, before[name]) for name, values in exported(learner).items())
-    assert all(step["grad_norm"] > 0 and step["critic/grad_norm"] > 0 for step in later)
+    assert all(step["policy/grad_norm"] > 0 and step["critic/grad_norm"] > 0 for step in later)
     assert later[-1]["critic/explained_variance"] > 0.3
-    assert later[0]["actor/advantage_abs"] == pytest.approx(0.8, abs=0.3), "advantages are whitened over the step"
+    assert later[0]["policy/advantage_abs"] == pytest.approx(0.8, abs=0.3), "advantages are whitened over the step"
 
 
 def groups_of(step: int) -> list[Group]:
@@ -117,7 +117,14 @@ def test_two_ranks_learn_like_one(tmp_path: Path) -> None:
     alone, _ = learned(tmp_path, 2)
     (together, _), other = run_distributed(on_two_ranks, 2, str(tmp_path))
     assert other is None
-    names = ("loss/value", "critic/grad_norm", "critic/explained_variance", "critic/value_old", "loss", "grad_norm")
+    names = (
+        "critic/loss",
+        "critic/grad_norm",
+        "critic/explained_variance",
+        "critic/value_old",
+        "policy/loss",
+        "policy/grad_norm",
+    )
     for ours, theirs in zip(together, alone, strict=True):
         compared = [name for name in names if name in theirs]
         assert {n: ours[n] for n in compared} == pytest.approx({n: theirs[n] for n in compared}, rel=1e-3, abs=1e-5)

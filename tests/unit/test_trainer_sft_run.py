@@ -105,12 +105,12 @@ def test_the_loss_is_that_of_transformers_however_it_is_packed(
         with backend(model, max_tokens_per_microbatch=row) as built:
             for size in (1, 4, 100):
                 found = validation_metrics(built, held_out, size)  # type: ignore[arg-type]
-                assert found["validation/loss"] == pytest.approx(expected, rel=1e-5)
-                assert found["validation/perplexity"] == pytest.approx(math.exp(expected), rel=1e-4)
-                assert found["validation/tokens"] == tokens
+                assert found["evaluation/loss"] == pytest.approx(expected, rel=1e-5)
+                assert found["evaluation/perplexity"] == pytest.approx(math.exp(expected), rel=1e-4)
+                assert found["evaluation/tokens"] == tokens
             trained = built.train_step(sft_batch(everything), CrossEntropyLoss())
-            assert trained["loss"] == pytest.approx(expected, rel=1e-5)
-            assert validation_metrics(built, held_out, 4)["validation/loss"] != pytest.approx(expected)  # type: ignore[arg-type]
+            assert trained["policy/loss"] == pytest.approx(expected, rel=1e-5)
+            assert validation_metrics(built, held_out, 4)["evaluation/loss"] != pytest.approx(expected)  # type: ignore[arg-type]
     assert expected != pytest.approx(own_loss(model, training), rel=1e-3)
 
 
@@ -128,9 +128,15 @@ class LeavingAt(Preemption):
         super().check()
 
 
+def evaluations(output: Path) -> dict[int, Json]:
+    path = output / "evaluations.jsonl"
+    return {line["step"]: line for line in read_metrics(path)} if path.exists() else {}
+
+
 def lines(output: Path) -> list[Json]:
+    """Of all steps, and then of all validations."""
     timed = ("seconds", "memory/")
-    found = read_metrics(output / "metrics.jsonl")
+    found = [*read_metrics(output / "metrics.jsonl"), *evaluations(output).values()]
     return [{name: value for name, value in line.items() if not any(word in name for word in timed)} for line in found]
 
 
@@ -141,9 +147,9 @@ def test_a_run_that_leaves_in_the_middle_of_a_validation_continues_to_the_same_n
     straight, broken = (config(model, data, tmp_path / name) for name in ("straight", "broken"))
     fine_tune(straight)
     whole = lines(straight.output)
-    assert [line["step"] for line in whole] == list(range(STEPS))
-    assert [line["step"] for line in whole if "validation/loss" in line] == [1, 3, 4]
-    assert whole[1]["validation/loss"] > whole[4]["validation/loss"] > 0
+    assert [line["step"] for line in whole] == [*range(STEPS), 2, 4, 5]
+    held_out = evaluations(straight.output)
+    assert held_out[2]["evaluation/loss"] > held_out[5]["evaluation/loss"] > 0
 
     # Two checks of the steps, then the second of the validation's two batches.
     with pytest.raises(Preempted):
@@ -154,7 +160,9 @@ def test_a_run_that_leaves_in_the_middle_of_a_validation_continues_to_the_same_n
     assert newest.name == "step_00000002"
     fine_tune(broken)
     assert lines(broken.output) == whole
-    assert own_loss(broken.output / "hf", held_out_of(broken)) == pytest.approx(whole[-1]["validation/loss"], rel=1e-5)
+    assert own_loss(broken.output / "hf", held_out_of(broken)) == pytest.approx(
+        held_out[5]["evaluation/loss"], rel=1e-5
+    )
 
 
 def test_weights_that_are_not_finite_end_the_run(model: Path, data: Path, tmp_path: Path) -> None:
@@ -164,7 +172,7 @@ def test_weights_that_are_not_finite_end_the_run(model: Path, data: Path, tmp_pa
     trainer = loaded.trainer.model_copy(update={"save_every": 0, "max_skipped_steps": 2})
     with pytest.raises(RunStopped, match="the gradient norm of the last 2 steps with an update, to step 2, was not"):
         fine_tune(loaded.model_copy(update={"optimizer": wild, "trainer": trainer}))
-    assert [line["skipped"] for line in lines(tmp_path)] == [0, 1, 1]
+    assert [line["policy/skipped"] for line in lines(tmp_path)] == [0, 1, 1]
     newest = latest_checkpoint(tmp_path / "checkpoints")
     assert newest is not None
     assert newest.name == "step_00000003"

@@ -147,10 +147,10 @@ def test_every_group_is_trained_once_an_epoch(tmp_path: Path, epochs: int, minib
 def test_the_ratio_is_to_the_policy_before_the_steps_first_update(tmp_path: Path) -> None:
     table = Table()
     found = rl.learn(config_of(tmp_path, minibatches=1), table, groups_of(table), version=0)  # type: ignore[arg-type]
-    distances = [step["actor/ratio_max"] for step in table.steps]
+    distances = [step["policy/ratio_max"] for step in table.steps]
     assert distances[0] == pytest.approx(1.0, abs=1e-6)
     assert 1.0001 < distances[1] < distances[2]
-    assert found["actor/ratio_max"] == pytest.approx(np.mean(distances))
+    assert found["policy/ratio_max"] == pytest.approx(np.mean(distances))
 
 
 def test_log_probabilities_are_at_the_temperature_of_sampling(tmp_path: Path) -> None:
@@ -215,9 +215,9 @@ def test_a_step_is_rolled_out_trained_synchronised_and_only_then_the_next_may_st
     assert events == ["weights 0", "schedule", *(event for step in steps for event in step)]
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     # Every token came from the weights that its step trains: none older by its number, none by its values.
-    assert [line["version_lag/max"] for line in lines] == [0.0] * 3
+    assert [line["mismatch/version_lag/max"] for line in lines] == [0.0] * 3
     assert [line["mismatch/logprob_difference_max"] for line in lines] == pytest.approx([0.0] * 3, abs=1e-6)
-    assert [line["sync/version"] for line in lines] == [1.0, 2.0, 3.0]
+    assert [line["engine/sync/version"] for line in lines] == [1.0, 2.0, 3.0]
     assert torch.equal(engines.table.logits, table.logits.detach())
 
 
@@ -255,10 +255,10 @@ def test_a_delay_of_the_trainer_is_booked_where_it_happens(tmp_path: Path) -> No
         rl.Training(config, table, run, engines, Preemption()).loop()  # type: ignore[arg-type]
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     names = ("wait", "logprobs", "optimizer", "sync", "records", "checkpoint", "batch", "memory", "evaluate", "rest")
-    booked = [[line[f"timeline/{name}_seconds"] for name in names] for line in lines]
+    booked = [[line[f"time/{name}_seconds"] for name in names] for line in lines]
     # A step's checkpoint comes after its line, so that it is in the next one.
     assert booked == [[1, 2, 4, 8, 16, saved, 0, 0, 0, 0] for saved in (0, 32, 32)]
-    assert [line["speed/step_seconds"] for line in lines] == [31, 63, 63]
+    assert [line["time/step_seconds"] for line in lines] == [31, 63, 63]
 
 
 def test_a_batch_keeps_what_was_sampled(tmp_path: Path) -> None:

@@ -358,9 +358,9 @@ async def test_users_and_judges_have_pools_and_metrics_of_their_own() -> None:
             await ask(services.judge)
         metrics = services.metrics()
         await services.close()
-    assert (metrics["user_llm/requests"], metrics["judge_llm/requests"]) == (1, 1)
-    assert metrics["judge_llm/errors/refused"] == 1
-    assert "user_llm/errors/refused" not in metrics
+    assert (metrics["users/llm/requests"], metrics["users/judge/requests"]) == (1, 1)
+    assert metrics["users/judge/errors/refused"] == 1
+    assert "users/llm/errors/refused" not in metrics
 
 
 RECIPE = """\

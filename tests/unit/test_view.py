@@ -64,9 +64,9 @@ def test_overview_has_every_part_of_a_run(answers: Answers) -> None:
     assert newest["success"] == {"mean": own.mean, "low": own.low, "high": own.high, "tasks": len(rows)}
     assert set(newest["kinds"]) == {"cancel", "refund", "refuse"}
     assert sum(row["episodes"] for row in data["outcomes"]) == len(listed(answers))
-    assert data["curves"]["success"][0] == list(range(8))
-    assert set(data["stages"]["trainer"]) >= {"timeline/wait_seconds", "timeline/optimizer_seconds"}
-    assert "timeline/episode_tools_seconds" in data["stages"]["episode"]
+    assert data["curves"]["reward/success"][0] == list(range(8))
+    assert set(data["stages"]["trainer"]) >= {"time/wait_seconds", "time/optimizer_seconds"}
+    assert "time/episode_tools_seconds" in data["stages"]["episode"]
     kinds = {event["kind"] for event in data["events"]}
     assert {"start", "restart", "checkpoint", "engine"} <= kinds
     assert ("fault" in kinds) == any(not row["scored"] for row in listed(answers))
@@ -77,7 +77,7 @@ def test_overview_has_every_part_of_a_run(answers: Answers) -> None:
 def test_from_a_step_to_its_groups_and_trajectories(answers: Answers) -> None:
     data = answers.answer("step", {"run": RUN, "step": "3"})
     assert [len(group["trajectories"]) for group in data["groups"]] == [4, 4, 4]
-    assert data["metrics"]["grad_norm"] > 0
+    assert data["metrics"]["policy/grad_norm"] > 0
     names = {t["id"] for group in data["groups"] for t in group["trajectories"] if t["scored"]}
     assert {row["id"] for row in listed(answers, step="3")} == names
     with pytest.raises(NotThere, match="step 99"):
@@ -306,10 +306,12 @@ def test_run_that_goes_on_is_seen(tmp_path: Path) -> None:
         row = {"run_id": RUN, "step": 2, "part": 2, "state": "done", "version": 2, "started_at": 1.0}
         with Store.open(tmp_path) as store, store.begin() as connection:
             execute(connection, [Insert(steps, [row])])
-        (tmp_path / "metrics.jsonl").write_text('{"step": 0, "success": 0.5}\n{"step": 2, "success": 0.75}\n{"st')
+        (tmp_path / "metrics.jsonl").write_text(
+            '{"step": 0, "reward/success": 0.5}\n{"step": 2, "reward/success": 0.75}\n{"st'
+        )
         after = answers.answer("changes", {"run": RUN})
         assert (before["step"], after["step"]) == (1, 2)
-        assert answers.answer("run", {"run": RUN})["curves"]["success"] == [[0, 2], [0.5, 0.75]]
+        assert answers.answer("run", {"run": RUN})["curves"]["reward/success"] == [[0, 2], [0.5, 0.75]]
 
 
 def test_run_without_a_store_is_read_from_its_traces(folder: Path, tmp_path: Path) -> None:

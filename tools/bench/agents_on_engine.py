@@ -29,8 +29,8 @@ from mua.types import Json, Trajectory
 from tests.agents_support import LIBRARIES, agreed, command_of, differing
 from tools import kit
 from tools.bench.agent_libraries import shares
-from tools.tiny import SMALL, build_policy, write_conversations
-from workbench.demonstrate import demonstrate
+from tools.tiny import SMALL, build_policy
+from workbench.demonstrate import demonstrate, write_conversations
 
 DOMAIN = {"help_desk": "graded_desk", "retail": "graded_shop"}
 PLACE = {
@@ -138,7 +138,9 @@ def told(domain: str, agent: str, output: Path, built_in: dict[tuple[int, int], 
     played = [t for step in (0, 1) for t in episodes(output, step).values()]
     turns = sum(len(t.turn_rewards) for t in played)
     calls = sum(t.metrics.get("tool_calls", 0) for t in played)
-    steps = "; ".join(f"{line['loss']:.4f}, {line['grad_norm']:.4f}" for line in read_metrics(output / "metrics.jsonl"))
+    steps = "; ".join(
+        f"{line['policy/loss']:.4f}, {line['policy/grad_norm']:.4f}" for line in read_metrics(output / "metrics.jsonl")
+    )
     segments = equal = compared = ""
     wrong = []
     if built_in is not None:

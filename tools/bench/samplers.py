@@ -74,8 +74,8 @@ def play(recipe: Path, overrides: Sequence[str], samplers: int, store: str | Non
         lines = [json.loads(line) for line in (folder / "out" / "metrics.jsonl").read_text().splitlines()]
     found = [line.get("metrics", line) for line in lines]
     return {
-        "wait": mean(line["timeline/wait_seconds"] for line in found[1:]),
-        "busy": mean(line["timeline/engine_generating_seconds"] for line in found[1:]),
+        "wait": mean(line["time/wait_seconds"] for line in found[1:]),
+        "busy": mean(line["time/engine_generating_seconds"] for line in found[1:]),
         "tokens": [line["engine/sampled_tokens"] for line in found],
     }
 

@@ -255,11 +255,12 @@ class _Shop:
         draw = self.draw
         return {
             "step": step, "reward/mean": float(np.mean([t.reward for _, t in made])),
-            "success": float(np.mean([t.success for _, t in made])), "actor/entropy": 2.0 - step / self.step_count,
-            "grad_norm": float(1 + draw.random()), "mismatch/kl": float(1e-4 * draw.random()),
-            "tokens/sampled": 40.0, "turns/mean": 4.0, "loss": 0.1,
-            "timeline/wait_seconds": 20 + 5 * float(draw.random()), "timeline/optimizer_seconds": 15.0,
-            "timeline/sync_seconds": 3.0, "timeline/rest_seconds": 1.0, "timeline/episode_generating_seconds": 2.0,
-            "timeline/episode_tools_seconds": 0.4, "timeline/episode_user_seconds": 1.1,
+            "reward/success": float(np.mean([t.success for _, t in made])),
+            "policy/entropy": 2.0 - step / self.step_count,
+            "policy/grad_norm": float(1 + draw.random()), "mismatch/kl": float(1e-4 * draw.random()),
+            "rollout/tokens/sampled": 40.0, "rollout/turns/mean": 4.0, "policy/loss": 0.1,
+            "time/wait_seconds": 20 + 5 * float(draw.random()), "time/optimizer_seconds": 15.0,
+            "time/sync_seconds": 3.0, "time/rest_seconds": 1.0, "time/episode_generating_seconds": 2.0,
+            "time/episode_tools_seconds": 0.4, "time/episode_user_seconds": 1.1,
             "engine/restarts": float(step >= self.step_count // 2),
         }  # fmt: skip

@@ -62,7 +62,9 @@ async def measure(folder: Path, arguments: Any) -> None:
                 trips.append(await round_trips(pool, 4 + reports[-1].buckets))
             reports.sort(key=lambda report: report.pause_seconds)
             middle = reports[len(reports) // 2]
-            parts = {k.removeprefix("sync/pause_"): f"{v:.4f}" for k, v in middle.metrics().items() if "pause_" in k}
+            parts = {
+                k.removeprefix("engine/sync/pause_"): f"{v:.4f}" for k, v in middle.metrics().items() if "pause_" in k
+            }
             cells = ("decodes" if running else "idle", f"{middle.bytes / 1e6:.1f}", 4 + middle.buckets,
                      f"{middle.pause_seconds:.4f}", f"{reports[0].pause_seconds:.4f}",
                      ", ".join(f"{name} {value}" for name, value in parts.items() if name != "seconds"),

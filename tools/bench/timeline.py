@@ -47,13 +47,13 @@ OVERRIDES = (
 )  # fmt: skip
 REQUESTS = "requests.jsonl"
 SHOWN = {
-    "step, s": "speed/step_seconds",
-    "trainer waits, s": "timeline/wait_seconds",
-    "trainer trains, s": "timeline/optimizer_seconds",
-    "engine has requests": "timeline/engine_generating",
-    "slots used": "timeline/engine_slots_used",
-    "engine idle": "timeline/engine_idle_trainer_works",
-    "lag of tokens": "version_lag/mean",
+    "step, s": "time/step_seconds",
+    "trainer waits, s": "time/wait_seconds",
+    "trainer trains, s": "time/optimizer_seconds",
+    "engine has requests": "time/engine_generating",
+    "slots used": "time/engine_slots_used",
+    "engine idle": "time/engine_idle_trainer_works",
+    "lag of tokens": "mismatch/version_lag/mean",
 }
 
 
@@ -127,7 +127,7 @@ def trainer_seconds(folder: Path, staleness: int) -> float:
     """Of the optimizer, per token: how fast the machine was, which others use too."""
     steps = steps_of(folder, staleness)
     tokens = sum(batch_tokens(folder, line["step"]) for line in steps)
-    return float(sum(line["timeline/optimizer_seconds"] for line in steps)) / tokens
+    return float(sum(line["time/optimizer_seconds"] for line in steps)) / tokens
 
 
 def compared(measured: Sequence[dict[str, Any]], predicted: dict[str, float], at_speed: dict[str, float]) -> str:
@@ -220,7 +220,7 @@ def calibrate(folder: Path) -> Calibration:
     new = sum(turn.prompt for episode in episodes for turn in episode.turns) - shared * len(episodes)
     speed = replace(speed, token=speed.token * sum(r["prompt"] - r["cached"] for r in requests) / new)
     tokens = fmean(batch_tokens(folder, line["step"]) for line in lines)
-    mean = lambda *names: sum(fmean(line[f"timeline/{name}_seconds"] for line in lines) for name in names)  # noqa: E731
+    mean = lambda *names: sum(fmean(line[f"time/{name}_seconds"] for line in lines) for name in names)  # noqa: E731
 
     def draw(ordinal: int, sample: int) -> SimulatedEpisode:
         return random.Random(1000 * ordinal + sample).choice(episodes)

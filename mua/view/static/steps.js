@@ -24,10 +24,10 @@ export const Steps = ({ run, version }) => {
       { name: "state", cell: (r) => (r.lost ? html`<span class="mark lost">lost</span>` : r.state) },
       { name: "trajectories", right: true, cell: (r) => figure(r.trajectories) },
       { name: "trained tokens", right: true, cell: (r) => figure(r.tokens) },
-      { name: "success", right: true, cell: (r) => percent(r.success) },
+      { name: "success", right: true, cell: (r) => percent(r["reward/success"]) },
       { name: "reward", right: true, cell: (r) => figure(r["reward/mean"], 3) },
-      { name: "loss", right: true, cell: (r) => figure(r.loss, 3) },
-      { name: "gradient norm", right: true, cell: (r) => figure(r.grad_norm, 3) },
+      { name: "loss", right: true, cell: (r) => figure(r["policy/loss"], 3) },
+      { name: "gradient norm", right: true, cell: (r) => figure(r["policy/grad_norm"], 3) },
       { name: "ended (UTC)", cell: (r) => moment(r.ended_at) },
       { name: "time", right: true, cell: (r) => duration(r.ended_at ? r.ended_at - r.started_at : null) },
     ]} />`}<//>`;

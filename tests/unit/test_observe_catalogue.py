@@ -1,0 +1,147 @@
+"""Every metric has an entry in the catalogue, the page is made of it, and `mua metrics` explains one.
+
+The scan sees names that stand in the source as texts; that what runs log is known too is proven by all tests that
+train, because ``tests/conftest.py`` makes an unknown name an error. Not covered: whether what is said to be normal is.
+"""
+
+from __future__ import annotations
+
+import ast
+import itertools
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from mua.cli import app
+from mua.config.schema import ExperimentConfig
+from mua.config.section import all_keys
+from mua.observe.catalogue import CATALOGUE, GROUPS, STANDS_FOR, STRICT, described, unknown
+from mua.observe.metrics_log import MetricsWriter, read_metrics
+from mua.observe.metrics_page import metrics_page
+
+ROOT = Path(__file__).parents[2]
+NOT_METRICS = {"tools/list", "tools/call"}
+"""Methods of MCP."""
+NAME = re.compile(rf"({'|'.join(GROUPS)})/(\w|\.\+|/)+")
+NO_METRICS_IN = ("mua/compat/", "mua/launch/", "mua/observe/catalogue.py", "mua/environment/mcp/")
+
+
+def examples() -> set[str]:
+    """The catalogue's names, with each word replaced by what it may stand for."""
+    found = set()
+    for metric in CATALOGUE:
+        words = re.findall(r"\{(\w+)\}", metric.name)
+        free = {"layer": ["00"], "moment": ["train_end"]}
+        for values in itertools.product(*(STANDS_FOR.get(word, free.get(word, ["x"])) for word in words)):
+            name = metric.name
+            for word, value in zip(words, values, strict=True):
+                name = name.replace(f"{{{word}}}", value, 1)
+            found.add(name)
+    return found
+
+
+def texts(tree: ast.AST) -> Iterator[str]:
+    """Every text of a program as a pattern; what is filled in stands for anything."""
+    inner = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in inner:
+            yield re.escape(node.value)
+        elif isinstance(node, ast.JoinedStr):
+            yield "".join(re.escape(str(p.value)) if isinstance(p, ast.Constant) else ".+" for p in node.values)
+
+
+def test_every_name_in_the_source_is_explained() -> None:
+    known, lacking, seen = examples(), set(), 0
+    for path in (ROOT / "mua").rglob("*.py"):
+        where, text = str(path.relative_to(ROOT)), path.read_text(encoding="utf-8")
+        if where.startswith(NO_METRICS_IN) or not NAME.search(text):
+            continue
+        for pattern in set(texts(ast.parse(text))):
+            plain = pattern.replace("\\", "")
+            if NAME.fullmatch(plain) and plain not in NOT_METRICS:
+                seen += 1
+                pattern += ".*" if pattern.endswith(("/", "_")) else "(/.+)?"  # the beginning of names
+                if plain not in known and not any(re.fullmatch(pattern, name) for name in known):
+                    lacking.add(f"{where}: {plain}")
+    assert seen > 100
+    assert lacking == set()
+
+
+def test_entries_are_whole_and_of_at_most_twelve_groups() -> None:
+    assert len(GROUPS) <= 12
+    assert {metric.group for metric in CATALOGUE} == set(GROUPS)
+    names = [metric.name for metric in CATALOGUE]
+    assert len(names) == len(set(names))
+    assert [m.name for m in CATALOGUE if not m.meaning.endswith((".", ")"))] == []
+    assert {word for name in names for word in re.findall(r"\{(\w+)\}", name)} <= {
+        *STANDS_FOR, "domain", "tool", "kind", "layer", "moment",
+    }  # fmt: skip
+
+
+def test_keys_that_are_named_are_keys() -> None:
+    keys = {".".join(key) for key in all_keys(ExperimentConfig)}
+    named = {
+        word.split(":")[0]
+        for metric in CATALOGUE
+        for word in re.findall(r"`([a-z_]+(?:\.[a-z_]+)+)[:`]", metric.meaning + metric.normal + metric.otherwise)
+    }
+    files = {"evaluations.jsonl", "metrics.jsonl"}
+    assert named - keys - files == set()
+    assert len(named) > 20
+
+
+def test_names_of_families_are_found_and_others_are_not() -> None:
+    of = {
+        "evaluation/gyms/function/test_success": "evaluation/{domain}/{split}_success",
+        "evaluation/held_out_validation_success_low": "evaluation/held_out_{split}_success_low",
+        "rollout/domain/gyms/turtle/reward/std": "rollout/domain/{domain}/reward/{figure}",
+        "tools/calls/orders/get": "tools/calls/{tool}",
+        "critic/grad_norm": "critic/{of_policy}",
+        "critic/moe/layers/03/load_max_over_mean": "critic/moe/layers/{layer}/load_max_over_mean",
+        "time/wait_seconds": "time/{phase}_seconds",
+        "time/step_seconds": "time/step_seconds",
+        "time/engine_idle_trainer_waits": "time/engine_{activity}",
+        "resources/memory/sync_begin_device_free_gib": "resources/memory/{moment}_device_{what}_gib",
+        "users/judge/errors/rate_limit": "users/judge/errors/{kind}",
+    }
+    assert {name: metric.name for name in of if (metric := described(name)) is not None} == of
+    others = ["success", "policy/los", "critic/los", "time/tea_seconds", "rollout/outcome/x", "evaluation/dev_success"]
+    assert unknown(others) == others
+
+
+def test_the_committed_page_is_current() -> None:
+    page = metrics_page()
+    assert (ROOT / "docs/metrics.md").read_text(encoding="utf-8") == page, "run `make docs` and commit the page"
+    assert [metric.name for metric in CATALOGUE if f"| `{metric.name}` |" not in page] == []
+
+
+def test_a_name_without_an_entry_is_an_error_in_tests_and_said_once_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with MetricsWriter(tmp_path, tensorboard=False) as metrics:
+        with pytest.raises(LookupError, match=r"lacks the metrics policy/los$"):
+            metrics.log(0, {"policy/los": 1.0, "policy/loss": 1.0})
+        monkeypatch.delenv(STRICT)
+        for step in range(2):
+            metrics.log(step, {"policy/los": 1.0})
+    assert [line["policy/los"] for line in read_metrics(tmp_path / "metrics.jsonl")] == [1.0, 1.0]
+    assert caplog.text.count("does not explain: policy/los") == 1
+
+
+def test_the_command_explains_one_finds_several_and_helps_with_a_wrong_one() -> None:
+    def said(*words: str, status: int = 0) -> str:
+        result = CliRunner().invoke(app, ["metrics", *words])
+        assert result.exit_code == status, result.output
+        return result.output + (result.stderr if status else "")
+
+    assert "nats per token" in said("policy/entropy")
+    assert said("users/judge/").count("\nusers/judge/") > 5
+    assert len(said().splitlines()) == len(CATALOGUE)
+    (entry,) = json.loads(said("time/wait_seconds", "--json"))
+    assert (entry["name"], entry["group"], entry["unit"]) == ("time/{phase}_seconds", "time", "s")
+    assert said("docs") == metrics_page()
+    assert "did you mean policy/entropy" in said("entropy", status=2)

@@ -1,0 +1,142 @@
+"""Weights & Biases and MLflow get what a run logs, in a thread that training never waits for.
+
+Against stand-ins of both packages that record their calls. Not covered: the services; that the real packages take these
+calls was tried by hand (wandb offline, MLflow in a SQLite file; docs/metrics.md says with which versions).
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import types
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from unittest.mock import MagicMock
+
+import numpy as np
+import pytest
+
+from mua.config.schema import ExperimentConfig, MlflowConfig, WandbConfig
+from mua.errors import ConfigError
+from mua.observe import metric_sinks
+from mua.observe.hyperparameters import hyperparameters
+from mua.observe.metric_sinks import MetricSink, ServiceSink, mlflow_sink, wandb_sink
+from mua.observe.metrics_log import MetricsWriter
+
+
+def logged(output: Path, sink: MetricSink) -> None:
+    """What a short run logs."""
+    with MetricsWriter(output, False, 0, [sink]) as writer:
+        writer.log_hyperparameters({"seed": 1})
+        writer.log_evaluation(0, {"evaluation/test_success": 0.25})
+        writer.log(0, {"reward/mean": 0.5, "policy/loss": float("nan")})
+        writer.log_details(0, {"reward/of_episodes": np.array([0.0, 1.0])}, {"rollout/episodes/solved": "well"})
+
+
+@pytest.fixture
+def wandb(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    package = MagicMock()
+    package.util.generate_id.return_value = "abc"
+    package.Histogram = lambda samples: ("histogram", len(samples))
+    package.Table = lambda columns, data: ("table", data)
+    monkeypatch.setitem(sys.modules, "wandb", package)
+    return package
+
+
+def test_weights_and_biases_gets_all_on_the_axis_of_steps(wandb: Any, tmp_path: Path) -> None:
+    config = WandbConfig(project="p", mode="offline")
+    logged(tmp_path, wandb_sink(config, "shop", tmp_path))
+    run = wandb.init.return_value
+    assert [call.args[0] for call in run.log.call_args_list] == [
+        {"step": 0, "evaluation/test_success": 0.25},
+        {"step": 0, "reward/mean": 0.5, "policy/loss": pytest.approx(float("nan"), nan_ok=True)},
+        {"step": 0, "reward/of_episodes": ("histogram", 2)},
+        {"step": 0, "rollout/episodes/solved": ("table", [[0, "well"]])},
+    ]
+    run.define_metric.assert_any_call("*", step_metric="step")
+    run.config.update.assert_called_once_with({"seed": 1}, allow_val_change=True)
+    run.finish.assert_called_once()
+    wandb_sink(config, "shop", tmp_path).close()
+    first, again = (call.kwargs for call in wandb.init.call_args_list)
+    assert (first["id"], first["name"], first["mode"], again["id"]) == ("abc", "shop", "offline", "abc")
+
+
+def test_mlflow_gets_all_and_a_run_that_goes_on_is_the_same(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    client = MagicMock()
+    client.get_experiment_by_name.return_value = None
+    client.create_run.return_value.info.run_id = "r1"
+    entities = types.SimpleNamespace(Metric=lambda key, value, when, step: (key, value, step))
+    package = types.SimpleNamespace(MlflowClient=MagicMock(return_value=client))
+    monkeypatch.setitem(sys.modules, "mlflow", package)
+    monkeypatch.setitem(sys.modules, "mlflow.entities", entities)
+    config = MlflowConfig(experiment="e", tracking_uri="file:x")
+    logged(tmp_path, mlflow_sink(config, "shop", tmp_path))
+    assert [call.kwargs["metrics"] for call in client.log_batch.call_args_list] == [
+        [("evaluation/test_success", 0.25, 0)], [("reward/mean", 0.5, 0)]
+    ]  # fmt: skip
+    client.log_param.assert_called_once_with("r1", "seed", "1")
+    client.log_text.assert_called_once_with("r1", "well", "rollout/episodes/solved/step_000000.txt")
+    assert sum(client.log_dict.call_args.args[1]["reward/of_episodes"]["counts"]) == 2
+    client.set_terminated.assert_called_once_with("r1")
+    logged(tmp_path, mlflow_sink(config, "shop", tmp_path))
+    assert client.create_run.call_count == client.log_param.call_count == 1
+    client.update_run.assert_called_once_with("r1", status="RUNNING")
+
+
+@pytest.mark.parametrize(("make", "config"), [
+    (wandb_sink, WandbConfig(project="p")), (mlflow_sink, MlflowConfig(experiment="e")),
+])  # fmt: skip
+def test_a_package_that_is_not_there_is_named(
+    make: Any, config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = make.__name__.removesuffix("_sink")
+    monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(
+        ConfigError, match=rf"^observe.{name}: the package {name} cannot be imported .*pip install {name}"
+    ):
+        make(config, "x", tmp_path)
+
+
+def test_a_service_that_fails_is_told_once_and_one_that_hangs_holds_nothing_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def away() -> MetricSink:
+        raise ConnectionError("no route")
+
+    logged(tmp_path, ServiceSink("wandb", away))
+    assert caplog.text.count("observe.wandb: cannot be reached, so nothing is sent: ConnectionError: no route") == 1
+
+    refuses = MagicMock()
+    refuses.scalars.side_effect = ValueError("full")
+    logged(tmp_path, ServiceSink("mlflow", lambda: refuses))
+    assert caplog.text.count("observe.mlflow: refused a call: ValueError: full") == 1
+    refuses.texts.assert_called_once()
+
+    monkeypatch.setattr(metric_sinks, "CLOSING_SECONDS", 0.2)
+    monkeypatch.setattr(metric_sinks, "QUEUED", 2)
+    answers, hangs = threading.Event(), MagicMock()
+    hangs.scalars.side_effect = lambda *_: answers.wait()
+    sink = ServiceSink("wandb", lambda: hangs)
+    for step in range(10):
+        sink.scalars(step, {})
+    sink.close()
+    answers.set()
+    assert "does not keep up" in caplog.text
+    assert "did not take everything" in caplog.text
+    assert "calls were dropped; the run's own files have everything" in caplog.text
+
+
+def test_hyperparameters_are_flat_and_masked() -> None:
+    config = ExperimentConfig.model_validate(
+        {
+            "name": "x", "output": "out", "model": {"path": "m"}, "environment": {"name": "help_desk"},
+            "trainer": {"steps": 3}, "store": {"url": "postgresql://u:hush@host/db"},
+            "judge": {"llm": {"base_url": "http://j", "model": "j", "api_key": "hush"}},
+        }
+    )  # fmt: skip
+    found = hyperparameters(config)
+    assert (found["trainer.steps"], found["model.path"], found["environment.name"]) == (3, "m", "help_desk")
+    assert "optimizer.learning_rate" in found
+    assert "rollout.max_turns" not in found
+    assert "hush" not in str(found)
