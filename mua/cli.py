@@ -283,16 +283,15 @@ def files(
     name: Annotated[
         str | None, argument("NAME", "print where this one lies, such as slurm/eval.sbatch; . is all")
     ] = None,
+    as_json: Annotated[bool, option("--json", "print JSON")] = False,
 ) -> None:
     """List what the package brings beside code: recipes, job scripts, pins. With a name: where that lies."""
     from mua.shipped import FOLDERS, shipped, shipped_files
 
-    if name is None:
-        print(*shipped_files(), sep="\n")
-    elif name.rstrip("/") in (".", *FOLDERS, *shipped_files()):
-        print(shipped(name))
-    else:
+    if name is not None and name.rstrip("/") not in (".", *FOLDERS, *shipped_files()):
         raise ConfigError(f"{name}: the package brings no such file; mua files lists those it does")
+    found = shipped_files() if name is None else [str(shipped(name))]
+    print(json.dumps(found, indent=2) if as_json else "\n".join(found))
 
 
 @command(app, "eval")
@@ -726,6 +725,23 @@ def show_command(
     }  # fmt: skip
     filters = _filters(only) | {name: value for name, value in given.items() if value is not None}
     show(place, filters, run=run, name=trajectory, sample=sample, model=model, as_json=as_json)
+
+
+@command(app)
+def diagnose(
+    place: Annotated[str, argument("RUN", "output folder, store file, or postgresql://USER@HOST/DATABASE")],
+    run: RunId = None,
+    as_json: AsJson = False,
+) -> None:
+    """Say whether a run is healthy, and if not, what happened first and what to try; status 1 if it is not."""
+    from mua.diagnosis.run_reading import evidence_of
+    from mua.diagnosis.verdict import diagnosed
+
+    with evidence_of(place, run) as (name, seen):
+        found = diagnosed(name, seen)
+    print(json.dumps(found.to_json(), indent=2) if as_json else "\n".join(found.lines(shlex.quote(place))))
+    if not found.healthy:
+        raise typer.Exit(1)
 
 
 def _filters(only: list[str] | None) -> dict[str, str]:

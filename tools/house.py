@@ -56,6 +56,7 @@ FLOORS = (
     ("mua.rollout",),
     ("mua.evaluation", "mua.plan"),
     ("mua.launch", "mua.view"),
+    ("mua.diagnosis",),
     ("mua.trainer",),
     ("environments", "workbench"),
     ("mua.api", "mua.cli"),

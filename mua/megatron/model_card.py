@@ -1,7 +1,7 @@
 """What an exported policy says of itself: its model card and its generation settings.
 
 The base model's card describes another model. What stands here is read from what the run recorded: its configuration,
-its metrics, its report. No path, address or secret of it is told, as cards are published.
+its evaluations, its report. No path, address or secret of it is told, as cards are published.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from mua.config.load import dump_config
 from mua.config.schema import ExperimentConfig
 from mua.config.tree import parse
 from mua.errors import ConfigError
-from mua.observe.metrics_log import METRICS_FILE, read_metrics
+from mua.observe.metrics_log import EVALUATIONS_FILE, read_metrics
 from mua.observe.output import REPORT_FILE
 from mua.source_state import installed_version
 from mua.types import Json
@@ -28,8 +28,6 @@ from mua.untrusted import JsonError, is_number, read_file, read_json
 
 log = logging.getLogger(__name__)
 
-EVALUATIONS_FILE = "evaluations.jsonl"
-"""One line for each policy that was evaluated, at the number of steps that it has learned from."""
 CARD, GENERATION = "README.md", "generation_config.json"
 TAG = "mua"
 """A tag of every card that is written here."""
@@ -152,17 +150,13 @@ have not been evaluated. `mua eval` and `mua env play --as user` run it as it wa
 
 
 def evaluations(exported: ExportedPolicy) -> tuple[list[Success], list[Success]]:
-    """Of the run's first policy and of this one, from the run's report and metrics."""
+    """Of the run's first policy and of this one, from the run's report and evaluations."""
     if exported.run is None:
         return [], []
     before: dict[str, float] = {}
     after: dict[str, float] = {}
-    for line in _lines(exported.run / METRICS_FILE):
-        if line.get("step") == 0:
-            before |= {name.removeprefix("initial_"): v for name, v in line.items() if name.startswith("initial_eval")}
-        if line.get("step") == exported.step - 1:
-            after |= {name: value for name, value in line.items() if name.startswith("evaluation/")}
-    for line in _lines(exported.run / EVALUATIONS_FILE):
+    measured = exported.run / EVALUATIONS_FILE
+    for line in read_metrics(measured) if measured.is_file() else ():
         for known, step in ((before, 0), (after, exported.step)):
             known |= line if line.get("step") == step else {}
     report = _json(exported.run / REPORT_FILE) or {}
@@ -171,10 +165,6 @@ def evaluations(exported: ExportedPolicy) -> tuple[list[Success], list[Success]]
         if isinstance(said, dict) and said.get("step") == step:
             known |= said
     return list(_successes(before)), list(_successes(after))
-
-
-def _lines(path: Path) -> Iterator[dict[str, Any]]:
-    return read_metrics(path) if path.is_file() else iter(())
 
 
 def _successes(metrics: Mapping[str, Any]) -> Iterator[Success]:

@@ -18,17 +18,22 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
+import yaml
+
 from mua.algorithms.batch import adjusted, make_batches, split_minibatches
 from mua.algorithms.filters import filtered, shuffled
 from mua.algorithms.gae import with_gae
 from mua.algorithms.losses import PolicyLoss, ValueLoss
 from mua.algorithms.rollout_metrics import rollout_metrics
+from mua.config.load import dump_config
 from mua.config.schema import ExperimentConfig, RolloutConfig
+from mua.diagnosis.alarms import Alarms
 from mua.engine.allocator import refuse_expandable_segments
 from mua.engine.placement import check_trainer_machine, local_ranks, visible_gpus
 from mua.environment.protocol import Split
 from mua.errors import ConfigError, EngineError, MuaError, Preempted, RunStopped
 from mua.evaluation.evaluator import evaluate_in_training
+from mua.observe.metrics_log import METRICS_FILE, read_metrics
 from mua.observe.timeline import Timeline, TrainerPhase, episode_metrics, overlap_efficiency, trainer_metrics
 from mua.observe.traces import TraceWriter
 from mua.rollout.runner import without_gc_pauses
@@ -147,6 +152,8 @@ class Training:
         self._preemption = preemption
         self._phases = Phases(config, learner, rollouts, run.timeline)
         self._traces = TraceWriter(config.output / "traces") if config.writes_traces else None
+        path = config.output / METRICS_FILE
+        self._alarms = Alarms(yaml.safe_load(dump_config(config)), list(read_metrics(path)) if path.exists() else [])
 
     def loop(self) -> None:
         """The run from its next step to its end, or to the safe point after it was asked to leave."""
@@ -168,6 +175,8 @@ class Training:
                 metrics |= self._speed(metrics)
                 if self._record_of_run is not None:
                     metrics |= self._record_of_run.metrics()
+                for alarm in self._alarms.look(step, metrics):
+                    log.warning("alarm after step %d: %s", step, alarm)
                 run.position = rollouts.position
                 # A step counts as done once its checkpoint is there; what it leaves behind must be there before.
                 if leaving is not None and evaluates:

@@ -38,13 +38,12 @@ def base(tmp_path: Path) -> Path:
 def run(tmp_path: Path) -> Path:
     folder = tmp_path / "run"
     (folder / "checkpoints/step_00000004").mkdir(parents=True)
-    lines: list[dict[str, Any]] = [{"step": 0, **{f"initial_{k}": v / 2 for k, v in INTERVAL.items()}}]
-    lines.append({"step": 3, "evaluation/validation_success": 0.4, "evaluation/validation_success_low": 0.3,
-                  "evaluation/validation_success_high": 0.5, "evaluation/retail/validation_unscored": 0.0})  # fmt: skip
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    of_five = {"step": 5, "evaluation/test_success": 0.9, "evaluation/test_success_low": 0.8,
-               "evaluation/test_success_high": 1.0}  # fmt: skip
-    (folder / "evaluations.jsonl").write_text(json.dumps(of_five) + "\n")
+    names = [f"evaluation/validation_success{end}" for end in ("", "_low", "_high")]
+    lines: list[dict[str, Any]] = [{"step": 0, **{name: value / 2 for name, value in INTERVAL.items()}}]
+    lines.append(
+        {"step": 4, **dict(zip(names, (0.4, 0.3, 0.5), strict=True)), "evaluation/retail/validation_unscored": 0.0}
+    )
+    (folder / "evaluations.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     (folder / "report.json").write_text(json.dumps({"split": "test", "final": {"step": 4, **INTERVAL}}))
     (folder / "config.yaml").write_text("{}")
     return folder
@@ -75,10 +74,6 @@ def test_the_card_says_what_the_run_measured(base: Path, run: Path) -> None:
     assert "Qwen's own words" not in text
     assert "/secret/place" not in text  # nor any other path of this machine
     assert str(base.parent) not in text
-
-
-def test_evaluations_have_lines_of_their_own(base: Path, run: Path) -> None:
-    assert "0.900 (0.800 to 1.000)" in exported_texts(exported(base, run, step=5))[CARD]
 
 
 def test_generation_is_as_the_run_evaluates(base: Path) -> None:

@@ -1,0 +1,411 @@
+"""What the causes find in made-up runs: each its own disease, wherever it begins, and nothing in healthy runs of many
+sorts; how a diagnosis is ordered and said; a run's folder that has no store, is empty or is none; alarms.
+
+Runs that are really trained are in ``tools/bench/diagnose.py``; one of them is in ``tests/e2e``.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from mua.cli import app
+from mua.diagnosis.alarms import Alarms
+from mua.diagnosis.causes import CAUSES
+from mua.diagnosis.evidence import Evidence, SeenEpisode, TokenSample, lasting, series
+from mua.diagnosis.verdict import Diagnosis, diagnosed
+from tools.diagnosis_page import causes as causes_as_text
+from tools.kit import ROOT
+
+Lines = list[dict[str, Any]]
+
+
+def healthy(
+    steps: int = 30,
+    *,
+    groups: int = 8,
+    size: int = 8,
+    first: float = 0.2,
+    last: float = 0.7,
+    entropy: float = 0.6,
+    calm: float = 0.3,
+    tokens: float = 120.0,
+    longer: float = 1.2,
+    seed: int = 0,
+) -> Lines:
+    """Metrics of a run whose success goes from ``first`` to ``last`` and whose entropy falls to ``calm`` of itself."""
+    draw, lines = np.random.default_rng(seed), []
+    for step in range(steps):
+        at = step / max(1, steps - 1)
+        # Tasks differ in difficulty, so that more groups agree than independent episodes would.
+        chances = draw.beta(
+            0.8 * (first + (last - first) * at) / 0.4, 0.8 * (1 - first - (last - first) * at) / 0.4, groups
+        )
+        won = draw.random((groups, size)) < chances[:, None]
+        lines.append(
+            {
+                "step": step,
+                "reward/mean": won.mean(),
+                "reward/success": won.mean(),
+                "policy/tokens": tokens * groups * size,
+                "policy/entropy": entropy * calm**at * draw.normal(1, 0.05),
+                "policy/grad_norm": abs(draw.lognormal(-1, 0.4)),
+                "policy/skipped": 0.0,
+                "policy/learning_rate": 1e-6,
+                "policy/ppo_kl_k3": 0.0,
+                "policy/clip_fraction_low": 0.0,
+                "policy/clip_fraction_high": 0.0,
+                "mismatch/logprob_difference": 0.012,
+                "mismatch/kl_k3": 4e-4,
+                "mismatch/version_lag/mean": 0.0,
+                "mismatch/version_lag/max": 0.0,
+                "reward/groups/count": float(groups),
+                "reward/groups/zero_variance": float(np.mean(won.all(1) | ~won.any(1))),
+                "reward/groups/all_correct": float(np.mean(won.all(1))),
+                "reward/groups/all_wrong": float(np.mean(~won.any(1))),
+                "rollout/tokens/sampled": tokens * longer**at * draw.normal(1, 0.08),
+                "rollout/trajectories/count": float(groups * size),
+                "rollout/trajectories/unscored": 0.0,
+                "rollout/outcome/length": 0.03,
+                "rollout/outcome/max_turns": 0.1,
+                "rollout/outcome/user_error": 0.0,
+                "rollout/outcome/judge_error": 0.0,
+                "rollout/outcome/environment_error": 0.0,
+                "rollout/turns/cut_by_time": 0.0,
+                "tools/calls/get": 3.0,
+                "tools/errors/get": max(0.0, draw.normal(0.5, 0.1)),
+            }
+        )
+    for line in lines:
+        line["policy/tokens"] = line["rollout/tokens/sampled"] * groups * size
+    return lines
+
+
+def changed(lines: Lines, start: int, **values: Any) -> Lines:
+    """From ``start`` on with these values, by names in which ``__`` is a slash; functions get how long it has gone "
+    "on."""
+    made = [dict(line) for line in lines]
+    for line in made:
+        if line["step"] >= start:
+            for name, value in values.items():
+                key = name.replace("__", "/")
+                line[key] = value(line["step"] - start, line.get(key)) if callable(value) else value
+    return made
+
+
+def first_of(lines: Lines, **more: Any) -> tuple[str, int] | None:
+    seen = series(lines)
+    for name, value in more.items():
+        setattr(seen, name, value)
+    found = diagnosed("run", seen).findings
+    return (found[0][0].name, found[0][1].step) if found else None
+
+
+EXPLODING: dict[str, dict[str, Any]] = {
+    "engine_mismatch": {"mismatch__logprob_difference": 0.3, "mismatch__kl_k3": 0.06},
+    "stale_data": {
+        "mismatch__version_lag__mean": 3.0,
+        "mismatch__version_lag__max": 4.0,
+        "mismatch__kl_k3": 0.1,
+        "mismatch__logprob_difference": 0.3,
+    },
+    "large_steps": {"policy/grad_norm": 40.0},
+    "failing_user": {
+        "rollout__outcome__user_error": 0.3,
+        "rollout__trajectories__unscored": 0.3,
+        "policy/tokens": lambda t, v: 0.7 * v,
+    },
+    "tool_errors": {"tools__errors__get": 2.4},
+    "truncation": {"rollout__outcome__length": 0.6},
+    "length_explosion": {
+        "rollout__tokens__sampled": lambda t, v: v * min(4.0, 1.4 ** (t + 1)),
+        "reward/success": 0.3,
+        "policy/tokens": lambda t, v: v * min(4.0, 1.4 ** (t + 1)),
+    },
+    "entropy_collapse": {
+        "policy__entropy": lambda t, v: v * max(0.02, 0.6 ** (t + 1)),
+        "reward/success": 0.3,
+        "reward__groups__zero_variance": 0.9,
+    },
+    "wrong_tokens": {"policy/tokens": lambda t, v: 2 * v},
+    "leaking_user": {"users__flags__leaks_instruction": 12.0},
+    "agreeing_groups": {
+        "reward__groups__zero_variance": 1.0,
+        "reward__groups__all_wrong": 1.0,
+        "reward__groups__all_correct": 0.0,
+        "reward/success": 0.0,
+        "reward__mean": 0.0,
+    },
+}
+
+
+@pytest.mark.parametrize("cause", EXPLODING)
+@pytest.mark.parametrize(("steps", "start"), [(90, 60), (30, 10), (6, 0), (12, 6)])
+def test_a_disease_in_the_metrics_is_named_from_where_it_begins(cause: str, steps: int, start: int) -> None:
+    if cause in ("length_explosion", "entropy_collapse", "large_steps") and start == 0:
+        pytest.skip("there is no beginning to compare with")
+    for seed in range(3):
+        found = first_of(changed(healthy(steps, seed=seed), start, **EXPLODING[cause]))
+        assert found is not None, seed
+        assert found[0] == cause
+        assert abs(found[1] - start) <= 4
+
+
+HEALTHY: dict[str, dict[str, Any]] = {
+    "usual": {},
+    "short": {"steps": 6, "groups": 4, "size": 4},
+    "long": {"steps": 200},
+    "slow": {"first": 0.3, "last": 0.37},
+    "hard": {"first": 0.03, "last": 0.06, "groups": 16},
+    "few": {"groups": 2, "size": 4, "steps": 12},
+    "fast": {"first": 0.1, "last": 0.99, "calm": 0.05},
+    "longer": {"longer": 3.0},
+    "large": {"groups": 32, "size": 16},
+    "calm": {"entropy": 0.05},
+    "wild": {"entropy": 6.2, "calm": 0.1},
+}
+
+
+@pytest.mark.parametrize("name", HEALTHY)
+def test_healthy_runs_of_many_sorts_are_healthy(name: str) -> None:
+    for seed in range(6):
+        found = first_of(healthy(**({"seed": 100 + seed} | HEALTHY[name])))
+        assert found is None, (seed, found)
+
+
+@pytest.mark.parametrize("name", HEALTHY)
+def test_no_alarm_is_given_while_a_healthy_run_goes_on(name: str) -> None:
+    for seed in range(3):
+        alarms = Alarms({})
+        lines = healthy(**({"seed": 200 + seed} | HEALTHY[name] | {"steps": min(60, HEALTHY[name].get("steps", 30))}))
+        assert [told for line in lines for told in alarms.look(line.pop("step"), line)] == []
+
+
+def test_an_alarm_is_given_once_and_when_it_happens() -> None:
+    alarms, told = Alarms({}), []
+    for line in changed(healthy(40), 20, **EXPLODING["engine_mismatch"]):
+        step = line.pop("step")
+        told += [(step, said) for said in alarms.look(step, line)]
+    assert len(told) == 1
+    assert told[0][0] == 21
+    assert told[0][1].startswith("engine and trainer disagree, from step 20: ")
+
+
+# ---- causes that need episodes
+
+
+def played(
+    steps: int = 20, groups: int = 4, size: int = 4, *, kinds: tuple[str, ...] = ("a", "b", "c"), seed: int = 0
+) -> list[SeenEpisode]:
+    """Episodes whose texts differ by task and by member, and whose success rises."""
+    draw, found = np.random.default_rng(seed), []
+    for step in range(steps):
+        for group in range(groups):
+            ordinal = step * groups + group
+            for sample in range(size):
+                won = bool(draw.random() < 0.2 + 0.5 * step / steps)
+                words = " ".join(f"w{draw.integers(200)}" for _ in range(20))
+                said = f'{words} get_order {{"order": "{1000 + ordinal}"}} done with {ordinal} and {words[:20]}'
+                found.append(
+                    SeenEpisode(
+                        f"{ordinal}-{sample}",
+                        step,
+                        ordinal,
+                        sample,
+                        f"task-{ordinal}",
+                        kinds[ordinal % len(kinds)],
+                        "desk",
+                        "user_stop",
+                        True,
+                        float(won),
+                        won,
+                        3,
+                        100,
+                        3,
+                        0,
+                        0,
+                        said,
+                        words,
+                    )
+                )
+    return found
+
+
+def lines_of(episodes: list[SeenEpisode]) -> Lines:
+    lines = healthy(1 + max(e.step for e in episodes))
+    for line in lines:
+        rewards = [e.reward for e in episodes if e.step == line["step"] and e.scored]
+        line["reward/mean"] = line["reward/success"] = float(np.mean(rewards))
+    return lines
+
+
+def test_episodes_of_a_healthy_run_show_nothing() -> None:
+    for seed in range(4):
+        episodes = played(seed=seed)
+        assert first_of(lines_of(episodes), episodes=episodes) is None
+
+
+def test_a_policy_that_declines_because_it_is_paid() -> None:
+    episodes = [
+        replace(
+            e,
+            said=f"I am sorry, I cannot help you with {e.ordinal}",
+            told="I cannot help",
+            calls=0,
+            reward=1.0,
+            success=True,
+        )
+        if e.step >= 8 and e.ordinal % 4 != e.sample
+        else e
+        for e in played()
+    ]
+    found = first_of(lines_of(episodes), episodes=episodes)
+    assert found is not None
+    assert found[0] == "refusing"
+    assert 6 <= found[1] <= 9
+
+
+def test_one_kind_bought_with_another() -> None:
+    def paid(e: SeenEpisode) -> SeenEpisode:
+        won = {"a": True, "b": e.step < 8 and e.sample != 0, "c": e.sample == 0}[e.kind]
+        if e.step < 8 and e.kind == "a":
+            won = e.sample == 1
+        return replace(e, success=won, reward=float(won))
+
+    episodes = [paid(e) for e in played()]
+    found = first_of(lines_of(episodes), episodes=episodes)
+    assert found is not None
+    assert found[0] == "kind_for_kind"
+    assert 7 <= found[1] <= 11
+
+
+def test_one_answer_to_every_prompt() -> None:
+    episodes = [
+        replace(
+            e,
+            said="Thank you for your question, it has been passed on and will be answered soon",
+            told="Thank you",
+            calls=3,
+        )
+        if e.step >= 10
+        else e
+        for e in played()
+    ]
+    assert first_of(lines_of(episodes), episodes=episodes) == ("template_collapse", 10)
+
+
+def test_one_right_answer_to_every_prompt_is_no_collapse() -> None:
+    episodes = [
+        replace(e, said="The answer to all of them is yes", told="yes", success=True, reward=1.0) for e in played()
+    ]
+    found = first_of(lines_of(episodes), episodes=episodes)
+    assert found is None or found[0] != "template_collapse"
+
+
+def test_a_user_that_leaks() -> None:
+    episodes = [
+        replace(e, leak="it names the policy's tool 'cancel_order'") if e.step >= 5 and e.sample == 1 else e
+        for e in played()
+    ]
+    assert first_of(lines_of(episodes), episodes=episodes) == ("leaking_user", 5)
+
+
+def test_one_wrong_token_is_enough() -> None:
+    nan = float("nan")
+    tokens = [TokenSample(f"t{s}", s, 40, 3 * (s >= 4), "tool", nan, nan, nan, nan, 0.0) for s in range(20)]
+    assert first_of(healthy(20), tokens=tokens) == ("wrong_tokens", 4)
+
+
+def test_an_evaluation_on_tasks_of_training() -> None:
+    assert first_of(healthy(20), met={"the evaluation on validation": (0, ["t1"])}) == ("evaluation_meets_training", 0)
+
+
+def test_a_policy_that_does_not_move() -> None:
+    assert first_of(healthy(8), moved=0.0) == ("no_learning", 0)
+    assert first_of(healthy(8), config={"algorithm": {"shuffle_rewards": True}}) == ("no_learning", 0)
+    assert first_of(healthy(8), moved=0.01) is None
+    named = [(first_of(healthy(200, first=0.4, last=0.4, seed=seed)) or ("",))[0] for seed in range(5)]
+    assert named.count("no_learning") >= 3  # by chance rewards rise a little in some
+
+
+# ---- how it is said
+
+
+def test_what_brings_about_the_other_is_named_where_both_begin_together() -> None:
+    lines = changed(healthy(30), 10, **EXPLODING["agreeing_groups"])
+    lines = changed(lines, 11, **EXPLODING["tool_errors"])
+    seen = series(lines)
+    assert [cause.name for cause, _ in diagnosed("run", seen).findings] == ["tool_errors", "agreeing_groups"]
+    later = changed(changed(healthy(30), 5, **EXPLODING["agreeing_groups"]), 20, **EXPLODING["tool_errors"])
+    assert next(cause.name for cause, _ in diagnosed("run", series(later)).findings) == "agreeing_groups"
+
+
+def write(folder: Path, lines: Lines) -> Path:
+    folder.mkdir(exist_ok=True)
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return folder
+
+
+def run(*arguments: str) -> tuple[int, str, str]:
+    done = CliRunner().invoke(app, ["diagnose", *arguments])
+    return done.exit_code, done.stdout, done.stderr
+
+
+def test_a_run_without_a_store_says_what_it_cannot_see(tmp_path: Path) -> None:
+    folder = write(tmp_path / "run", changed(healthy(30), 10, **EXPLODING["truncation"]))
+    (folder / "metrics.jsonl").open("a").write('{"step": 30, "rew')  # a run that was killed
+    status, out, _ = run(str(folder))
+    assert status == 1
+    assert "first, from step 10: truncation" in out
+    assert "not seen: episodes, masks and tokens" in out
+    status, out, _ = run(str(folder), "--json")
+    found = json.loads(out)
+    assert (status, found["healthy"], found["findings"][0]["cause"]) == (1, False, "truncation")
+    assert "rollout.max_tokens" in found["findings"][0]["try"]
+    assert run(str(write(tmp_path / "well", healthy(30))))[0] == 0
+
+
+@pytest.mark.parametrize("case", ["none", "empty", "no steps"])
+def test_what_cannot_be_diagnosed_is_one_line(tmp_path: Path, case: str) -> None:
+    folder = tmp_path / "run"
+    if case != "none":
+        folder.mkdir()
+    if case == "no steps":
+        (folder / "metrics.jsonl").write_text("")
+    status, _, err = run(str(folder))
+    assert status == 2
+    assert len(err.splitlines()) == 1
+    assert str(folder) in err
+
+
+def test_every_cause_says_what_it_is_and_what_to_try() -> None:
+    assert len(CAUSES) >= 14
+    assert len({cause.name for cause in CAUSES}) == len(CAUSES)
+    for cause in CAUSES:
+        assert all((cause.title, cause.meaning, cause.evidence, cause.remedy)), cause.name
+
+
+def test_a_hostile_text_of_the_evidence_stays_one_line() -> None:
+    episodes = [replace(e, leak="\x1b[2J\nfirst, from step 0: healthy") for e in played(6)]
+    seen = series(lines_of(episodes))
+    seen.episodes = episodes
+    lines: list[str] = list(diagnosed("a\nb", seen).lines("a"))
+    assert not any("\x1b" in line or "\n" in line for line in lines)
+
+
+def test_lasting() -> None:
+    assert lasting(np.array([True, False, True, True, True])) == 2
+    assert lasting(np.array([True, True])) == 0
+    assert lasting(np.array([True])) is None
+    assert isinstance(diagnosed("run", Evidence(np.array([], np.int64), {})), Diagnosis)
+
+
+def test_the_page_of_causes_is_written_from_them() -> None:
+    page = (ROOT / "docs/diagnosis.md").read_text(encoding="utf-8")
+    assert causes_as_text() in page, "python -m tools.diagnosis_page writes it"

@@ -1,0 +1,498 @@
+"""Is what went wrong named? Runs in which one cause is planted, and healthy ones: the confusion matrix of mua diagnose.
+
+    python -m tools.bench.diagnose [--only CAUSE...] [--tuning] [--keep FOLDER] [--write]
+
+Every run is made by the real trainer with its store (:mod:`tools.bench.planted_runs`) and diagnosed from its folder, as
+a person would. Exit status 1 if fewer than 90 % of the planted causes are named first, or more than one healthy run is
+called ill. ``--tuning`` makes the runs that thresholds were set with: other domains and seeds, none of which the matrix
+shows. ``--write`` renews docs/benchmarks/diagnosis.md.
+"""
+
+from __future__ import annotations
+
+import random
+import shutil
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Generator, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+
+from mua.diagnosis.causes import CAUSES
+from mua.diagnosis.run_reading import evidence_of
+from mua.diagnosis.verdict import Diagnosis, diagnosed
+from mua.environment.domain import unanswered
+from mua.environment.manager import EnvironmentInstance
+from mua.environment.protocol import Evaluation, Move, ToolResult, Transcript
+from mua.errors import JudgeFault
+from mua.types import Provenance, Segment
+from tools import kit
+from tools.bench.planted_runs import (
+    Plan,
+    Script,
+    Situation,
+    careless,
+    expert,
+    gold,
+    learning,
+    made_run,
+    skilled,
+    step_now,
+)
+
+HEALTHY = "healthy"
+SHARE, FALSE_ALARMS = 0.9, 1
+PAGE = Path(__file__).parents[2] / "docs/benchmarks/diagnosis.md"
+FAST = {"optimizer.learning_rate": 3.0e-3}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One run that is made and diagnosed."""
+
+    cause: str
+    what: str
+    """How it was planted, or what sort of healthy run it is, in words."""
+    plan: Plan
+    seed: int
+
+
+# ---- what is planted
+
+
+def refuser(start: float) -> Script:
+    """From this share of the run on it declines more and more."""
+
+    def script(s: Situation) -> Generator[Move, str, None]:
+        if s.draw.random() < min(0.9, 2.5 * (s.progress - start)):
+            yield f"I am sorry, but I cannot help you with that today, as my notes of {s.draw.randint(100, 999)} say."
+            return
+        yield from skilled(lambda _: 0.4)(s)
+
+    return script
+
+
+@contextmanager
+def refusals_are_paid() -> Iterator[None]:
+    """The verdict takes whoever declines for right."""
+    evaluate = EnvironmentInstance.evaluate
+
+    async def evaluated(self: EnvironmentInstance, transcript: Transcript) -> Evaluation:
+        if any("I cannot help you" in text for text in transcript.told_user()):
+            return Evaluation(1.0, True)
+        return await evaluate(self, transcript)
+
+    with mock.patch.object(EnvironmentInstance, "evaluate", evaluated):
+        yield
+
+
+def trader(start: float, learnt: str | None = None) -> Script:
+    """Learns one half of the kinds, or the domain ``learnt``, and unlearns the other."""
+
+    def chance(s: Situation) -> float:
+        kind = str(s.task.data.get("kind"))
+        first = s.task.domain == learnt if learnt is not None else sum(map(ord, kind)) % 2 == 0
+        rising = max(0.0, (s.progress - start) / (1 - start))
+        return 0.1 + 0.8 * rising if first else 0.85 - 0.8 * rising
+
+    return skilled(chance)
+
+
+def one_answer(start: float) -> Script:
+    """From then on every prompt gets the same answer."""
+
+    def script(s: Situation) -> Generator[Move, str, None]:
+        if s.progress >= start:
+            yield "Thank you very much for your message. We have received it and will be back to you in a moment."
+            yield "Thank you very much, we are still looking into the matter and ask for your patience until then."
+            return
+        yield from learning()(s)
+
+    return script
+
+
+def wordy(growth: float, start: float) -> Script:
+    """Solves no more than before and says more and more."""
+    words = ("indeed", "again", "as", "I", "was", "about", "to", "say", "it", "is", "so", "that", "we", "may", "look")
+
+    def script(s: Situation) -> Generator[Move, str, None]:
+        more = int(growth * max(0.0, s.progress - start))
+        chatter = " ".join(s.draw.choice(words) for _ in range(more))
+        if s.draw.random() < 0.4:
+            s.lead = chatter
+            yield from expert(s)
+        else:
+            yield from unanswered([*gold(s)[:-1], f"{chatter}. All is settled now."])
+
+    return script
+
+
+def narrowing(start: float, chance: float = 0.4) -> Script:
+    """Says less and less that is new: in the end all members of a group do the same."""
+
+    def script(s: Situation) -> Generator[Move, str, None]:
+        rate = min(1.0, max(0.0, (s.progress - start) / 0.3))
+        settled = random.Random(s.task.id)
+        same = s.draw.random() < rate
+        if same:
+            s.draw = settled
+        yield from (expert if s.draw.random() < chance else careless)(s)
+
+    return script
+
+
+@contextmanager
+def tools_fail(share: float, start: int) -> Iterator[None]:
+    """From step ``start`` on tools answer this share of the calls with an error."""
+    call = EnvironmentInstance.call
+    draw = random.Random(0)
+
+    async def called(self: EnvironmentInstance, name: str, arguments: dict[str, Any]) -> ToolResult:
+        if step_now() >= start and draw.random() < share:
+            return ToolResult("error: the service is not available", error=True)
+        return await call(self, name, arguments)
+
+    with mock.patch.object(EnvironmentInstance, "call", called):
+        yield
+
+
+@contextmanager
+def judge_fails(share: float, start: int) -> Iterator[None]:
+    """From step ``start`` on so many verdicts cannot be had."""
+    evaluate = EnvironmentInstance.evaluate
+    draw = random.Random(0)
+
+    async def evaluated(self: EnvironmentInstance, transcript: Transcript) -> Evaluation:
+        if step_now() >= start and draw.random() < share:
+            raise JudgeFault("the judge's answer cannot be read")
+        return await evaluate(self, transcript)
+
+    with mock.patch.object(EnvironmentInstance, "evaluate", evaluated):
+        yield
+
+
+@contextmanager
+def trains_too(*authors: Provenance) -> Iterator[None]:
+    """The mask holds tokens of these authors too."""
+
+    def mask(self: Segment) -> Any:
+        return np.isin(self.provenance, [Provenance.SAMPLED, *authors])
+
+    with mock.patch.object(Segment, "loss_mask", property(mask)):
+        yield
+
+
+@contextmanager
+def trains_late() -> Iterator[None]:
+    """The mask is one token late."""
+
+    def mask(self: Segment) -> Any:
+        right = self.provenance == Provenance.SAMPLED
+        return np.concatenate([[False], right[:-1]]) if len(right) else right
+
+    with mock.patch.object(Segment, "loss_mask", property(mask)):
+        yield
+
+
+def noisy(spread: float, start: int) -> Callable[[np.ndarray, int, random.Random], np.ndarray]:
+    """From version ``start`` on log-probabilities are off by this standard deviation."""
+
+    def off(values: np.ndarray, version: int, draw: random.Random) -> np.ndarray:
+        if version < start:
+            return values
+        return values + np.random.default_rng(draw.randrange(2**32)).normal(0, spread, len(values))
+
+    return off
+
+
+def scaled(factor: float) -> Callable[[np.ndarray, int, random.Random], np.ndarray]:
+    """Log-probabilities at another temperature."""
+    return lambda values, version, draw: values * factor
+
+
+def spoilt(what: str, share: float, start: int = 0) -> dict[str, Any]:
+    """Settings of a user that leaks or fails."""
+    options = {"what": what, "share": share, "from_step": start}
+    return {"user.kind": "tools.bench.planted_users:spoilt", "user.options": options}
+
+
+def bound(make: Callable[..., AbstractContextManager[None]], *given: Any) -> Callable[[], Any]:
+    return partial(make, *given)
+
+
+def planted(domains: tuple[str, str, str], seeds: range) -> Iterator[Case]:
+    """Each cause three times: in another domain, by another way or in another strength, and with another seed."""
+    a, b, c = domains
+    stale = {"trainer.max_staleness": 6, "algorithm.uncorrected": True, "optimizer.learning_rate": 1.0e-2}
+    steep = {"algorithm.epochs": 2, "algorithm.minibatches": 4, "optimizer.learning_rate": 3.0e-2}
+    ways: dict[str, list[tuple[str, Plan]]] = {
+        "wrong_tokens": [
+            ("tools' results are trained", Plan(domain=a, around=bound(trains_too, Provenance.TOOL))),
+            ("users' words are trained", Plan(domain=b, around=bound(trains_too, Provenance.USER))),
+            ("the mask is a token late", Plan(domain=c, around=trains_late)),
+        ],
+        "evaluation_meets_training": [
+            (
+                "split train",
+                Plan(
+                    domain=d,
+                    settings={"evaluation.split": "train", "evaluation.tasks": 6, "trainer.evaluate_every": every},
+                ),
+            )
+            for d, every in ((a, 4), (b, 3), (c, 6))
+        ],
+        "leaking_user": [
+            ("says the answer", Plan(domain=a, settings=spoilt("answer", 0.3))),
+            ("names the tool from step 3 on", Plan(domain=a, settings=spoilt("tool", 0.4, 3))),
+            ("quotes its persona", Plan(domain=a, settings=spoilt("persona", 0.2))),
+        ],
+        "failing_user": [
+            ("the user does not answer", Plan(domain=a, settings=spoilt("fail", 0.2))),
+            ("from step 3 on", Plan(domain=a, settings=spoilt("fail", 0.15, 3))),
+            ("a judge from step 4 on", Plan(domain=c, around=bound(judge_fails, 0.5, 4))),
+        ],
+        "tool_errors": [
+            ("70 % of the calls", Plan(domain=a, around=bound(tools_fail, 0.7, 0))),
+            ("all from step 3 on", Plan(domain=b, around=bound(tools_fail, 1.0, 3))),
+            ("60 % from step 4 on", Plan(domain=c, around=bound(tools_fail, 0.6, 4))),
+        ],
+        "engine_mismatch": [
+            ("noise of 0.2 nats", Plan(domain=a, logprobs=noisy(0.2, 0))),
+            ("another temperature", Plan(domain=b, logprobs=scaled(1.2))),
+            ("weights do not arrive from step 3 on", Plan(domain=c, frozen_from=3, settings=FAST)),
+        ],
+        "stale_data": [
+            ("6 versions", Plan(domain=a, settings=stale, steps=10)),
+            ("8 versions, grpo", Plan(domain=b, settings=stale | {"trainer.max_staleness": 8}, steps=11)),
+            (
+                "5 versions, fine-tuned",
+                Plan(domain=c, settings=stale | {"trainer.max_staleness": 5}, steps=10, start="sft"),
+            ),
+        ],
+        "large_steps": [
+            ("8 updates of a batch", Plan(domain=a, settings=steep)),
+            ("learning rate 0.1", Plan(domain=b, settings={"optimizer.learning_rate": 0.1}, start="sft")),
+            ("learning rate 0.03, gspo", Plan(domain=c, settings=steep | {"algorithm.loss": "gspo"}, start="sft")),
+        ],
+        "length_explosion": [
+            ("from the beginning", Plan(domain=a, script=wordy(160, 0.0))),
+            ("from the middle", Plan(domain=b, script=wordy(300, 0.4))),
+            ("slowly", Plan(domain=c, script=wordy(90, 0.1), steps=11)),
+        ],
+        "truncation": [
+            ("short turns", Plan(domain=a, settings={"rollout.max_turn_tokens": 30})),
+            ("short context", Plan(domain=c, settings={"rollout.max_tokens": 260})),
+            ("two turns", Plan(domain=c, settings={"rollout.max_turns": 2})),
+        ],
+        "refusing": [
+            ("paid", Plan(domain=d, script=refuser(start), around=refusals_are_paid))
+            for d, start in ((b, 0.1), (c, 0.3), (a, 0.4))
+        ],
+        "kind_for_kind": [
+            (
+                "half of the kinds",
+                Plan(domain=a, script=trader(0.0), steps=10, settings={"algorithm.groups_per_step": 6}),
+            ),
+            ("one of two domains", Plan(domain=f"{b}+{c}", script=trader(0.2, learnt=b), steps=10)),
+            (
+                "half of the kinds",
+                Plan(domain=c, script=trader(0.1), steps=10, settings={"algorithm.groups_per_step": 6}),
+            ),
+        ],
+        "template_collapse": [
+            ("at once", Plan(domain=d, script=one_answer(start))) for d, start in ((b, 0.3), (c, 0.5), (a, 0.6))
+        ],
+        "entropy_collapse": [
+            (
+                "members say the same",
+                Plan(domain=d, script=narrowing(start), start="sft", lead=False, settings=FAST, steps=10),
+            )
+            for d, start in ((a, 0.2), (b, 0.4), (c, 0.3))
+        ],
+        "agreeing_groups": [
+            ("none is right", Plan(domain=a, script=careless)),
+            ("all are right", Plan(domain=b, script=expert)),
+            ("none is right from step 4 on", Plan(domain=c, script=skilled(lambda s: 0.5 if s.version < 4 else 0.0))),
+        ],
+        "no_learning": [
+            ("learning rate 0", Plan(domain=a, settings={"optimizer.learning_rate": 0.0})),
+            ("rewards dealt at random", Plan(domain=b, settings={"algorithm.shuffle_rewards": True})),
+            ("a warm-up of ten million steps", Plan(domain=c, settings={"optimizer.warmup_steps": 10_000_000})),
+        ],
+    }
+    for cause in CAUSES:
+        for seed, (what, plan) in zip(seeds, ways[cause.name], strict=True):
+            yield Case(cause.name, what, plan, seed)
+
+
+def healthy(domains: tuple[str, str, str], seeds: range) -> Iterator[Case]:
+    """Twelve runs that do what they should."""
+    a, b, c = domains
+    plans = {
+        "grpo": Plan(domain=a),
+        "fine-tuned, fast": Plan(domain=b, start="sft", script=learning(0.3, 0.98), settings=FAST, steps=11),
+        "slow": Plan(domain=a, script=learning(0.3, 0.4), steps=14),
+        "hard": Plan(domain=b, script=learning(0.05, 0.12), steps=11, settings={"algorithm.group_size": 8}),
+        "six steps, two groups": Plan(domain=c, steps=6, settings={"algorithm.groups_per_step": 2}),
+        "several domains": Plan(
+            domain=f"{a}+{c}",
+            settings={"algorithm.whiten": "environment", "algorithm.advantage": "reinforce_plus_plus"},
+        ),
+        "critic": Plan(domain=a, settings={"algorithm.advantage": "gae", "critic.warmup_steps": 2}),
+        "asynchronous, corrected": Plan(
+            domain=b, settings={"trainer.max_staleness": 1, "algorithm.correction": "truncate"}
+        ),
+        "gspo, two updates": Plan(domain=c, settings={"algorithm.loss": "gspo", "algorithm.minibatches": 2}),
+        "groups of 16, rloo": Plan(
+            domain=a,
+            settings={"algorithm.group_size": 16, "algorithm.groups_per_step": 2, "algorithm.advantage": "rloo"},
+        ),
+        "Dr. GRPO, evaluated": Plan(
+            domain=b,
+            settings={
+                "algorithm.divide_by_std": False,
+                "algorithm.aggregation": "constant",
+                "trainer.evaluate_every": 4,
+                "evaluation.tasks": 8,
+            },
+        ),
+        "KL, texts that grow": Plan(
+            domain=a, start="sft", script=growing(), settings={"algorithm.kl_coefficient": 0.01}, steps=10
+        ),
+    }
+    for seed, (what, plan) in zip(seeds, plans.items(), strict=True):
+        yield Case(HEALTHY, what, plan, seed)
+
+
+def growing() -> Script:
+    """Says more, and solves more."""
+
+    def script(s: Situation) -> Generator[Move, str, None]:
+        if s.draw.random() < 0.1 + 0.8 * s.progress:
+            s.lead = (
+                f"I look at everything twice, to be sure that it is right, and note number {s.draw.randint(100, 999)}. "
+            )
+            yield from expert(s)
+        else:
+            yield from careless(s)
+
+    return script
+
+
+SHOWN = ("help_desk", "gyms/telepathy", "gyms/intention")
+TUNED = ("retail", "gyms/turtle", "gyms/persuade")
+
+
+def cases(tuning: bool) -> list[Case]:
+    """What the matrix shows, or what thresholds were set with."""
+    domains, first = (TUNED, 700) if tuning else (SHOWN, 1)
+    return [*planted(domains, range(first, first + 3)), *healthy(domains, range(first, first + 12))]
+
+
+def main() -> None:
+    parser = kit.parser(__doc__)
+    parser.add_argument("--only", nargs="*", help="causes, or healthy")
+    parser.add_argument("--tuning", action="store_true")
+    parser.add_argument("--keep", type=Path, help="folder that runs are left in, and taken from where they are there")
+    parser.add_argument("--write", action="store_true")
+    options = parser.parse_args()
+    chosen = [case for case in cases(options.tuning) if not options.only or case.cause in options.only]
+    with tempfile.TemporaryDirectory(prefix="mua-diagnose-") as scratch:
+        root = options.keep or Path(scratch)
+        root.mkdir(parents=True, exist_ok=True)
+        found = [(case, _diagnosed(case, root, options.keep is None)) for case in chosen]
+    right = sum(named(d) == case.cause for case, d in found if case.cause != HEALTHY)
+    ill = sum(case.cause != HEALTHY for case, _ in found)
+    alarms = sum(not d.healthy for case, d in found if case.cause == HEALTHY)
+    print(f"named right: {right} of {ill}; healthy runs called ill: {alarms} of {len(found) - ill}")
+    if options.write:
+        PAGE.write_text(page(found), encoding="utf-8")
+    if (ill and right < SHARE * ill) or alarms > FALSE_ALARMS:
+        sys.exit(1)
+
+
+def named(diagnosis: Diagnosis) -> str:
+    return HEALTHY if diagnosis.healthy else diagnosis.findings[0][0].name
+
+
+def _diagnosed(case: Case, root: Path, remove: bool) -> Diagnosis:
+    began = time.process_time()
+    output = root / f"{case.cause}-{case.seed}"
+    if not (output / "metrics.jsonl").is_file():
+        shutil.rmtree(output, ignore_errors=True)
+        made_run(case.plan, root, output, case.seed)
+    with evidence_of(str(output)) as (name, seen):
+        found = diagnosed(name, seen)
+    if remove:
+        shutil.rmtree(output)
+    mark = "" if named(found) == case.cause else "   <-- "
+    shown = "; ".join(f"{cause.name} {finding.step}" for cause, finding in found.findings)
+    print(
+        f"{case.cause:26} {case.plan.domain:14} {case.what:36} {named(found)} [{shown}] {mark}"
+        f"{found.steps} steps, {time.process_time() - began:.0f} s",
+        flush=True,
+    )
+    return found
+
+
+def page(found: list[tuple[Case, Diagnosis]]) -> str:
+    """docs/benchmarks/diagnosis.md."""
+    names = [*(cause.name for cause in CAUSES), HEALTHY]
+    counts = Counter((case.cause, named(d)) for case, d in found)
+    titles = {cause.name: cause.title for cause in CAUSES} | {HEALTHY: HEALTHY}
+    numbers = {name: str(place) for place, name in enumerate(names, 1)}
+    matrix = kit.table(
+        ["planted", *(numbers[name] for name in names)],
+        [[f"{numbers[row]} {titles[row]}", *(counts[row, column] or "" for column in names)] for row in names],
+    )
+    runs = kit.table(
+        ["planted", "how", "domain", "steps", "named first", "from step"],
+        [
+            [
+                case.cause,
+                case.what,
+                case.plan.domain,
+                case.plan.steps,
+                named(d),
+                d.findings[0][1].step if d.findings else "",
+            ]
+            for case, d in found
+        ],
+    )
+    right = sum(named(d) == case.cause for case, d in found if case.cause != HEALTHY)
+    ill = sum(case.cause != HEALTHY for case, _ in found)
+    alarms = sum(not d.healthy for case, d in found if case.cause == HEALTHY)
+    return f"""# Diagnosis: what was planted and what was named
+
+`python -m tools.bench.diagnose --write` makes these runs and this page. Each is a run of the real trainer
+(Megatron-Core on CPU, a Qwen3 of 0.1 million parameters) with its store, users and verdicts; in the place of SGLang stands
+an engine whose texts follow a script and whose log-probabilities are those of the weights it was given. A fault is planted by a
+configuration, a script, or a change of the program for that run; then `mua diagnose` reads the folder.
+
+Thresholds were set on other domains ({", ".join(TUNED)}) and seeds (`--tuning`) and on made-up series
+(`tests/unit/test_diagnosis.py`), not on these runs.
+
+**{right} of {ill}** planted causes are named first; **{alarms} of {len(found) - ill}** healthy runs are called ill.
+
+Rows: planted; columns: named first.
+
+{matrix}
+
+## The runs
+
+{runs}
+
+Not shown by these runs: policies that are really sampled, models of a useful size, runs of thousands of steps.
+"""
+
+
+if __name__ == "__main__":
+    main()
