@@ -427,7 +427,8 @@ class MlflowConfig(Section):
     experiment: str
     """Made where it is not there."""
     tracking_uri: str | None = None
-    """Server, ``file:`` folder or database; None: what ``MLFLOW_TRACKING_URI`` says."""
+    """Server, or a file such as ``sqlite:///runs/mlflow.db``, with texts and histograms in ``mlflow_artifacts`` beside
+    ``output``; None: what ``MLFLOW_TRACKING_URI`` says."""
     name: str | None = None
     """Of the run; None: ``name`` of the configuration."""
 
