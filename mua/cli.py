@@ -25,6 +25,7 @@ from mua.config.load import dump_config, load_config, read_config
 from mua.config.schema import ExperimentConfig
 from mua.errors import INTERRUPTED, MISTAKE, PASSING, ConfigError, MuaError, Preempted, exit_status
 from mua.missing_package import advice
+from mua.observe.logs import logging_to
 from mua.observe.output import CONFIG_FILE, output_of, prepare_output
 from mua.trainer.preempt import Preemption
 
@@ -159,7 +160,7 @@ def _run(config: ExperimentConfig, record: str) -> Iterator[ExperimentConfig]:
 
     It is recorded in the output folder, which proves that writable before anything starts.
     """
-    with output_of(config):
+    with output_of(config), logging_to(config.output, sys.argv[1] if len(sys.argv) > 1 else "run"):
         if config.model.shrink:
             from workbench.shrink import prepare_shrunk
 

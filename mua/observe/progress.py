@@ -37,10 +37,10 @@ class ProgressStage:
         self.done = 0
         self.note = ""
         self.started = self._said = time.monotonic()
-        self._last: tuple[int, str] | None = None
-        """What was said last: the count and the note."""
         self._bars = bars
         self._stream = stream
+        self._shown: tuple[int, str] | None = None
+        """What was said last: the count and the note."""
         self._bar = bars.add_task("  " * depth + name, total=total, note="") if bars is not None else TaskID(0)
 
     def advance(self, count: int = 1, note: str | None = None) -> None:
@@ -65,7 +65,7 @@ class ProgressStage:
     def end(self) -> None:
         """Say the last of it."""
         if self._bars is None:
-            if self._last != (self.done, self.note):
+            if self._shown != (self.done, self.note):
                 self._print()
         elif self.depth:  # inner stages come and go with every step; only the outermost leave their bar on the screen
             self._bars.remove_task(self._bar)
@@ -73,9 +73,9 @@ class ProgressStage:
             self._bars.stop_task(self._bar)
 
     def _print(self) -> None:
-        self._last = self.done, self.note
         if self._stream is not None:
             print(self.line(), file=self._stream, flush=True)
+            self._shown = (self.done, self.note)
 
 
 class Progress:

@@ -12,6 +12,7 @@ from typing import Self
 from megatron_bridge.atomic import replace_text
 from mua.config.schema import ExperimentConfig
 from mua.errors import DamagedCheckpoint, EngineError, ModelError, MuaError, Preempted, RunStopped
+from mua.evaluation.evaluator import success_of
 from mua.launch.provenance import provenance
 from mua.megatron.checkpoint import (
     BEST,
@@ -44,6 +45,9 @@ from mua.untrusted import JsonError, read_file, read_json
 
 SKIPPED = ("policy/skipped", "critic/skipped")
 """Metrics: share of a step's updates that were left out because their gradient norm was not finite."""
+
+_LOGGED = ("reward/mean", "reward/success", "policy/loss", "policy/entropy", "policy/grad_norm", "time/step_seconds")
+"""Metrics of a step that the log has a line of."""
 
 log = logging.getLogger(__name__)
 
@@ -122,6 +126,8 @@ class Run:
             self._metrics.log(step, {**of_step, **memory_metrics()})
         if held_out:
             self.log_evaluation(step + 1, held_out)
+        shown = [f"{name} {metrics[name]:.4g}" for name in _LOGGED if name in metrics]
+        log.info("step %d: %s", step, ", ".join(shown) or "nothing was learned")
         if step < self.step:
             return
         self._unsaved = step if self.learned else None
@@ -325,9 +331,7 @@ class Report:
         self._parts["final"] = {"step": step, "export": self._export, **metrics}
         self._write()
         for name, part in self._parts.items():
-            found = [part.get(f"evaluation/{self._split}_success{end}") for end in ("", "_low", "_high")]
-            success = "unknown" if None in found else "{:.3f} ({:.3f} to {:.3f})".format(*found)
-            print(f"report on {self._split}, {name} policy (step {part['step']}): success {success}")
+            print(f"report on {self._split}, {name} policy (step {part['step']}): {success_of(part, self._split)}")
 
     def _write(self) -> None:
         replace_text(self._path, json.dumps({"split": self._split, **self._parts}, indent=2) + "\n")
