@@ -421,7 +421,9 @@ def large_steps(seen: Evidence) -> Symptom | None:
     note(place, lambda at: f"the gradient norm is {norm[at]:.3g}, and was {usual:.3g} at the beginning", grad_norm=norm)
     reference = seen.of("reference_kl")
     place = lasting(above(reference, REFERENCE_KL), 2)
-    note(place, lambda at: f"the policy is {reference[at]:.3g} nats a token from the reference", reference_kl=reference)
+    note(
+        place, lambda at: f"the policy is {reference[at]:.3g} nats per token from the reference", reference_kl=reference
+    )
     if len(entropy) > 1:
         moved = np.abs(np.diff(entropy))
         share = moved / np.maximum(entropy[:-1], entropy[1:])
@@ -633,7 +635,7 @@ def entropy_collapse(seen: Evidence) -> Symptom | None:
         if risen >= GAIN and not stuck:
             return None
         place = min(place, fell + 1)
-        text = f"entropy fell from {base:.3g} to {mean(ending(entropy)):.3g} nats a token"
+        text = f"entropy fell from {base:.3g} to {mean(ending(entropy)):.3g} nats per token"
         numbers = {"before": base, "after": mean(ending(entropy))}
     else:
         varied = mean(beginning(alike))

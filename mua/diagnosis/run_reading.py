@@ -84,8 +84,8 @@ def _checked(place: str, seen: Evidence) -> Evidence:
 
 
 def _lines(folder: Path | None) -> list[dict[str, Any]]:
-    """The lines of steps, one a step: of a step that was made again the last. Held-out figures stand at the step after
-    which they were measured."""
+    """The lines of steps, one per step: of a step that was made again the last. Held-out figures stand at the step
+    after which they were measured."""
     if folder is None or not (folder / METRICS_FILE).is_file():
         return []
     found: dict[int, dict[str, Any]] = {}

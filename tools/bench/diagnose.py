@@ -473,9 +473,9 @@ def page(found: list[tuple[Case, Diagnosis]]) -> str:
     return f"""# Diagnosis: what was planted and what was named
 
 `python -m tools.bench.diagnose --write` makes these runs and this page. Each is a run of the real trainer
-(Megatron-Core on CPU, a Qwen3 of 0.1 million parameters) with its store, users and verdicts; in the place of SGLang stands
-an engine whose texts follow a script and whose log-probabilities are those of the weights it was given. A fault is planted by a
-configuration, a script, or a change of the program for that run; then `mua diagnose` reads the folder.
+(Megatron-Core on CPU, a Qwen3 of 0.1 million parameters) with its store, users and verdicts; in the place of SGLang
+stands an engine whose texts follow a script and whose log-probabilities are those of the weights it was given. A fault
+is planted by a configuration, a script, or a change of the program for that run; then `mua diagnose` reads the folder.
 
 Thresholds were set on other domains ({", ".join(TUNED)}) and seeds (`--tuning`) and on made-up series
 (`tests/unit/test_diagnosis.py`), not on these runs.
