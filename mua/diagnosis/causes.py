@@ -114,7 +114,7 @@ COLLAPSED, COLLAPSED_NATS = 0.2, 0.3
 SOLVED, GAIN = 0.9, 0.1
 """Success from which there is nothing left to explore, and a gain of success that pays for longer texts or less
 entropy."""
-ALIKE, ALIKE_PAIRS = 0.9, 0.5
+ALIKE, ALIKE_PAIRS = 0.6, 0.5
 """Similarity of texts (Jaccard index of word triples) that makes two answers one, and share of pairs of answers to
 different tasks that are."""
 AGREE = 0.95
@@ -494,18 +494,22 @@ _DECLINES = re.compile(
 
 
 def refusing(seen: Evidence) -> Symptom | None:
-    if not seen.episodes:
-        return None
-    scored = [e for e in seen.episodes if e.scored]
-    acts = sum(e.calls > 0 for e in scored) >= 0.1 * len(scored)
+    scored = [e for e in seen.episodes or () if e.scored]
+    found = _declining(
+        seen, scored, lambda e: bool(_DECLINES.search(e.told)) or "transfer_to_human" in e.said, "declines"
+    )
+    if found is None and sum(e.calls > 0 for e in scored) >= 0.1 * len(scored):
+        found = _declining(seen, scored, lambda e: not e.calls and bool(e.told), "does nothing but talk")
+    return found
 
-    def declines(e: SeenEpisode) -> bool:
-        return bool(_DECLINES.search(e.told) or "transfer_to_human" in e.said or (acts and not e.calls and e.told))
 
+def _declining(
+    seen: Evidence, scored: list[SeenEpisode], declines: Callable[[SeenEpisode], bool], what: str
+) -> Symptom | None:
+    """Whether it became common, and is worth more than its contrary: within groups that have both, where there are."""
     values = shares(seen, declines)
     base, end = mean(beginning(values)), mean(ending(values))
-    bound = max(REFUSING, base + REFUSING_RISE)
-    if not end >= bound:
+    if not end >= max(REFUSING, base + REFUSING_RISE):
         return None
     place = lasting(above(smoothed(values), (base + end) / 2))
     if place is None:
@@ -528,41 +532,35 @@ def refusing(seen: Evidence) -> Symptom | None:
         return None
     return Symptom(
         step,
-        f"the policy declines in {percent(end)} of the episodes at the end ({percent(base)} at the beginning), and "
-        f"declining is worth {better:.2f} more than not",
+        f"the policy {what} in {percent(end)} of the episodes at the end ({percent(base)} at the beginning), and that is "
+        f"worth {better:.2f} more than the contrary",
         {"share": end, "before": base, "worth": better},
         example(seen, step, lambda e: e.scored and declines(e) and e.reward > 0),
     )
 
 
 def kind_for_kind(seen: Evidence) -> Symptom | None:
-    """Counts of successes by kind over windows of steps; of runs without a store, success by domain."""
+    """Counts of successes by kind over windows of steps and as a trend; of runs without a store, success by domain."""
     won, played = _by_kind(seen)
-    if len(won) < 2 or len(seen.steps) < 4:
-        return None
     total = len(seen.steps)
+    if len(won) < 2 or total < 4:
+        return None
     best: tuple[float, str, str, int, tuple[float, ...]] | None = None
     last = max(2, total // 4)
-    for start in sorted({0, total // 4, total // 2, max(0, total - 2 * last)}):
-        width = min(last, total - last - start)
-        if width < 2:
-            continue
+    windows = [(start, last) for start in sorted({0, total // 4, total // 2, max(0, total - 2 * last)})]
+    for start, width in [*windows, (0, total // 2), (0, 0)]:
         changes = {}
         for kind in won:
-            n0, n1 = played[kind][start : start + width].sum(), played[kind][-last:].sum()
-            if n0 < 8 or n1 < 8:
-                continue
-            p0, p1 = won[kind][start : start + width].sum() / n0, won[kind][-last:].sum() / n1
-            pooled = (p0 * n0 + p1 * n1) / (n0 + n1)
-            spread = math.sqrt(max(pooled * (1 - pooled), 1e-4) * (1 / n0 + 1 / n1))
-            # Episodes of a group are of one task, and so worth less than independent ones.
-            changes[kind] = p0, p1, (p1 - p0) / (1.5 * spread)
+            found = _trend(won[kind], played[kind]) if not width else _step(won[kind], played[kind], start, width)
+            if found is not None:
+                changes[kind] = found
         if len(changes) < 2:
             continue
         fallen = min(changes, key=lambda kind: changes[kind][2])
         risen = max(changes, key=lambda kind: changes[kind][2])
         (f0, f1, fz), (r0, r1, rz) = changes[fallen], changes[risen]
-        if fz <= -2.5 and f0 - f1 >= 0.2 and rz >= 2.0 and r1 - r0 >= 0.15 and (best is None or fz < best[0]):
+        apart = fz <= -2.0 and rz >= 2.0 and rz - fz >= APART
+        if apart and f0 - f1 >= 0.2 and r1 - r0 >= 0.15 and (best is None or fz < best[0]):
             best = fz, fallen, risen, start, (f0, f1, r0, r1)
     if best is None:
         return None
@@ -580,6 +578,38 @@ def kind_for_kind(seen: Evidence) -> Symptom | None:
         f"weigh the kinds apart: algorithm.curriculum.kind failing_kinds, a smaller share of {risen} in "
         "environment.mix, algorithm.whiten environment; look at what the reward pays for in both",
     )
+
+
+APART = 5.0
+"""Spreads that a kind's fall and another's rise have together: among 30 kinds that only vary by chance, 4.4 are usual."""
+CLUSTERED = 1.5
+"""Factor on the spread of a success rate: episodes of a group are of one task, and so less than independent ones."""
+
+
+def _step(won: Floats, played: Floats, start: int, width: int) -> tuple[float, float, float] | None:
+    """Success in ``width`` steps from ``start`` on and in the last ones, and how many spreads apart they are."""
+    before, after = slice(start, start + width), slice(len(won) - width, len(won))
+    n0, n1 = float(played[before].sum()), float(played[after].sum())
+    if start + 2 * width > len(won) or n0 < 8 or n1 < 8:
+        return None
+    p0, p1 = float(won[before].sum()) / n0, float(won[after].sum()) / n1
+    pooled = (p0 * n0 + p1 * n1) / (n0 + n1)
+    return p0, p1, (p1 - p0) / (CLUSTERED * math.sqrt(max(pooled * (1 - pooled), 1e-4) * (1 / n0 + 1 / n1)))
+
+
+def _trend(won: Floats, played: Floats) -> tuple[float, float, float] | None:
+    """The same of the ends of a straight line through success by step."""
+    total = float(played.sum())
+    if total < 24:
+        return None
+    at = np.arange(len(won), dtype=np.float64)
+    centre, level = float(at @ played) / total, float(won.sum()) / total
+    spread = float(((at - centre) ** 2) @ played)
+    if spread == 0 or not 0 < level < 1:
+        return None
+    slope = float((at - centre) @ (won - level * played)) / spread
+    first, final = (min(1.0, max(0.0, level + slope * (end - centre))) for end in (0.0, len(won) - 1.0))
+    return first, final, slope / (CLUSTERED * math.sqrt(level * (1 - level) / spread))
 
 
 def _by_kind(seen: Evidence) -> tuple[dict[str, Floats], dict[str, Floats]]:
