@@ -122,6 +122,12 @@ AGREE = 0.95
 0.66 in groups of 8, and 0.9 where they differ much in difficulty."""
 UNLIKELY = 0.001
 """Probability of so many groups that agree, were all as before; small, because every step is looked at."""
+STILL_RATE = 1e-6
+"""Sum of the learning rates of all steps: Adam moves a weight by about the rate in a step, and weights are some "
+"hundredths."""
+STILL_NATS = 1e-3
+"""Largest change of a log-probability over five versions or more; what float32 and bfloat16 do by themselves is 1e-5 to
+0.01, and a policy that learns anything changes some token by more."""
 INFORMED = 100
 """Groups with a difference of reward after which a policy that learns has gained something."""
 
@@ -237,6 +243,9 @@ def leaking_user(seen: Evidence) -> Symptom | None:
     )
 
 
+_WHO = re.compile(r"\b(?:user|judge)(?:_seconds)?\b")
+
+
 def failing_user(seen: Evidence) -> Symptom | None:
     faults = seen.of("user_faults") / np.maximum(1.0, np.nan_to_num(seen.of("episodes"), nan=1.0))
     known = dict(
@@ -249,6 +258,9 @@ def failing_user(seen: Evidence) -> Symptom | None:
     for step, members in seen.by_step().items():  # of a step that stopped the run there are no metrics
         if step not in known:
             known[step] = sum(e.outcome in ("user_error", "judge_error") for e in members) / len(members), math.nan
+    late = shares(seen, lambda e: e.outcome == "timeout" and bool(_WHO.search(e.error or "")), scored=False)
+    for step, more in zip(seen.steps.tolist(), np.nan_to_num(late), strict=True):
+        known[step] = known[step][0] + more, known[step][1]
     steps = sorted(known)
     ended, retries = (np.array([known[step][which] for step in steps]) for which in (0, 1))
     for values, bound in ((ended, USER_FAULTS), (retries, USER_RETRIES)):
@@ -532,7 +544,8 @@ def _declining(
         return None
     return Symptom(
         step,
-        f"the policy {what} in {percent(end)} of the episodes at the end ({percent(base)} at the beginning), and that is "
+        f"the policy {what} in {percent(end)} of the episodes at the end ({percent(base)} at the beginning), and that "
+        f"is "
         f"worth {better:.2f} more than the contrary",
         {"share": end, "before": base, "worth": better},
         example(seen, step, lambda e: e.scored and declines(e) and e.reward > 0),
@@ -581,7 +594,8 @@ def kind_for_kind(seen: Evidence) -> Symptom | None:
 
 
 APART = 5.0
-"""Spreads that a kind's fall and another's rise have together: among 30 kinds that only vary by chance, 4.4 are usual."""
+"""Spreads that a kind's fall and another's rise have together: among 30 kinds that only vary by chance, 4.4 are "
+"usual."""
 CLUSTERED = 1.5
 """Factor on the spread of a success rate: episodes of a group are of one task, and so less than independent ones."""
 
@@ -804,14 +818,14 @@ def no_learning(seen: Evidence) -> Symptom | None:
                        remedy="set algorithm.shuffle_rewards to false")  # fmt: skip
     rate, norm, trained = seen.of("learning_rate"), seen.of("grad_norm"), seen.of("trained_tokens")
     if steps >= 3:
-        if np.isfinite(rate).sum() >= 3 and np.nansum(rate) < 1e-7:
-            return Symptom(began(seen, 0), f"the learning rate is {np.nanmax(rate):.3g}: no weight can move",
+        if np.isfinite(rate).sum() >= 3 and np.nansum(rate) < STILL_RATE:
+            return Symptom(began(seen, 0), f"the learning rate is {np.nanmax(rate):.3g}: weights hardly move",
                            {"learning_rate": float(np.nanmax(rate))})  # fmt: skip
         if np.isfinite(norm).sum() >= 3 and np.nanmax(norm) == 0:
             return Symptom(began(seen, 0), "every gradient is 0", {"grad_norm": 0.0})
         if np.isfinite(trained).sum() >= 3 and np.nanmax(trained) == 0 and np.isfinite(seen.of("same_rewards")).any():
             return Symptom(began(seen, 0), "no step trained a token", {"trained_tokens": 0.0})
-        if seen.moved is not None and seen.moved < 1e-6 and engine_mismatch(seen) is None:
+        if seen.moved is not None and seen.moved < STILL_NATS and engine_mismatch(seen) is None:
             return Symptom(
                 began(seen, 0),
                 "the same tokens after the same text have the same log-probabilities at the beginning and at the end: "
