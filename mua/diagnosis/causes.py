@@ -19,6 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
+import numpy.typing as npt
 from scipy.stats import binom
 
 from mua.diagnosis.evidence import (
@@ -120,6 +121,9 @@ different tasks that are."""
 AGREE = 0.95
 """Share of groups without a difference of reward, with 99 % certainty; hard tasks alone, solved once in twenty, have
 0.66 in groups of 8, and 0.9 where they differ much in difficulty."""
+APART = 5.0
+"""Standard errors that a kind's fall and another's rise have together: among 30 kinds that vary by chance alone, 4.4
+are usual."""
 UNLIKELY = 0.001
 """Probability of so many groups that agree, were all as before; small, because every step is looked at."""
 STILL_RATE = 1e-6
@@ -553,18 +557,17 @@ def _declining(
 
 
 def kind_for_kind(seen: Evidence) -> Symptom | None:
-    """Counts of successes by kind over windows of steps and as a trend; of runs without a store, success by domain."""
-    won, played = _by_kind(seen)
-    total = len(seen.steps)
-    if len(won) < 2 or total < 4:
+    """Success of each kind over windows of steps and as a trend. The unit is the group, whose members share a task."""
+    kinds, total = _by_kind(seen), len(seen.steps)
+    if len(kinds) < 2 or total < 4:
         return None
     best: tuple[float, str, str, int, tuple[float, ...]] | None = None
     last = max(2, total // 4)
     windows = [(start, last) for start in sorted({0, total // 4, total // 2, max(0, total - 2 * last)})]
     for start, width in [*windows, (0, total // 2), (0, 0)]:
         changes = {}
-        for kind in won:
-            found = _trend(won[kind], played[kind]) if not width else _step(won[kind], played[kind], start, width)
+        for kind, (places, values) in kinds.items():
+            found = _step(places, values, total, start, width) if width else _trend(places, values, total)
             if found is not None:
                 changes[kind] = found
         if len(changes) < 2:
@@ -578,7 +581,8 @@ def kind_for_kind(seen: Evidence) -> Symptom | None:
     if best is None:
         return None
     _, fallen, risen, start, (f0, f1, r0, r1) = best
-    rate = np.divide(won[fallen], played[fallen], out=np.full(total, np.nan), where=played[fallen] > 0)
+    places, values = kinds[fallen]
+    rate = np.array([mean(values[places == place]) for place in range(total)])
     falling = np.asarray(smoothed(rate) <= f0 - 0.5 * (f0 - f1))
     falling[: start + 1] = False
     place = lasting(falling, 2) or total - last
@@ -593,56 +597,63 @@ def kind_for_kind(seen: Evidence) -> Symptom | None:
     )
 
 
-APART = 5.0
-"""Spreads that a kind's fall and another's rise have together: among 30 kinds that only vary by chance, 4.4 are "
-"usual."""
-CLUSTERED = 1.5
-"""Factor on the spread of a success rate: episodes of a group are of one task, and so less than independent ones."""
+Places = npt.NDArray[np.int64]
+Change = tuple[float, float, float]
+"""Success before and after, and how many standard errors they are apart."""
+FEW_GROUPS = 4
+"""Of a kind on each side: fewer say nothing."""
 
 
-def _step(won: Floats, played: Floats, start: int, width: int) -> tuple[float, float, float] | None:
-    """Success in ``width`` steps from ``start`` on and in the last ones, and how many spreads apart they are."""
-    before, after = slice(start, start + width), slice(len(won) - width, len(won))
-    n0, n1 = float(played[before].sum()), float(played[after].sum())
-    if start + 2 * width > len(won) or n0 < 8 or n1 < 8:
+def _noise(values: Floats, rest: Floats, freedom: int) -> float:
+    """Variance of a group's success: what is seen, and no less than that of four tosses of its mean."""
+    level = float(values.mean())
+    return max(float(rest @ rest) / max(1, freedom), level * (1 - level) / 4, 1e-3)
+
+
+def _step(places: Places, values: Floats, total: int, start: int, width: int) -> Change | None:
+    """From the ``width`` steps from ``start`` on to the last ones."""
+    before = values[(places >= start) & (places < start + width)]
+    after = values[places >= total - width]
+    if start + 2 * width > total or min(len(before), len(after)) < FEW_GROUPS:
         return None
-    p0, p1 = float(won[before].sum()) / n0, float(won[after].sum()) / n1
-    pooled = (p0 * n0 + p1 * n1) / (n0 + n1)
-    return p0, p1, (p1 - p0) / (CLUSTERED * math.sqrt(max(pooled * (1 - pooled), 1e-4) * (1 / n0 + 1 / n1)))
+    rest = np.concatenate([before - before.mean(), after - after.mean()])
+    noise = _noise(np.concatenate([before, after]), rest, len(rest) - 2)
+    change = float(after.mean() - before.mean())
+    return float(before.mean()), float(after.mean()), change / math.sqrt(noise * (1 / len(before) + 1 / len(after)))
 
 
-def _trend(won: Floats, played: Floats) -> tuple[float, float, float] | None:
-    """The same of the ends of a straight line through success by step."""
-    total = float(played.sum())
-    if total < 24:
+def _trend(places: Places, values: Floats, total: int) -> Change | None:
+    """Along a straight line through all groups."""
+    at = places - places.mean()
+    spread = float(at @ at)
+    if len(values) < 2 * FEW_GROUPS or spread == 0:
         return None
-    at = np.arange(len(won), dtype=np.float64)
-    centre, level = float(at @ played) / total, float(won.sum()) / total
-    spread = float(((at - centre) ** 2) @ played)
-    if spread == 0 or not 0 < level < 1:
-        return None
-    slope = float((at - centre) @ (won - level * played)) / spread
-    first, final = (min(1.0, max(0.0, level + slope * (end - centre))) for end in (0.0, len(won) - 1.0))
-    return first, final, slope / (CLUSTERED * math.sqrt(level * (1 - level) / spread))
+    level, slope = float(values.mean()), float(at @ values) / spread
+    noise = _noise(values, values - level - slope * at, len(values) - 2)
+    first, final = (min(1.0, max(0.0, level + slope * (end - places.mean()))) for end in (0.0, total - 1.0))
+    return first, final, slope / math.sqrt(noise / spread)
 
 
-def _by_kind(seen: Evidence) -> tuple[dict[str, Floats], dict[str, Floats]]:
+def _by_kind(seen: Evidence) -> dict[str, tuple[Places, Floats]]:
+    """By kind and domain, of each group the place of its step and its success; without a store of each step."""
     place_of = {step: place for place, step in enumerate(seen.steps.tolist())}
-    won: defaultdict[str, Floats] = defaultdict(lambda: np.zeros(len(seen.steps)))
-    played: defaultdict[str, Floats] = defaultdict(lambda: np.zeros(len(seen.steps)))
+    groups: defaultdict[tuple[str, int, int], list[bool]] = defaultdict(list)
     several = len({e.domain for e in seen.episodes or ()}) > 1
     for e in seen.episodes or ():
         if e.scored and e.step in place_of:
-            kinds = {e.kind, e.domain if several else "-"} - {"-"}
-            for kind in kinds:
-                won[kind][place_of[e.step]] += e.success
-                played[kind][place_of[e.step]] += 1
+            for kind in {e.kind, e.domain if several else "-"} - {"-"}:
+                groups[kind, place_of[e.step], e.ordinal].append(e.success)
+    found: defaultdict[str, list[tuple[int, float]]] = defaultdict(list)
+    for (kind, place, _), won in groups.items():
+        found[kind].append((place, sum(won) / len(won)))
     if not seen.episodes:
-        episodes = np.nan_to_num(seen.of("episodes"), nan=0.0) / max(1, len(seen.domains))
-        for name, values in seen.domains.items():
-            played[name] = np.where(np.isfinite(values), episodes, 0.0)
-            won[name] = np.nan_to_num(values) * played[name]
-    return dict(won), dict(played)
+        for name, by_step in seen.domains.items():
+            found[name] = [(place, value) for place, value in enumerate(by_step.tolist()) if math.isfinite(value)]
+    return {
+        kind: (np.array([place for place, _ in pairs]), np.array([value for _, value in pairs]))
+        for kind, pairs in found.items()
+        if pairs
+    }
 
 
 def variety(seen: Evidence) -> Floats:
@@ -763,7 +774,7 @@ def agreeing_groups(seen: Evidence) -> Symptom | None:
     success = seen.of("success")
     if right >= 0.5 and mean(ending(success)) - mean(beginning(success)) >= GAIN and mean(ending(success)) >= 0.8:
         return None  # learned
-    place = _agreeing_from(agree, count)
+    place = _agreeing_from(agree, count, 24 if seen.live else 12)
     if place is None:
         return None
     step, share = began(seen, place), mean(same[place:])
@@ -783,16 +794,16 @@ def agreeing_groups(seen: Evidence) -> Symptom | None:
     )
 
 
-def _agreeing_from(agree: Floats, count: Floats) -> int | None:
+def _agreeing_from(agree: Floats, count: Floats, least: int) -> int | None:
     """The first place from which so many groups agree to the end that chance is no explanation; None: nowhere.
 
-    Nothing else but that all agree from the beginning on; that they do so far more often than before; or that a
+    Of ``least`` groups or more: that all agree from the beginning on; that they do so far more often than before; or that a
     difference is too rare to learn from, whatever was before.
     """
     total, same = np.cumsum(count[::-1])[::-1], np.cumsum(agree[::-1])[::-1]
     for place in range(len(count)):
         n, k = float(total[place]), float(same[place])
-        if n < 12 or len(count) - place < 3:
+        if n < least or len(count) - place < 3:
             return None
         if k / n < 0.95:
             continue

@@ -1,4 +1,5 @@
-"""A run that the real trainer makes while its tools fail: the cause is named first, training said so when it happened, and the trajectory that is named can be looked at.
+"""A run that the real trainer makes while its tools fail: the cause is named first, training said so when it happened,
+and the trajectory that is named can be looked at.
 
 One run of one cause; all others are made by ``python -m tools.bench.diagnose``, whose results are in
 docs/benchmarks/diagnosis.md.
