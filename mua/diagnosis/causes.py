@@ -797,8 +797,8 @@ def agreeing_groups(seen: Evidence) -> Symptom | None:
 def _agreeing_from(agree: Floats, count: Floats, least: int) -> int | None:
     """The first place from which so many groups agree to the end that chance is no explanation; None: nowhere.
 
-    Of ``least`` groups or more: that all agree from the beginning on; that they do so far more often than before; or that a
-    difference is too rare to learn from, whatever was before.
+    Of ``least`` groups or more: that all agree from the beginning on; that they do so far more often than before; or
+    that a difference is too rare to learn from, whatever was before.
     """
     total, same = np.cumsum(count[::-1])[::-1], np.cumsum(agree[::-1])[::-1]
     for place in range(len(count)):
