@@ -11,7 +11,7 @@ READY := $(VENV)/.ready
 COMPILE = $(PYTHON) -m uv pip compile --quiet --python-version 3.12 --python-platform x86_64-manylinux_2_35 \
   --no-header --no-annotate --no-emit-index-url
 GPU_INPUTS := setup.py constraints/gpu-py312-cu-source.txt --no-emit-package transformer-engine-torch \
-  --extra gpu --extra dev --extra tools --extra parquet --extra postgres
+  --extra gpu --extra dev --extra docs --extra tools --extra parquet --extra postgres
 # PyTorch's CPU build of the same version needs none of them.
 CUDA_OF_TORCH := cuda-bindings cuda-toolkit nvidia-cudnn-cu13 nvidia-cusparselt-cu13 nvidia-nccl-cu13 nvidia-nvshmem-cu13
 UPGRADE ?=
@@ -19,7 +19,7 @@ SHARED := -n 3 --dist loadscope --no-loadscope-reorder
 # Or every process of the tests compiles the project again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo test test-slow test-grid test-slurm mutants lint fuzz docs goldens tables bench lock check-gpu-pins
+.PHONY: help setup demo test test-slow test-grid test-slurm mutants lint fuzz docs site goldens tables bench lock check-gpu-pins
 
 help: ## List what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -31,7 +31,7 @@ $(READY): setup.py tools/setup.sh constraints/cpu-py312.txt constraints/cpu-py31
 	@touch $@
 
 demo: $(READY) ## Train a tiny policy and show what it learned (SEEDS="1 2 3" for several, CONTROLS=1 for controls)
-	@PYTHONWARNINGS=ignore $(PYTHON) -m tools.demo --seeds $(SEEDS) $(if $(CONTROLS),--controls)
+	@PYTHONWARNINGS=ignore $(PYTHON) -m mua.cli demo --seeds '$(SEEDS)' $(if $(CONTROLS),--controls)
 
 test: $(READY) ## Run the tests, without the slow ones
 	@$(PYTHON) -m pytest $(SHARED)
@@ -48,19 +48,24 @@ test-slurm: $(READY) ## Start a Slurm of two nodes here, run its tests, stop it 
 mutants: $(READY) ## Plant faults in a copy of the tree, one at a time; some test must notice each (about five minutes)
 	@$(PYTHON) tools/mutants.py
 
-lint: $(READY) ## Check style, format and types
+lint: $(READY) ## Check style, format, types and the documentation's links
 	@$(PYTHON) -m ruff check
 	@$(PYTHON) -m ruff format --check
 	@$(PYTHON) -m mypy
+	@$(MAKE) --no-print-directory site
 
 fuzz: $(READY) ## Damage files and texts by the thousand: each must be refused in a clear line (FUZZ="--only traces")
 	@$(PYTHON) -m tools.fuzz $(FUZZ)
 
-docs: $(READY) ## Write docs/configuration.md from the schema, the recipes' plans into docs/planning.md
+site: $(READY) ## Build the documentation as a site in build/site; a broken link or anchor is an error
+	@NO_MKDOCS_2_WARNING=1 $(PYTHON) -m mkdocs build --strict
+
+docs: $(READY) ## Write the generated pages: configuration and commands from the code, the recipes' plans into planning.md
 	@$(PYTHON) -m mua.cli config docs > docs/configuration.md.new
 	@mv docs/configuration.md.new docs/configuration.md
 	@$(PYTHON) -m mua.cli metrics docs > docs/metrics.md.new
 	@mv docs/metrics.md.new docs/metrics.md
+	@$(PYTHON) -m tools.commands_page
 	@PYTHONWARNINGS=ignore $(PYTHON) -m tools.planning_page
 
 goldens: $(READY) ## Write what each recipe becomes on a GPU into tests/data/golden, and what differs without TE into docs
@@ -76,8 +81,8 @@ bench: $(READY) ## Measure the stages of one training step on this machine
 
 lock: $(READY) ## Write constraints/ from setup.py; versions that are pinned already stay (UPGRADE=-U renews all)
 	@$(COMPILE) $(GPU_INPUTS) $(UPGRADE) -o constraints/gpu-py312-cu.txt >/dev/null
-	@$(COMPILE) setup.py --extra cpu --extra dev --extra tools --extra parquet --extra postgres -c constraints/gpu-py312-cu.txt $(UPGRADE) \
-	  --excludes <(printf '%s\n' $(CUDA_OF_TORCH)) -o constraints/cpu-py312.txt >/dev/null
+	@$(COMPILE) setup.py --extra cpu --extra dev --extra docs --extra tools --extra parquet --extra postgres \
+	  -c constraints/gpu-py312-cu.txt $(UPGRADE) --excludes <(printf '%s\n' $(CUDA_OF_TORCH)) -o constraints/cpu-py312.txt >/dev/null
 	@grep -E '^(sglang|xgrammar)==' constraints/gpu-py312-cu.txt > constraints/cpu-py312-nodeps.txt
 
 check-gpu-pins: $(READY) ## Prove that the pins for Python 3.12 with CUDA resolve (seconds; installs nothing)

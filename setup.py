@@ -1,11 +1,15 @@
 """Packaging. The ranges here say what is needed; the versions that were run together are in ``constraints/``."""
 
 import re
+import shutil
 from pathlib import Path
 
 from setuptools import find_namespace_packages, setup
+from setuptools.command.build_py import build_py
 
 ROOT = Path(__file__).parent
+SHIPPED = ("configs", "slurm", "constraints", "tools/base")
+"""The wheel has these folders in ``mua/_shipped``, see ``mua/shipped.py``."""
 VERSION = re.search(r'^__version__ = "(.+)"$', (ROOT / "mua/__init__.py").read_text(encoding="utf-8"), re.MULTILINE)
 assert VERSION is not None
 
@@ -21,6 +25,7 @@ CORE = [
     "numpy>=2.0",
     "openai>=2.0",
     "orjson>=3.10",
+    "packaging>=24.0",
     "psutil>=6.0",
     "pybase64>=1.4",
     "pydantic>=2.11",
@@ -104,11 +109,44 @@ DEV = [
     "uv>=0.7",
 ]
 
+# The site of docs/, built by `make site`.
+DOCS = [
+    "mkdocs>=1.6",
+    "mkdocs-material>=9.5",
+]
+
+
+class BuildWithFiles(build_py):
+    """What setuptools builds, and the folders of a checkout that are no packages."""
+
+    def run(self) -> None:
+        super().run()
+        if not self.editable_mode:  # which runs from the checkout
+            for folder in SHIPPED:
+                target = Path(self.build_lib, "mua/_shipped", folder)
+                shutil.rmtree(target, ignore_errors=True)
+                shutil.copytree(ROOT / folder, target)
+
+
 setup(
     name="mua",
     version=VERSION.group(1),
     description="Reinforcement learning of multi-turn agents that use tools and talk with users",
+    long_description=(ROOT / "README.md").read_text(encoding="utf-8"),
+    long_description_content_type="text/markdown",
     license="Apache-2.0",
+    classifiers=[
+        "Development Status :: 3 - Alpha",
+        "Environment :: Console",
+        "Intended Audience :: Science/Research",
+        "Operating System :: POSIX :: Linux",
+        "Programming Language :: Python :: 3 :: Only",
+        "Programming Language :: Python :: 3.12",
+        "Topic :: Scientific/Engineering :: Artificial Intelligence",
+        "Typing :: Typed",
+    ],
+    keywords="reinforcement learning, language models, agents, tool use, Megatron, SGLang",
+    cmdclass={"build_py": BuildWithFiles},
     packages=find_namespace_packages(
         include=["mua", "mua.*", "megatron_bridge", "megatron_bridge.*", "environments", "environments.*", "workbench"],
         exclude=["*.__pycache__", "*.__pycache__.*"],
@@ -116,7 +154,20 @@ setup(
     # Namespace discovery takes every folder as a package, so templates, policies and task files travel with the code
     # that reads them. A folder with a dot in its name, as the .dist-info of the engine's CPU stand-in, needs naming.
     package_data={
-        "": ["*.jinja", "*.jinja2", "*.md", "*.txt", "*.json", "*.jsonl", "*.jsonl.gz", "*.json.gz", "*.npz", "*.yaml"],
+        "": [
+            "py.typed",
+            "*.pyi",
+            "*.jinja",
+            "*.jinja2",
+            "*.md",
+            "*.txt",
+            "*.json",
+            "*.jsonl",
+            "*.jsonl.gz",
+            "*.json.gz",
+            "*.npz",
+            "*.yaml",
+        ],
         "mua.view": ["static/*.js", "static/*.css", "static/vendor/*"],
         "mua.compat": ["**/*.dist-info/*"],
     },
@@ -129,6 +180,7 @@ setup(
         "parquet": ["pyarrow>=15"],
         "postgres": ["psycopg[binary]>=3.2"],
         "dev": DEV,
+        "docs": DOCS,
     },
     entry_points={"console_scripts": ["mua = mua.cli:main"]},
 )

@@ -8,7 +8,7 @@ One declarative table a model family (``megatron_bridge/families``) gives both d
     TransformerConfig(**architecture, ...), GPTModel(..., **gpt)
     load_hf(chunks, folder)                                                                # convert.py
     save_hf(chunks, out, source=folder)                                                    # save.py
-    Resharder(plan_model(chunks), feeders, limit).assemble(index)  # a bucket of tensors    # reshard.py
+    Resharder(plan_model(chunks), roots, limit).assemble(index)  # a bucket of tensors    # reshard.py
     verify_hf_folder(out)                                                                  # hf_folder.py
 
 No module of this package imports Megatron-Core, and this one imports nothing.

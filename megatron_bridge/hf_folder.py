@@ -10,7 +10,7 @@ import json
 import re
 import shutil
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -81,13 +81,19 @@ def main_dtype(specs: Sequence[TensorSpec]) -> torch.dtype:
     return sizes.most_common(1)[0][0]
 
 
-def copy_other_files(source: Path, folder: Path, dtype: torch.dtype | None) -> None:
-    """Every file of ``source`` that holds no weights, byte for byte; config.json names ``dtype``, if one is given."""
+def copy_other_files(
+    source: Path, folder: Path, dtype: torch.dtype | None, texts: Mapping[str, str] | None = None
+) -> None:
+    """Every file of ``source`` that holds no weights, byte for byte; config.json names ``dtype``, if one is given.
+
+    ``texts`` are files by name that stand in ``folder`` instead of those of the source.
+    """
+    texts = texts or {}
     if not (source / "config.json").is_file():
         raise BridgeError(f"{source} has no config.json to copy; give a Hugging Face model folder")
     for path in sorted(source.iterdir()):
         skipped = path.name.startswith(".") or path.name.endswith(_WEIGHT_SUFFIXES) or path.name == CHECKSUMS
-        if skipped or path.is_dir():
+        if skipped or path.name in texts or path.is_dir():
             continue
         try:
             descriptor = open_regular(path)
@@ -103,6 +109,8 @@ def copy_other_files(source: Path, folder: Path, dtype: torch.dtype | None) -> N
                 if key in ("dtype", "torch_dtype") and found not in (None, name):
                     raise BridgeError(f"config.json: {key}={found!r} cannot be set to {name!r}")
             written.write(text.encode())
+    for name, text in texts.items():
+        (folder / name).write_text(text, encoding="utf-8")
 
 
 def write_checksums(folder: Path, digests: dict[str, str], headers: dict[str, int]) -> None:

@@ -1,19 +1,19 @@
 """From the trainer's layout into what engines take, on the ranks that hand it to them, bucket by bucket.
 
-    every rank of the plan's group: its shards        feeder ranks: one bucket at a time
-    holder of shard i ──── the pieces this feeder lacks, packed: one message ────► bucket[start:end]
-    feeder itself     ──── what it holds, copied in memory ──────────────────────► bucket[start:end]
+    every rank of the plan's group: its shards        root ranks: one bucket at a time
+    holder of shard i ──── the pieces this root lacks, packed: one message ────► bucket[start:end]
+    root itself     ──── what it holds, copied in memory ──────────────────────► bucket[start:end]
 
-A *feeder* is a rank that hands weights on: to the engine ranks of its GPU, or to a broadcast. What it gets is a
-:class:`Target`: whole Hugging Face tensors, or the slices that one rank of an engine holds, in which case feeders of
+A *root rank* is a rank that hands weights on: to the engine ranks of its GPU, or to a broadcast. What it gets is a
+:class:`Target`: whole Hugging Face tensors, or the slices that one rank of an engine holds, in which case roots of
 different engine ranks get different *variants* of the same buckets. Which piece of which shard goes where is read off
-the same block copies that load and save a checkpoint, once, and kept. A rank sends only what a feeder lacks, straight
-to it; there is no gather over the group, so a rank that is no feeder never holds more than its shards and one message
-for each feeder, and a feeder never more than its shards, the buckets it still keeps, and what it receives for one.
+the same block copies that load and save a checkpoint, once, and kept. A rank sends only what a root lacks, straight
+to it; there is no gather over the group, so a rank that is no root never holds more than its shards and one message
+for each root, and a root never more than its shards, the buckets it still keeps, and what it receives for one.
 
 Every rank derives the same routes in the same order and posts all sends and receives of a bucket at once
 (``batch_isend_irecv``), so no rank can wait for a message that its sender has not been told to send. Groups that each
-hold the whole model (data-parallel replicas) work for themselves and serve their own feeders.
+hold the whole model (data-parallel replicas) work for themselves and serve their own roots.
 
 The tensors of a bucket come from all pipeline stages alike, so that the links of all stages carry each of them.
 """
@@ -109,7 +109,7 @@ def _fill(specs: list[TensorSpec], alignment: int) -> BucketLayout:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What feeders get: tensors of the same names and shapes, in one variant or several."""
+    """What roots get: tensors of the same names and shapes, in one variant or several."""
 
     specs: tuple[TensorSpec, ...]
     """A name may come several times: as bands of rows, told apart by ``row``."""
@@ -177,7 +177,7 @@ class Traffic:
     received: int = 0
     """From other ranks; the sum over all ranks is what was moved."""
     needed: int = 0
-    """What this rank, as a feeder, had to get from others: the bytes of its target less those of its own shards."""
+    """What this rank, as a root, had to get from others: the bytes of its target less those of its own shards."""
     peak: int = 0
     """Largest sum of one bucket's buffers and the messages alive beside them."""
 
@@ -215,9 +215,9 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """Pieces of one shard for one feeder, from one of the ranks that hold it."""
+    """Pieces of one shard for one root, from one of the ranks that hold it."""
 
-    feeder: int
+    root: int
     source: int
     pieces: list[Piece]
 
@@ -243,17 +243,17 @@ class Holders:
             raise BridgeError(f"no rank holds shard {shard} of {name}")
         return tuple(ranks)
 
-    def choose(self, ranks: tuple[int, ...], feeder: int, turn: int) -> int:
-        """The feeder itself if it is among ``ranks``, else one of its machine, else any; ``turn`` spreads the work."""
-        if feeder in ranks:
-            return feeder
-        key = ranks, self.nodes[feeder]
+    def choose(self, ranks: tuple[int, ...], root: int, turn: int) -> int:
+        """The root itself if it is among ``ranks``, else one of its machine, else any; ``turn`` spreads the work."""
+        if root in ranks:
+            return root
+        key = ranks, self.nodes[root]
         if key not in self._near:
-            self._near[key] = tuple(rank for rank in ranks if self.nodes[rank] == self.nodes[feeder]) or ranks
+            self._near[key] = tuple(rank for rank in ranks if self.nodes[rank] == self.nodes[root]) or ranks
         return self._near[key][turn % len(self._near[key])]
 
     def period(self, ranks: tuple[int, ...]) -> int:
-        """After so many turns :meth:`choose` begins anew, whoever the feeder is."""
+        """After so many turns :meth:`choose` begins anew, whoever the root is."""
         nodes = [self.nodes[rank] for rank in ranks]
         return math.lcm(len(ranks), *(nodes.count(node) for node in set(nodes)))
 
@@ -263,7 +263,7 @@ class Routes:
 
     Args:
         parameters: of the whole model, the same on every rank.
-        target, buckets: what feeders get; see :func:`bucket_layouts`.
+        target, buckets: what roots get; see :func:`bucket_layouts`.
     """
 
     def __init__(self, parameters: Sequence[PlannedParameter], target: Target, buckets: Sequence[BucketLayout]) -> None:
@@ -273,17 +273,17 @@ class Routes:
         self._pieces: dict[tuple[str, int, int], list[Piece]] = {}
         self._last: tuple[str, int, list[BlockCopy]] = ("", 0, [])
 
-    def plan(self, feeders: Mapping[int, Sequence[int]], holders: Holders, only: int | None = None) -> Iterator[Route]:
-        """All routes to ``feeders`` (the variants each gets), or those that rank ``only`` takes part in."""
+    def plan(self, roots: Mapping[int, Sequence[int]], holders: Holders, only: int | None = None) -> Iterator[Route]:
+        """All routes to ``roots`` (the variants each gets), or those that rank ``only`` takes part in."""
         for number, parameter, shard in self.shards():
             ranks = holders.of(parameter.name, shard)
-            for turn, (feeder, variants) in enumerate(feeders.items()):
-                source = holders.choose(ranks, feeder, number + turn)
-                if only is not None and only not in (feeder, source):
+            for turn, (root, variants) in enumerate(roots.items()):
+                source = holders.choose(ranks, root, number + turn)
+                if only is not None and only not in (root, source):
                     continue
                 pieces = [piece for variant in variants for piece in self.pieces(parameter, shard, variant)]
                 if pieces:
-                    yield Route(feeder, source, pieces)
+                    yield Route(root, source, pieces)
 
     def shards(self) -> Iterator[tuple[int, PlannedParameter, int]]:
         """Every shard of every parameter, and the parameter's turn."""
@@ -360,27 +360,27 @@ def _by_turns(queues: list[list[TensorSpec]]) -> Iterator[TensorSpec]:
 
 
 _Pair = tuple[int, int]
-"""Global ranks of a feeder and of the rank it gets pieces from."""
+"""Global ranks of a root and of the rank it gets pieces from."""
 
 
 class Resharder:
-    """The plan of slices from one layout to some feeder ranks. Build it once; it follows the parameters' values.
+    """The plan of slices from one layout to some root ranks. Build it once; it follows the parameters' values.
 
     Building is collective over ``plan.group``, and so is :meth:`assemble`: all its ranks take the buckets in order.
 
     Args:
-        feeders: global ranks that get something, and which variants of the target; those outside ``plan.group`` are
+        roots: global ranks that get something, and which variants of the target; those outside ``plan.group`` are
             other groups' concern.
         limit: upper bound of one bucket, in bytes.
         target: what they get; by default whole Hugging Face tensors, one variant.
-        node: number of this rank's machine; a feeder prefers senders of its own.
+        node: number of this rank's machine; a root prefers senders of its own.
         alignment, together, by_turns: see :func:`bucket_layouts`.
     """
 
     def __init__(
         self,
         plan: ModelPlan,
-        feeders: Mapping[int, Sequence[int]],
+        roots: Mapping[int, Sequence[int]],
         limit: int,
         *,
         target: Target | None = None,
@@ -396,14 +396,14 @@ class Resharder:
             plan.parameters, target, limit, alignment=alignment, together=together, by_turns=by_turns
         )
         ranks = distributed.get_process_group_ranks(plan.group)
-        self._variants = tuple(feeders.get(self._rank, ()))
+        self._variants = tuple(roots.get(self._rank, ()))
         self._filled = {variant: target.filled(variant) for variant in self._variants}
         holders = Holders(dict(zip(ranks, gathered((node, plan.shard), plan.group), strict=True)))
         self._pieces: list[dict[_Pair, list[Piece]]] = [defaultdict(list) for _ in self.buckets]
-        own = {rank: variants for rank, variants in feeders.items() if rank in ranks}
+        own = {rank: variants for rank, variants in roots.items() if rank in ranks}
         for route in Routes(plan.parameters, target, self.buckets).plan(own, holders, self._rank):
             for piece in route.pieces:
-                self._pieces[piece.bucket][route.feeder, route.source].append(piece)
+                self._pieces[piece.bucket][route.root, route.source].append(piece)
         for bucket in self._pieces:
             for pieces in bucket.values():  # wide elements first: no message needs padding
                 pieces.sort(key=lambda piece: -piece.parameter.dtype.itemsize)
@@ -418,25 +418,25 @@ class Resharder:
 
     @property
     def held(self) -> list[int]:
-        """Of every bucket the bytes that this rank, as a feeder, holds itself."""
+        """Of every bucket the bytes that this rank, as a root, holds itself."""
         return [_size(pieces.get((self._rank, self._rank), [])) for pieces in self._pieces]
 
     @torch.no_grad()
     def assemble(
-        self, index: int, allocate: Callable[[int, int], Tensor] | None = None, feeders: Sequence[int] | None = None
+        self, index: int, allocate: Callable[[int, int], Tensor] | None = None, roots: Sequence[int] | None = None
     ) -> dict[int, Tensor]:
         """Bucket ``index`` with the parameters' current values; collective over the plan's group.
 
         Args:
             allocate: gives, for a variant, a uint8 buffer of at least so many bytes on the plan's device; by default a
                 fresh one.
-            feeders: those of the resharder's that get it this time; None: all.
+            roots: those of the resharder's that get it this time; None: all.
 
         Returns:
             by variant of this rank the buffer, uint8 ``[nbytes]`` of the layout, gaps undefined; none on other ranks.
         """
         layout, rank = self.buckets[index], self._rank
-        wanted = lambda feeder: feeders is None or feeder in feeders  # noqa: E731
+        wanted = lambda root: roots is None or root in roots  # noqa: E731
         routes = {pair: pieces for pair, pieces in self._pieces[index].items() if wanted(pair[0])}
         flats = {}
         for variant in self._variants if wanted(rank) else ():
@@ -474,10 +474,10 @@ class Resharder:
         self.traffic.peak = max(self.traffic.peak, alive)
 
     def _pack(self, outgoing: dict[_Pair, list[Piece]]) -> dict[int, Tensor]:
-        """A message for each feeder; feeders that lack the same pieces share one."""
+        """A message for each root; roots that lack the same pieces share one."""
         packed: dict[tuple[tuple[str, BlockCopy], ...], Tensor] = {}
         messages = {}
-        for (feeder, _), pieces in outgoing.items():
+        for (root, _), pieces in outgoing.items():
             key = tuple((piece.parameter.name, piece.block) for piece in pieces)
             if key not in packed:
                 packed[key] = message = self._fresh(_size(pieces))
@@ -486,7 +486,7 @@ class Resharder:
                     shard = self._plan.local[piece.parameter.name].detach()
                     piece.in_message(message, start).copy_(piece.in_shard(shard))
                     start += piece.nbytes
-            messages[feeder] = packed[key]
+            messages[root] = packed[key]
         return messages
 
     def _operation(self, kind: Callable[..., distributed.Work | None], message: Tensor, peer: int) -> distributed.P2POp:

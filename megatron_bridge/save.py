@@ -13,7 +13,7 @@ cycle of ranks that wait for each other.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -48,6 +48,7 @@ def save_hf(
     max_shard_bytes: int = DEFAULT_SHARD_BYTES,
     sync: bool = True,
     checksums: bool = True,
+    texts: Mapping[str, str] | None = None,
 ) -> None:
     """Export ``chunks`` into the folder ``out``; every rank of the job calls it, one replica writes.
 
@@ -56,6 +57,7 @@ def save_hf(
         sync: flush everything to the disk before the folder gets its name. Without it a crash of the machine, not of
             the process, may leave a damaged folder.
         checksums: leave the sidecar that :func:`megatron_bridge.hf_folder.verify_hf_folder` compares with.
+        texts: files by name that stand in ``out`` instead of those of ``source``.
 
     Raises:
         BridgeError: on every rank, if any failed. Nothing of the folder is left, an older one is as it was.
@@ -64,13 +66,21 @@ def save_hf(
     failure: Exception | None = None
     if 0 in distributed.get_process_group_ranks(plan.group):
         try:
-            _save(plan, out, source, max_shard_bytes, sync, checksums)
+            _save(plan, out, source, max_shard_bytes, sync, checksums, texts)
         except Exception as error:  # raised below, once the other replicas have been told
             failure = error
     raise_together(failure)
 
 
-def _save(plan: ModelPlan, out: Path, source: Path, max_shard_bytes: int, sync: bool, checksums: bool) -> None:
+def _save(
+    plan: ModelPlan,
+    out: Path,
+    source: Path,
+    max_shard_bytes: int,
+    sync: bool,
+    checksums: bool,
+    texts: Mapping[str, str] | None,
+) -> None:
     specs, leads, errors = plan.tensors(), distributed.get_rank() == 0, _Errors(plan.group, out)
     folder = hidden_folder(out)
     exported = [p for p in plan.parameters if not p.tied_copy]
@@ -84,7 +94,7 @@ def _save(plan: ModelPlan, out: Path, source: Path, max_shard_bytes: int, sync: 
                 if turn is leads:
                     if leads:
                         stack.enter_context(staged_folder(out))
-                        copy_other_files(source, folder, main_dtype(specs))
+                        copy_other_files(source, folder, main_dtype(specs), texts)
                     writer = SafetensorsWriter(
                         folder, specs, max_shard_bytes, create=leads, only=own, checksums=checksums
                     )

@@ -11,6 +11,7 @@ import errno
 import functools
 import json
 import os
+import re
 import shlex
 import sys
 from collections.abc import Callable, Iterator
@@ -23,6 +24,8 @@ import mua
 from mua.config.load import dump_config, load_config, read_config
 from mua.config.schema import ExperimentConfig
 from mua.errors import INTERRUPTED, MISTAKE, PASSING, ConfigError, MuaError, Preempted, exit_status
+from mua.missing_package import advice
+from mua.observe.logs import logging_to
 from mua.observe.output import CONFIG_FILE, output_of, prepare_output
 from mua.trainer.preempt import Preemption
 
@@ -38,7 +41,7 @@ def option(flag: str, help: str) -> Any:
     return typer.Option(flag, help=help)
 
 
-ConfigFile = Annotated[Path, argument("CONFIG", "configuration file (YAML)")]
+ConfigFile = Annotated[Path, argument("CONFIG", "configuration file (YAML), or a recipe's name: mua recipes")]
 Overrides = Annotated[
     list[str] | None,
     argument("KEY=VALUE", "overrides, such as trainer.steps=10"),
@@ -82,7 +85,7 @@ def readable(error: BaseException) -> Iterator[str]:
     """The lines that tell a person what to fix; none for a fault of the program.
 
     Readable are the project's own errors, errors of the operating system that name a file or say that a disk is full
-    or closed to us, and groups (of concurrent tasks) that hold nothing else.
+    or closed to us, missing packages of an extra, and groups (of concurrent tasks) that hold nothing else.
     """
     bridge = sys.modules.get("megatron_bridge.plain_files")  # loaded whenever one of its errors can have been raised
     if isinstance(error, MuaError) or (bridge and isinstance(error, bridge.BridgeError)):
@@ -90,6 +93,8 @@ def readable(error: BaseException) -> Iterator[str]:
     elif isinstance(error, OSError) and (error.filename is not None or error.errno in _DISK):
         name = f"{os.fsdecode(error.filename)}: " if isinstance(error.filename, str | bytes | os.PathLike) else ""
         yield f"{name}{error.strerror} (MUA_TRACEBACK=1 shows where)"
+    elif isinstance(error, ModuleNotFoundError) and (line := advice(error)):
+        yield line
     elif isinstance(error, BaseExceptionGroup):
         lines = [list(readable(inner)) for inner in error.exceptions]
         if all(lines):
@@ -155,7 +160,7 @@ def _run(config: ExperimentConfig, record: str) -> Iterator[ExperimentConfig]:
 
     It is recorded in the output folder, which proves that writable before anything starts.
     """
-    with output_of(config):
+    with output_of(config), logging_to(config.output, sys.argv[1] if len(sys.argv) > 1 else "run"):
         if config.model.shrink:
             from workbench.shrink import prepare_shrunk
 
@@ -237,6 +242,57 @@ def sft(config: ConfigFile, overrides: Overrides = None, check: OnlyCheck = Fals
         import mua.trainer.sft
 
         mua.trainer.sft.fine_tune(loaded, preemption)
+
+
+@command(app)
+def demo(
+    overrides: Overrides = None,
+    seeds: Annotated[str, option("--seeds", "one run for each, such as 1,2,3")] = "1",
+    controls: Annotated[bool, option("--controls", "also train the two control policies")] = False,
+) -> None:
+    """Train a tiny policy in the current folder and show what it learned: some minutes on two cores."""
+    try:
+        numbers = [int(seed) for seed in re.split(r"[,\s]+", seeds.strip())]
+    except ValueError:
+        raise ConfigError(f"--seeds: {seeds!r} are not whole numbers, such as 1,2,3") from None
+    import workbench.demo
+
+    workbench.demo.demonstrate(numbers, overrides or (), controls=controls)
+
+
+@command(app)
+def recipes(
+    name: Annotated[str | None, argument("NAME", "print this one's file")] = None,
+    as_json: Annotated[bool, option("--json", "print JSON")] = False,
+) -> None:
+    """List the recipes, whose names stand wherever CONFIG is asked for."""
+    import mua.config.recipes as listing
+
+    if name is not None:
+        print(listing.config_file(Path(name)).read_text(encoding="utf-8"), end="")
+        return
+    found = listing.recipes()
+    if as_json:
+        print(json.dumps([{"name": one.name, "about": one.about, "file": str(one.path)} for one in found], indent=2))
+        return
+    for one in found:
+        print(f"{one.name:<22} {one.about}")
+
+
+@command(app)
+def files(
+    name: Annotated[
+        str | None, argument("NAME", "print where this one lies, such as slurm/eval.sbatch; . is all")
+    ] = None,
+    as_json: Annotated[bool, option("--json", "print JSON")] = False,
+) -> None:
+    """List what the package brings beside code: recipes, job scripts, pins. With a name: where that lies."""
+    from mua.shipped import FOLDERS, shipped, shipped_files
+
+    if name is not None and name.rstrip("/") not in (".", *FOLDERS, *shipped_files()):
+        raise ConfigError(f"{name}: the package brings no such file; mua files lists those it does")
+    found = shipped_files() if name is None else [str(shipped(name))]
+    print(json.dumps(found, indent=2) if as_json else "\n".join(found))
 
 
 @command(app, "eval")
@@ -545,8 +601,20 @@ def env_play(
     seed: Annotated[int, option("--seed", "picks the task and the user's wording")] = 0,
     role: Annotated[Literal["agent", "user"], option("--as", "whom you play")] = "agent",
     data: Annotated[Path | None, option("--data", "folder with official data (environment.data)")] = None,
+    policy: Annotated[
+        str | None,
+        option("--policy", "with --as user: a checkpoint, a model folder, a URL, or mua serve's address file"),
+    ] = None,
+    model: Annotated[str | None, option("--model", "what the endpoint of --policy calls the model")] = None,
 ) -> None:
     """Be the agent, or the user, of one task in the terminal; ends with the verdict and the difference."""
+    if policy is not None:
+        if role != "user":
+            raise ConfigError("--policy: a policy plays the agent; add --as user")
+        import workbench.play_policy
+
+        workbench.play_policy.play_policy(name, data, policy, model, task, split, seed)
+        return
     import workbench.play
     from mua.config.schema import EnvironmentConfig
 

@@ -9,6 +9,7 @@ from importlib import metadata
 from pathlib import Path
 
 import mua
+from mua.shipped import INSIDE
 from mua.types import Json
 
 ROOT = Path(mua.__file__).parents[1]
@@ -38,7 +39,7 @@ def code_digest(root: Path = ROOT) -> str:
     found = hashlib.sha256()
     for folder in _CODE:
         for path in sorted((root / folder).rglob("*")):
-            if path.suffix in _SUFFIXES and path.is_file():
+            if path.suffix in _SUFFIXES and path.is_file() and not path.is_relative_to(INSIDE):
                 found.update(f"{path.relative_to(root).as_posix()}\0".encode())
                 found.update(hashlib.sha256(path.read_bytes()).digest())
     return found.hexdigest()[:16]

@@ -22,6 +22,8 @@ Float32Array: TypeAlias = npt.NDArray[np.float32]
 Float64Array: TypeAlias = npt.NDArray[np.float64]
 BoolArray: TypeAlias = npt.NDArray[np.bool_]
 Json: TypeAlias = dict[str, Any]
+EVALUATION_ORDINALS = 1 << 40
+"""Evaluation episodes get ordinals from here on, so that their seeds and sessions never meet training's."""
 
 
 class Provenance(IntEnum):

@@ -20,7 +20,9 @@ from pathlib import Path
 from mua.types import Json
 from tools import kit
 from tools.nothing import STATES, conversations
-from tools.tiny import build_policy, mua, say, write_conversations
+from tools.tiny import build_policy
+from workbench.commands import mua, say
+from workbench.demonstrate import write_conversations
 
 BASE = Path(__file__).parent / "base"
 CONFIG = "configs/demo-base.yaml"

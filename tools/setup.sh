@@ -120,7 +120,7 @@ else
 fi
 
 say "[3/4] pinned packages and mua itself"
-install -c constraints/cpu-py312.txt -e '.[cpu,tools,parquet,postgres,dev]'
+install -c constraints/cpu-py312.txt -e '.[cpu,tools,parquet,postgres,dev,docs]'
 
 say "[4/4] SGLang, without its CUDA dependencies"
 install --no-deps -r constraints/cpu-py312-nodeps.txt

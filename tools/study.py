@@ -31,7 +31,9 @@ from mua.observe.metrics_log import METRICS_FILE, read_metrics
 from mua.types import Json
 from tools import kit
 from tools.make_conversations import conversations
-from tools.tiny import build_policy, mua, say, write_conversations
+from tools.tiny import build_policy
+from workbench.commands import mua, say
+from workbench.demonstrate import write_conversations
 
 ROOT = Path("runs/studies")
 
@@ -295,7 +297,7 @@ def _kept(result: Json) -> Json:
 
 
 def _draw(study: Study, seeds: Sequence[int]) -> Iterator[Path]:
-    from tools.reward_curve import plot_reward_curve
+    from workbench.reward_curve import plot_reward_curve
 
     for name, stage in study.stages.items():
         if stage.kind == "rl":

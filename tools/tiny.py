@@ -1,11 +1,7 @@
-"""What demonstrations share: a tokenizer of a domain's own text, a small random policy, commands run as a person."""
+"""A tokenizer of a domain's own text, and a small random policy."""
 
 from __future__ import annotations
 
-import json
-import shlex
-import subprocess
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -61,22 +57,3 @@ def build_policy(
     ends = {"vocab_size": len(tokenizer), "eos_token_id": tokenizer.convert_tokens_to_ids("<|im_end|>")}
     policy = kit.random_qwen3(folder, seed, **(POLICY | dict(shape)), **ends)
     print(f"{sum(p.numel() for p in policy.parameters()):,} parameters, {len(tokenizer)} tokens in the vocabulary")
-
-
-def write_conversations(file: Path, conversations: Iterable[Sequence[Json]]) -> None:
-    """One JSON object per line, as ``sft.data`` reads it; what has been written is not held."""
-    with file.open("w", encoding="utf-8") as out:
-        out.writelines(json.dumps({"messages": messages}) + "\n" for messages in conversations)
-
-
-def say(text: str) -> None:
-    """A heading between commands."""
-    print(f"\n== {text}", flush=True)
-
-
-def mua(*arguments: str) -> None:
-    """Run one command of the project, as a person would; leave with its status if it fails."""
-    print("$ mua " + shlex.join(arguments), flush=True)
-    status = subprocess.run([sys.executable, "-m", "mua.cli", *arguments]).returncode
-    if status:
-        sys.exit(status)

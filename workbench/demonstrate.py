@@ -8,7 +8,8 @@ because they are played by the thousand.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import TypeAlias
 
 from mua.config.schema import EnvironmentConfig, RolloutConfig
@@ -161,3 +162,9 @@ def spoken_text(conversations: Sequence[Sequence[Json]]) -> Iterator[str]:
                 function = call["function"]
                 yield json.dumps({"name": function["name"], "arguments": json.loads(function["arguments"])})
             yield message["content"]
+
+
+def write_conversations(file: Path, conversations: Iterable[Sequence[Json]]) -> None:
+    """One JSON object per line, as ``sft.data`` reads it; what has been written is not held."""
+    with file.open("w", encoding="utf-8") as out:
+        out.writelines(json.dumps({"messages": messages}) + "\n" for messages in conversations)

@@ -10,8 +10,8 @@ import asyncio
 import difflib
 import json
 import sys
-from collections.abc import Sequence
-from typing import Literal, TextIO
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Literal, TextIO, TypeAlias
 
 from mua.config.schema import EnvironmentConfig
 from mua.environment.domain import Domain, moves_of
@@ -162,11 +162,20 @@ async def _played(selection: Selection, task: Task, seed: int, role: Role, termi
     return found
 
 
+Waited: TypeAlias = Callable[[Callable[[], Move | None]], Awaitable[Move | None]]
+
+
+async def _at_once(ask: Callable[[], Move | None]) -> Move | None:
+    return ask()
+
+
 class PersonUser:
     """A person as the user. Implements :class:`mua.environment.user.User` and ``ToolUser``."""
 
-    def __init__(self, terminal: Terminal) -> None:
+    def __init__(self, terminal: Terminal, waited: Waited = _at_once) -> None:
+        """``waited`` waits for what is asked of the person; by default nothing else goes on meanwhile."""
         self._terminal = terminal
+        self._waited = waited
         self._tools: UserTools | None = None
 
     def take_tools(self, tools: UserTools) -> None:
@@ -184,7 +193,7 @@ class PersonUser:
 
     async def _said(self) -> UserReply:
         schemas = self._tools.schemas() if self._tools is not None else ()
-        while (move := self._terminal.move("you", schemas)) is not None:
+        while (move := await self._waited(lambda: self._terminal.move("you", schemas))) is not None:
             if isinstance(move, str):
                 return UserReply(move, stop=STOP_SIGNAL in move)
             assert self._tools is not None, "no call gets through without schemas"

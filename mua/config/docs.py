@@ -31,7 +31,9 @@ schema, not the page.
 Mappings are merged key by key; lists and single values are replaced. `${NAME}` and `${NAME:-default}` inside string
 values are filled from the environment, and what is filled in stays a string: give numbers as an override
 (`trainer.steps=$STEPS`), where the shell fills and YAML reads them. Relative paths are relative to the working
-directory. `mua config show CONFIG.yaml` prints the result, secrets masked.
+directory; `${MUA_HERE}` is the folder of the file that it stands in. `mua config show CONFIG.yaml` prints the result,
+secrets masked. Wherever a file is asked for, also by `extends:`, the name of a recipe (`mua recipes` lists them) is
+one: `mua config show qwen3-8b-1x8`.
 
 Types are strict: an integer key takes no `1.0` and no `"1"`; a number key takes integers too. Scalars are read as YAML
 1.2 reads them: `1e-6` is a number, `true` and `false` are the only booleans. Unknown keys, keys set twice and

@@ -3,7 +3,8 @@
 Order, later wins: the files named by ``extends`` (first to last), the file itself, the overrides. Mappings are
 merged key by key; lists and scalars are replaced. ``${NAME}`` and ``${NAME:-default}`` in string values are filled
 from the environment, after merging, so that a value nobody uses asks for no variable. Relative paths in values stay
-relative to the working directory; only ``extends`` is relative to the file it stands in.
+relative to the working directory; only ``extends`` is relative to the file it stands in, and ``${MUA_HERE}`` is the
+folder of that file. Where a file is asked for, the bare name of a recipe is one too (:mod:`mua.config.recipes`).
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import yaml
 from pydantic import ValidationError
 
 from mua.config.messages import Problem, describe_errors, key_of_error
+from mua.config.recipes import config_file
 from mua.config.schema import ExperimentConfig, Section
 from mua.config.section import KeyPath
 from mua.config.tree import MAX_NAME, Tree, parse, parse_value, unusable_text
@@ -35,6 +37,7 @@ MAX_FILES = 100
 """Files that one configuration may read by ``extends``, each as often as it is named."""
 _LONGEST_NAME = 1000
 
+_HERE = "${MUA_HERE}"
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}|\$\{")
 
 AnySection = TypeVar("AnySection", bound=Section)
@@ -92,7 +95,7 @@ def read_config(
     Raises:
         ConfigError: a file cannot be read or is no YAML, or an override is none.
     """
-    tree, problems = _read(path, (), []), list[Problem]()
+    tree, problems = _read(config_file(path), (), []), list[Problem]()
     _override(tree, overrides)
     tree.data = _fill(tree.data, (), tree, problems)
     missing = [key for key, known in tree.filled.items() if not known]
@@ -183,6 +186,7 @@ def _read(path: Path, parents: tuple[Path, ...], files: list[Path]) -> Tree:
     if len(files) > MAX_FILES:
         raise ConfigError(f"{path}: extends: more than {MAX_FILES} files are read for one configuration")
     child = parse(text, str(path))
+    child.data = _placed(child.data, str(path.parent))
     tree = Tree({}, {(): child.places[()]})
     for base in _bases(path, child):
         tree.merge(_read(base, (*parents, real), files))
@@ -203,7 +207,16 @@ def _bases(path: Path, tree: Tree) -> list[Path]:
         problems.append(Problem(str(at), "extends", text))
     if problems:
         raise ConfigError("\n".join(map(str, problems)))
-    return [path.parent / name for name in names]
+    return [config_file(Path(name), path.parent) for name in names]
+
+
+def _placed(value: Any, folder: str) -> Any:
+    """``value`` with ``${MUA_HERE}`` in its strings replaced by the folder of the file they stand in."""
+    if isinstance(value, dict):
+        return {name: _placed(item, folder) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_placed(item, folder) for item in value]
+    return value.replace(_HERE, folder) if isinstance(value, str) else value
 
 
 def _fill(value: Any, key: KeyPath, tree: Tree, problems: list[Problem]) -> Any:

@@ -137,7 +137,7 @@ _SAME: dict[str, str] = {
     "slurm.nodes": "nnodes num_nodes actor_num_nodes n_nodes",
     "slurm.gpus_per_node": "n_gpus_per_node num_gpus_per_node actor_num_gpus_per_node gpus ngpus num_gpus",
     "slurm.time": "time_limit walltime",
-    "observe": "logging logger wandb use_wandb report_to mlflow use_tensorboard",
+    "observe": "logging logger use_wandb report_to use_tensorboard",
     "store": "database db sqlite",
 }  # fmt: skip
 """Names of other frameworks, or short ones, by the key they mean."""

@@ -163,7 +163,7 @@ class EngineConfig(Section):
     """How weights reach the engines; None: as ``placement`` needs it. colocated: a rank of each node hands its engines
     memory they share (shared memory on CPU, CUDA IPC handles on GPU). broadcast: trainer ranks and all engine ranks
     form process groups (gloo or NCCL), which takes engines with GPUs of their own."""
-    feeders: Positive = 2
+    broadcast_roots: Positive = 2
     """Trainer ranks that broadcast weights, each its share through a process group with all engine ranks."""
     load: Literal["auto", "slices", "tensors"] = "auto"
     """What a colocated engine rank is handed. slices: its own part of every parameter. tensors: whole Hugging Face
@@ -304,9 +304,10 @@ class SftConfig(Section):
     """Supervised fine-tuning."""
 
     data: Annotated[Path, Field(strict=False)] | None = None
-    """Conversations, one JSON object a line or one array of them: ``{"messages": [...], "tools": [...]}`` in OpenAI
-    form, or ``{"conversations": [...], "system": ..., "tools": ...}`` in ShareGPT form (LLaMA-Factory). Either this or
-    ``stored``."""
+    """Conversations: a file of JSON lines, one JSON array, either gzipped, Parquet or Arrow, or a folder of them, as
+    ``Dataset.save_to_disk`` writes it too. A record is in OpenAI form (``{"messages": [...], "tools": [...]}``), in
+    ShareGPT form (``{"conversations": [...], "system": ..., "tools": ...}``), a prompt and its completion, or an
+    instruction and its output (docs/sft.md). Either this or ``stored``."""
     stored: StoredDemonstrations | None = None
     """Episodes of a store to learn from instead, by the tokens that were sampled."""
     batch_size: Positive = 64
@@ -317,7 +318,7 @@ class SftConfig(Section):
     """What becomes of a conversation longer than model.max_length: an error, or left out and counted in the log. None
     is cut: a conversation without its end teaches to stop anywhere."""
     validation: Annotated[Path, Field(strict=False)] | Annotated[float, Field(gt=0, lt=1)] | None = None
-    """Conversations whose loss is measured and not trained on: a file like ``data``, or the share of ``data`` to hold
+    """Conversations whose loss is measured and not trained on: a place like ``data``, or the share of ``data`` to hold
     out, drawn by content and ``seed``, copies of a conversation together."""
     validate_every: Positive = 50
     """Steps between measurements of the validation loss; the last step always has one."""
@@ -426,7 +427,8 @@ class MlflowConfig(Section):
     experiment: str
     """Made where it is not there."""
     tracking_uri: str | None = None
-    """Server, ``file:`` folder or database; None: what ``MLFLOW_TRACKING_URI`` says."""
+    """Server, or a file such as ``sqlite:///runs/mlflow.db``, with texts and histograms in ``mlflow_artifacts`` beside
+    ``output``; None: what ``MLFLOW_TRACKING_URI`` says."""
     name: str | None = None
     """Of the run; None: ``name`` of the configuration."""
 

@@ -1,7 +1,7 @@
-"""Weights by broadcast: process groups of one trainer rank, a feeder, and every tensor-parallel rank of the engines.
+"""Weights by broadcast: process groups of one trainer rank, a root, and every tensor-parallel rank of the engines.
 
-    feeder a (rank 0 of its group) ── its buckets ──► engine 0: ranks 1, 2 · engine 1: ranks 3, 4 · ...
-    feeder b (rank 0 of its group) ── its buckets ──► the same engine ranks
+    root a (rank 0 of its group) ── its buckets ──► engine 0: ranks 1, 2 · engine 1: ranks 3, 4 · ...
+    root b (rank 0 of its group) ── its buckets ──► the same engine ranks
 
 The groups last while the engines do. When another set of engines is to be filled (one was restarted, has joined or
 left, or only a restarted one waits for weights) they are left and formed anew.
@@ -44,18 +44,18 @@ async def all_or_first_error(work: Sequence[Awaitable[Any]]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Connect:
-    """Engines are to join these process groups, while their feeders wait for them."""
+    """Engines are to join these process groups, while their roots wait for them."""
 
     groups: Mapping[str, tuple[str, int]]
-    """By name the address and port of the feeder."""
+    """By name the address and port of the root."""
     size: int
-    """Processes in each: the feeder and all engine ranks."""
+    """Processes in each: the root and all engine ranks."""
     backend: str
     """gloo or nccl."""
 
 
 class FeederGroup:
-    """A feeder's side of its process group. It never raises: the engines' answers say whether an update succeeded."""
+    """A root's side of its process group. It never raises: the engines' answers say whether an update succeeded."""
 
     def __init__(self, config: EngineConfig, *, cuda: bool) -> None:
         self._config = config

@@ -8,6 +8,7 @@ mua serve: by OpenAI's chat interface ───────────┘
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import logging
 import os
 import re
@@ -228,6 +229,8 @@ class SglangServer:
         if not self.cuda:
             told |= {"attention-backend": "torch_native", "sampling-backend": "pytorch", "sleep-on-idle": True}
             told |= {"disable-overlap-schedule": True, "skip-server-warmup": True}
+        if importlib.util.find_spec("sglang") is None:
+            raise ModuleNotFoundError("No module named 'sglang'", name="sglang")
         command = [sys.executable, "-m", "sglang.launch_server"]
         for key, value in (told | dict(self.arguments)).items():
             if value is not False:

@@ -61,17 +61,17 @@ def engine_target(
     return engine_slices(held, max(config.bucket_bytes // owners, _LEAST_BAND_BYTES)), True
 
 
-def broadcast_feeders(config: EngineConfig, world: int) -> list[int]:
+def broadcast_roots(config: EngineConfig, world: int) -> list[int]:
     """Global ranks that broadcast, evenly over pipeline stages and machines."""
-    count = min(config.feeders, world)
+    count = min(config.broadcast_roots, world)
     return [world * number // count for number in range(count)]
 
 
 def share_out(held: Mapping[int, Sequence[int]], sizes: Sequence[int]) -> list[int]:
-    """The feeder of every bucket: the one that holds the most of it, and of those the one with the least to do.
+    """The root of every bucket: the one that holds the most of it, and of those the one with the least to do.
 
     Args:
-        held: of every feeder the bytes of each bucket that it holds itself.
+        held: of every root the bytes of each bucket that it holds itself.
         sizes: bytes of the buckets.
     """
     duties, found = dict.fromkeys(held, 0), []

@@ -4,7 +4,7 @@
                           │ WeightBucket: a handle of memory for every engine rank, or the group it is broadcast in
     engine sync   EnginePool.update_weights      closes the gate, empties the engines (pool.py)
                   └─► Shipment                   asks for a bucket while the one before it is loaded (sync.py)
-                          │ the handles over HTTP, or a broadcast by the feeder itself (broadcast.py)
+                          │ the handles over HTTP, or a broadcast by the root itself (broadcast.py)
     engine        EngineClient.control ─► SGLang loads the bucket (sglang_client.py)
 
 In the first room rank 0 leads:
@@ -12,13 +12,13 @@ In the first room rank 0 leads:
     rank 0                               other ranks
     buckets(engines)  ── announces ──►   follow(engines)
       "next"          ── broadcast ──►   Resharder.assemble(k) together: the ranks that feed engines get bucket k
-      handles ◄──── each feeder: for the engine ranks on its own GPU
+      handles ◄──── each root: for the engine ranks on its own GPU
     yields a bucket                      ...
       "stop", when the update broke off ► returns
 
 Colocated, the trainer rank that shares a GPU with an engine rank feeds it: rank r of the engine in place i of a machine
 is on GPU i t + r, t being engine.tensor_parallel. Its bucket lies on that GPU and holds what this engine rank needs,
-and nothing else. By broadcast, every feeder sends the buckets of which it holds the most itself.
+and nothing else. By broadcast, every root sends the buckets of which it holds the most itself.
 
 Two buckets exist at a time, one being loaded by the engines and one being put together.
 """
@@ -43,7 +43,7 @@ from mua.config.schema import EngineConfig
 from mua.engine.broadcast import Connect, FeederGroup
 from mua.engine.host import Nodes
 from mua.engine.member import EnginePlace
-from mua.engine.slices import broadcast_feeders, engine_target, loaded_together, share_out
+from mua.engine.slices import broadcast_roots, engine_target, loaded_together, share_out
 from mua.errors import ConfigError, EngineError
 
 _Value = TypeVar("_Value")
@@ -194,7 +194,7 @@ class _Colocated:
         self._tp = config.tensor_parallel
         self._target, self._slices = engine_target(plan.parameters, plan.hf_config, config)
         self._rank = dist.get_rank()
-        self._feeder: dict[tuple[EnginePlace, int], tuple[int, int]] = {}
+        self._root: dict[tuple[EnginePlace, int], tuple[int, int]] = {}
         """Of every engine rank the trainer rank that feeds it, and the variant it gets."""
         for node, ranks in enumerate(nodes.ranks):
             if plan.device.type == "cuda" and config.count * self._tp > len(ranks):
@@ -205,14 +205,14 @@ class _Colocated:
                 )
             for place in range(config.count):
                 for rank in range(self._tp):
-                    feeder = ranks[(place * self._tp + rank) % len(ranks)]
-                    self._feeder[EnginePlace(node, place), rank] = feeder, rank if self._slices else 0
-        feeders = defaultdict(set)
-        for feeder, variant in self._feeder.values():
-            feeders[feeder].add(variant)
+                    root = ranks[(place * self._tp + rank) % len(ranks)]
+                    self._root[EnginePlace(node, place), rank] = root, rank if self._slices else 0
+        roots = defaultdict(set)
+        for root, variant in self._root.values():
+            roots[root].add(variant)
         self.resharder = Resharder(
             plan,
-            {rank: sorted(variants) for rank, variants in sorted(feeders.items())},
+            {rank: sorted(variants) for rank, variants in sorted(roots.items())},
             config.bucket_bytes,
             target=self._target,
             node=nodes.own,
@@ -223,9 +223,9 @@ class _Colocated:
         """Every bucket for ``engines``, then None, then what the engines said of them."""
         del groups  # nothing is broadcast
         receivers = [(number, rank) for number in range(len(engines)) for rank in range(self._tp)]
-        of_receiver = {(number, rank): self._feeder[engines[number], rank] for number, rank in receivers}
-        feeders = sorted({feeder for feeder, _ in of_receiver.values()})
-        own = {to: variant for to, (feeder, variant) in of_receiver.items() if feeder == self._rank}
+        of_receiver = {(number, rank): self._root[engines[number], rank] for number, rank in receivers}
+        roots = sorted({root for root, _ in of_receiver.values()})
+        own = {to: variant for to, (root, variant) in of_receiver.items() if root == self._rank}
         room = RECEIPT_BYTES * len(own)
         largest = max(layout.nbytes for layout in self.resharder.buckets) + room
         buffers = {variant: Buffers(plan.device, largest, reuse=self._slices) for variant in own.values()}
@@ -238,7 +238,7 @@ class _Colocated:
 
         for index, layout in enumerate(self.resharder.buckets):
             read(1)  # the buffers of the bucket before the last one are filled again
-            flats = self.resharder.assemble(index, lambda v, n: buffers[v].take(n + room), feeders)
+            flats = self.resharder.assemble(index, lambda v, n: buffers[v].take(n + room), roots)
             handles, told = {}, []
             for place, ((number, rank), variant) in enumerate(own.items()):
                 start = layout.nbytes + place * RECEIPT_BYTES
@@ -271,12 +271,12 @@ class _Broadcast:
         self._gather = gather
         self._config = config
         self._rank, world = dist.get_rank(), dist.get_world_size()
-        self._feeders = broadcast_feeders(config, world)
+        self._roots = broadcast_roots(config, world)
         self._own = FeederGroup(config, cuda=plan.device.type == "cuda")
         self._groups = 0
         self.resharder = Resharder(
             plan,
-            dict.fromkeys(self._feeders, (0,)),
+            dict.fromkeys(self._roots, (0,)),
             config.bucket_bytes,
             node=nodes.own,
             alignment=1,  # what is broadcast has no gaps: its receivers derive the offsets from the shapes
@@ -285,7 +285,7 @@ class _Broadcast:
         )
         held = [self.resharder.held] if world == 1 else gathered(self.resharder.held)
         sizes = [layout.nbytes for layout in self.resharder.buckets]
-        self._feeder_of = share_out({rank: held[rank] for rank in self._feeders}, sizes)
+        self._root_of = share_out({rank: held[rank] for rank in self._roots}, sizes)
 
     def steps(self, plan: ModelPlan, engines: Sequence[EnginePlace], groups: int) -> WeightGenerator:
         """Groups with ``engines`` if there are none, every bucket, then None."""
@@ -293,27 +293,27 @@ class _Broadcast:
             yield from self._connect(len(engines), groups)
         layouts = self.resharder.buckets
         buffers = Buffers(plan.device, max(layout.nbytes for layout in layouts))
-        for index, (layout, feeder) in enumerate(zip(layouts, self._feeder_of, strict=True)):
-            flats = self.resharder.assemble(index, lambda _, nbytes: buffers.take(nbytes), [feeder])
-            yield WeightBucket(layout, group=self._name(feeder))
-            if self._rank == feeder:
+        for index, (layout, root) in enumerate(zip(layouts, self._root_of, strict=True)):
+            flats = self.resharder.assemble(index, lambda _, nbytes: buffers.take(nbytes), [root])
+            yield WeightBucket(layout, group=self._name(root))
+            if self._rank == root:
                 self._own.send(flats[0])
         yield None
         self._own.finish()
 
     def _connect(self, engines: int, groups: int) -> WeightGenerator:
-        """Every feeder in a group with the ranks of ``engines``; they are asked for one group after the other."""
+        """Every root in a group with the ranks of ``engines``; they are asked for one group after the other."""
         self._groups = groups
-        own = self._own.listen() if self._rank in self._feeders else None
+        own = self._own.listen() if self._rank in self._roots else None
         found = self._gather(own)
         size = 1 + engines * self._config.tensor_parallel
-        where = {self._name(rank): found[rank] for rank in self._feeders} if len(found) > max(self._feeders) else {}
+        where = {self._name(rank): found[rank] for rank in self._roots} if len(found) > max(self._roots) else {}
         yield Connect({name: address for name, address in where.items() if address}, size, self._own.backend)
         if own is not None:
             self._own.form(self._name(self._rank), size)
 
-    def _name(self, feeder: int) -> str:
-        return f"mua-weights-{self._groups}-{feeder}"
+    def _name(self, root: int) -> str:
+        return f"mua-weights-{self._groups}-{root}"
 
     def give_up(self) -> None:
         """The next pass needs new groups: what is under way in these is unknown."""

@@ -1,6 +1,7 @@
 """Domains by name: the packages under ``environments/`` and the entry points of group ``mua.environments``.
 
-A folder there that is no package itself is a group: its packages are called ``group/name``.
+A folder there that is no package itself is a group: its packages are called ``group/name``. ``environments`` is a name
+that other projects use too, so whose package it is is looked at before anything is read from it.
 """
 
 from __future__ import annotations
@@ -9,8 +10,9 @@ import difflib
 import importlib
 import pkgutil
 from collections.abc import Iterator
-from importlib.metadata import entry_points
+from importlib.metadata import entry_points, packages_distributions
 from pathlib import Path
+from types import ModuleType
 
 from mua.environment.domain import Domain
 from mua.errors import ConfigError
@@ -55,7 +57,7 @@ def get_domain(name: str) -> Domain:
 
 def _modules() -> dict[str, str]:
     """Module path by domain name."""
-    own = importlib.import_module(_PACKAGE)
+    own = _own_package()
     folders = [Path(folder) for folder in own.__path__]
     modules = {name: f"{_PACKAGE}.{name}" for name in _packages(folders)}
     inner = [one for folder in folders for one in folder.iterdir() if one.is_dir() and one.name[0] not in "_."]
@@ -70,6 +72,23 @@ def _modules() -> dict[str, str]:
                 f"{ENTRY_POINT_GROUP}); rename one or uninstall its package"
             )
     return modules
+
+
+def _own_package() -> ModuleType:
+    """``environments``; raises :class:`ConfigError` where another project's package has that name and comes first."""
+    try:
+        found = importlib.import_module(_PACKAGE)
+    except ImportError as error:
+        raise ConfigError(f"environments: the domains that come with mua cannot be imported: {error}") from error
+    if getattr(found, "PROJECT", None) == "mua":
+        return found
+    folder = next(iter(getattr(found, "__path__", ())), None) or found.__file__
+    owners = sorted(set(packages_distributions().get(_PACKAGE, ())) - {"mua"})
+    who = f", of {' and '.join(owners)}" if owners else ""
+    raise ConfigError(
+        f"environments: the package of that name that Python finds first is not mua's but {folder}{who}; take it "
+        "off PYTHONPATH or out of the current folder, or give mua a virtual environment of its own"
+    )
 
 
 def _packages(folders: list[Path]) -> Iterator[str]:

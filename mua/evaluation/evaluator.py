@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from time import monotonic
 from typing import TypeAlias
@@ -37,6 +38,8 @@ from mua.rollout.scored import require_scored
 from mua.rollout.service import RolloutService
 from mua.store.recorder import Recorder
 from mua.types import Json, Trajectory
+
+log = logging.getLogger(__name__)
 
 RESULT, REPORT = "evaluation.json", "report.md"
 _MANIFEST = "manifest.json"
@@ -136,10 +139,21 @@ def evaluate_in_training(
         trajectories = rollouts.evaluate(
             tasks, samples=chosen.samples, temperature=chosen.temperature, on_episode=stage.advance
         )
+        found = training_metrics(trajectories, config.environment.shares, split, chosen)
+        said = success_of(found, split)
+        stage.advance(0, note=said)
+    log.info("evaluation on %s after %d steps: %s", split, step, said)
     if config.writes_traces:
         TraceWriter(config.output / "evaluations" / split).write(step, trajectories)
     require_scored([t for t in trajectories if t.domain in config.environment.shares])
-    return training_metrics(trajectories, config.environment.shares, split, chosen)
+    return found
+
+
+def success_of(metrics: Mapping[str, float], split: str | None) -> str:
+    """The success on ``split`` and its interval in words."""
+    names = [f"evaluation/{split}_success{end}" for end in ("", "_low", "_high")]
+    found = [metrics[name] for name in names if name in metrics]
+    return "success {:.3f} ({:.3f} to {:.3f})".format(*found) if len(found) == len(names) else "success unknown"
 
 
 def evaluated(config: ExperimentConfig, play: Play | None = None) -> Json:
@@ -242,6 +256,14 @@ def play_missing(
         if missing:
             of_kind = play_at_endpoint if config.evaluation.policy.kind == "endpoint" else play_on_engine
             store.add_roles((play or of_kind)(config, missing, keep, seconds))
+        if note is None:
+            shown.advance(0, note=_so_far([store.get(key_of(placed)) for placed in every]))
+
+
+def _so_far(episodes: Sequence[Trajectory | None]) -> str:
+    """Success of the scored ones, in words."""
+    scored = [episode.success for episode in episodes if episode is not None and episode.scored]
+    return f"{sum(scored)} of {len(scored)} scored episodes succeeded"
 
 
 def key_of(placed: Placed) -> Key:

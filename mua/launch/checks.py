@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Literal
 from mua.config.schema import DistillationConfig, EndpointConfig, ExperimentConfig
 from mua.errors import MuaError
 from mua.masking import below, mask_credentials
-from mua.source_state import ROOT, installed_version
+from mua.shipped import shipped
+from mua.source_state import installed_version
 
 if TYPE_CHECKING:
     import httpx
@@ -61,7 +62,7 @@ def versions(cuda: bool) -> Check:
     """Installed versions against the constraints that were run together."""
     names = ("gpu-py312-cu.txt",) if cuda else ("cpu-py312.txt", "cpu-py312-nodeps.txt")
     pins: dict[str, str] = {}
-    for path in (ROOT / "constraints" / name for name in names):
+    for path in (shipped(f"constraints/{name}") for name in names):
         if path.is_file():
             pins |= dict(re.findall(r"^([\w.-]+)==([^\s;]+)", path.read_text(encoding="utf-8"), re.MULTILINE))
     installed = {name: installed_version(name) for name in PINNED}

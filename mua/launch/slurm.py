@@ -25,14 +25,15 @@ from typing import Any
 from pydantic import SecretStr, ValidationError
 
 from mua.config.load import Reading, read_config
+from mua.config.recipes import config_file
 from mua.config.schema import ExperimentConfig, SlurmConfig
 from mua.errors import ConfigError, MuaError
 from mua.launch.job_nodes import JobNodes, Verb, placement
 from mua.masking import credentials
-from mua.source_state import ROOT
+from mua.shipped import shipped
 
-TEMPLATE = ROOT / "slurm" / "train.sbatch"
-ENGINES_TEMPLATE = ROOT / "slurm" / "engines.sbatch"
+TEMPLATE = shipped("slurm/train.sbatch")
+ENGINES_TEMPLATE = shipped("slurm/engines.sbatch")
 PENDING_USER = {
     "MUA_USER_BASE_URL": "http://mua-user.invalid/v1",
     "MUA_USER_MODEL": "pending",
@@ -82,9 +83,7 @@ def render(job: SlurmJob) -> str:
         ConfigError: the layout does not fit the nodes, or a secret would stand in the script or on its command line.
     """
     if not job.template.is_file():
-        raise MuaError(
-            f"{job.template}: not there; mua launch slurm runs from a checkout, which the nodes must see too"
-        )
+        raise MuaError(f"{job.template}: not there; install the package again, where the nodes see it too")
     template = job.template.read_text(encoding="utf-8")
     text, replaced = _HEAD.subn(lambda _: "\n".join(_head(job, template)) + "\n", template)
     if replaced != 1:
@@ -146,7 +145,7 @@ def _head(job: SlurmJob, template: str) -> Iterator[str]:
     for option in _options(job, nodes):
         yield f"#SBATCH {option}"
     settings = {
-        "MUA_ROOT": ROOT,
+        "MUA_ROOT": shipped(),
         "VENV": slurm.venv or Path(sys.prefix),
         "MUA_SETUP": "; ".join(slurm.setup),
         "MUA_VERB": job.verb,
@@ -285,4 +284,4 @@ def prepare(
         raise ConfigError(
             f"--{str(first['loc'][0]).replace('_', '-')}: {first['msg']}, got {first['input']!r}"
         ) from None
-    return SlurmJob(config.model_copy(update={"slurm": slurm}), path, overrides, verb)
+    return SlurmJob(config.model_copy(update={"slurm": slurm}), config_file(path), overrides, verb)

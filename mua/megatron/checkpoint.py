@@ -19,6 +19,7 @@ plain data, by upstream too (:mod:`mua.compat.checkpoint_reading`): nothing that
 from __future__ import annotations
 
 import json
+import logging
 import math
 import os
 import shlex
@@ -42,6 +43,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 from megatron_bridge.atomic import hidden_folder, publish_folder, replace_link
 from megatron_bridge.collective import gathered, together
 from megatron_bridge.convert import hf_tensors
+from megatron_bridge.hf_folder import copy_other_files
 from mua.compat.checkpoint_reading import check_pickles, forget_index, read_random_states
 from mua.compat.megatron_checkpoint import Bucket, buckets_of, finish, write_bucket
 from mua.config.schema import MegatronConfig
@@ -49,6 +51,8 @@ from mua.errors import DamagedCheckpoint, ModelError, one_line
 from mua.megatron import checkpoint_manifest
 from mua.megatron.network import Network
 from mua.types import Json
+
+log = logging.getLogger(__name__)
 
 WRITE_SECONDS = 3600.0
 """Deadline of one rank's writing."""
@@ -132,6 +136,7 @@ def begin(
     provenance: Json | None = None,
     *,
     background: bool,
+    model_files: Path | None = None,
 ) -> PendingSave:
     """Begins to write a checkpoint; collective. It exists once :meth:`PendingSave.finish` has returned.
 
@@ -140,6 +145,8 @@ def begin(
         extra: JSON-able and alike on every rank; :func:`load` gives it back.
         provenance: JSON-able, goes into the manifest: configuration, commit, versions.
         background: write in a thread, from a copy of all tensors, which may change at once.
+        model_files: a model folder whose configuration and tokenizer go into the checkpoint, so that it can be
+            converted anywhere.
 
     Raises:
         ModelError: it could not be written (disk full, no permission). Other checkpoints are as they were, and
@@ -162,6 +169,8 @@ def begin(
         with _together(folder):
             if dist.get_rank() == 0:
                 _prepare(partial, description)
+                if model_files is not None:
+                    _copy_model_files(model_files, partial / checkpoint_manifest.HF_FILES)
         with _together(folder):
             request = _plan(partial, networks, text)
         return PendingSave(folder, content, request, background=background)
@@ -318,6 +327,14 @@ def _together(folder: Path, doing: str = "written") -> Iterator[None]:
             if isinstance(cause, ModelError):
                 raise cause from None
             raise ModelError(f"checkpoint {folder} could not be {doing}: {one_line(cause)}") from error
+
+
+def _copy_model_files(source: Path, folder: Path) -> None:
+    if not (source / "config.json").is_file():  # moved since the run began: no reason to lose a checkpoint
+        log.warning("%s: gone, so that the checkpoint has no tokenizer: mua convert needs --source for it", source)
+        return
+    folder.mkdir()
+    copy_other_files(source, folder, None)
 
 
 def _prepare(partial: Path, description: Json) -> None:

@@ -12,8 +12,10 @@ from mua.compat.checkpoint_reading import check_pickles
 from mua.config.load import load_config
 from mua.errors import ModelError
 from mua.megatron import checkpoint_manifest, offline
-from mua.observe.output import find_config
+from mua.megatron.model_card import ExportedPolicy, exported_texts
+from mua.observe.output import CONFIG_FILE, find_config
 from mua.observe.progress import Progress
+from mua.types import Json
 
 _MIB = 1 << 20
 
@@ -40,7 +42,13 @@ def convert_to_hf(
     with Progress(True) as progress, progress.stage(f"{out.name} (MiB)", total=total) as stage:
         counter = _Mebibytes(stage.advance)
         offline.megatron_to_hf(
-            checkpoint, out, source=files, max_shard_bytes=shard_bytes, force=force, on_bytes=counter.add
+            checkpoint,
+            out,
+            source=files,
+            max_shard_bytes=shard_bytes,
+            force=force,
+            texts=texts_of(checkpoint, files, content),
+            on_bytes=counter.add,
         )
     print(f"{out}: written from {checkpoint}")
 
@@ -75,7 +83,34 @@ def source_files(checkpoint: Path, config: Path | None = None) -> Path:
     own = checkpoint / checkpoint_manifest.HF_FILES
     if config is None and own.is_dir():
         return own
-    return load_config(config or find_config(checkpoint)).model.path
+    named = config or find_config(checkpoint)
+    found = load_config(named).model.path
+    if not found.is_dir():
+        raise ModelError(
+            f"{checkpoint}: holds no tokenizer of its own, and {found}, model.path of {named}, is not there; name a "
+            "folder with the model's config.json and tokenizer by --source"
+        )
+    return found
+
+
+def texts_of(checkpoint: Path, files: Path, content: Json) -> dict[str, str]:
+    """The card and generation settings of an export of ``checkpoint``; none of what no run of ours trained.
+
+    Args:
+        files: the folder of its tokenizer.
+        content: its manifest.
+    """
+    trained = content.get("config")
+    if not isinstance(trained, dict):
+        return {}
+    position = content.get("data_position")
+    step = position.get("step") if isinstance(position, dict) else None
+    above = checkpoint.resolve().parents
+    run = next((folder for folder in above if (folder / CONFIG_FILE).is_file()), None)
+    exported = ExportedPolicy(
+        trained, files, step if isinstance(step, int) else 0, run, content.get("git"), content.get("versions")
+    )
+    return exported_texts(exported)
 
 
 class _Mebibytes:

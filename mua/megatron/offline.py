@@ -71,6 +71,7 @@ def megatron_to_hf(
     source: Path,
     max_shard_bytes: int = DEFAULT_SHARD_BYTES,
     force: bool = False,
+    texts: Mapping[str, str] | None = None,
     on_bytes: OnBytes = lambda _: None,
 ) -> None:
     """Write the weights of a checkpoint of any layout as the Hugging Face folder ``out``.
@@ -80,6 +81,7 @@ def megatron_to_hf(
     Args:
         source: folder that gives config.json and the tokenizer's files.
         force: replace ``out`` whatever it holds; otherwise only a folder that was written here and not changed since.
+        texts: files by name that stand in ``out`` instead of those of ``source``.
 
     Raises:
         ModelError: the checkpoint is not as it was written, or of another model than ``source``.
@@ -95,7 +97,7 @@ def megatron_to_hf(
     with closing(TorchDistReader(checkpoint)) as reader, staged_folder(out, job=job, foreign=allowed) as folder:
         specs = [replace(spec, dtype=reader.dtype(regions[0].key))
                  for parameter, regions in mapping for spec in parameter.sources()]  # fmt: skip
-        copy_other_files(source, folder, main_dtype(specs))
+        copy_other_files(source, folder, main_dtype(specs), texts)
         with (
             closing(Sidecar(folder / sidecars.NAME, job)) as sidecar,
             closing(SafetensorsWriter(folder, specs, max_shard_bytes, sidecar=sidecar)) as writer,

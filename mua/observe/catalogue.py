@@ -118,7 +118,8 @@ STANDS_FOR: Mapping[str, Sequence[str]] = {
     "outcome": tuple(Outcome),
     "provenance": tuple(kind.name.lower() for kind in Provenance),
     "figure": (
-        "mean", "std", "min", "max", "logprob_difference", "logprob_difference_max", "kl_k3", "probability_error",
+        "mean", "std", "min", "max", "success",
+        "logprob_difference", "logprob_difference_max", "kl_k3", "probability_error",
     ),
     "of_policy": tuple(sorted(_OF_AN_UPDATE)),
     "of_moe": ("load_max_over_mean", "load_min_over_mean", "load_entropy", "aux_loss", "z_loss"),

@@ -15,6 +15,7 @@ import queue
 import re
 import threading
 import time
+import uuid
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
@@ -201,7 +202,7 @@ class _Wandb:
     def __init__(self, wandb: Any, config: WandbConfig, name: str | None, output: Path) -> None:
         self._wandb = wandb
         kept = output / "wandb_run"
-        chosen = kept.read_text(encoding="utf-8").strip() if kept.is_file() else wandb.util.generate_id()
+        chosen = kept.read_text(encoding="utf-8").strip() if kept.is_file() else uuid.uuid4().hex
         self._run = wandb.init(
             project=config.project, entity=config.entity, name=config.name or name, mode=config.mode, id=chosen,
             resume="allow", dir=str(output), settings=wandb.Settings(console="off"),
@@ -244,7 +245,13 @@ class _Mlflow:
             self._client.update_run(self._run, status="RUNNING")
         else:
             found = self._client.get_experiment_by_name(config.experiment)
-            of = self._client.create_experiment(config.experiment) if found is None else found.experiment_id
+            local = (config.tracking_uri or "").startswith("sqlite:")
+            files = (output.parent / "mlflow_artifacts").resolve().as_uri() if local else None  # else ./mlruns
+            of = (
+                self._client.create_experiment(config.experiment, artifact_location=files)
+                if found is None
+                else found.experiment_id
+            )
             self._run = self._client.create_run(of, run_name=config.name or name).info.run_id
             replace_text(kept, self._run + "\n")
 

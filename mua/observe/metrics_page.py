@@ -21,6 +21,23 @@ occur (a kind of fault, a tool that nobody called) is left out.
 
 *Normal* is what a run that learns usually shows, not a law: domains differ, and a change over steps says more than a
 value.
+
+## Other trackers
+
+`observe.wandb: {project: …}` and `observe.mlflow: {experiment: …}` send scalars, histograms, texts and
+hyperparameters to [Weights & Biases](https://docs.wandb.ai) and [MLflow](https://mlflow.org) as well, where their
+package is installed (they are no dependencies of this one); a configuration that names one that is not is refused. A
+thread of its own talks to each: training never waits for it, a service that is away is one warning in the log, and
+the end of a run waits a minute at most. A run that goes on from a checkpoint goes on there too (`<output>/wandb_run`,
+`mlflow_run`), but neither takes points back: steps that are taken again stand twice. Tests run against stand-ins of
+both packages; by hand it was run with wandb 0.31.0, offline, and mlflow-skinny 3.17.2, into SQLite. Not run: against
+their servers.
+
+## The log
+
+Each command that works in an output folder keeps `<output>/logs/<command>.log`, such as `train.log`: time, level,
+place, and what ended it with its traceback. Other ranks have `train-rank-<n>.log` once there is a warning or an
+error. Engines have logs of their own beside them. The terminal shows warnings, progress and results.
 """
 
 

@@ -27,6 +27,7 @@ from mua.config.schema import ExperimentConfig
 from mua.errors import ConfigError
 
 CONFIG_FILE = "config.yaml"
+REPORT_FILE = "report.json"
 LOCK_FILE = ".lock"
 REQUEUED_SECONDS = 180.0
 """How long a job that Slurm started again waits for the attempt before it: the server of a shared folder frees what a

@@ -39,6 +39,8 @@ class ProgressStage:
         self.started = self._said = time.monotonic()
         self._bars = bars
         self._stream = stream
+        self._shown: tuple[int, str] | None = None
+        """What was said last: the count and the note."""
         self._bar = bars.add_task("  " * depth + name, total=total, note="") if bars is not None else TaskID(0)
 
     def advance(self, count: int = 1, note: str | None = None) -> None:
@@ -63,7 +65,8 @@ class ProgressStage:
     def end(self) -> None:
         """Say the last of it."""
         if self._bars is None:
-            self._print()
+            if self._shown != (self.done, self.note):
+                self._print()
         elif self.depth:  # inner stages come and go with every step; only the outermost leave their bar on the screen
             self._bars.remove_task(self._bar)
         else:
@@ -72,6 +75,7 @@ class ProgressStage:
     def _print(self) -> None:
         if self._stream is not None:
             print(self.line(), file=self._stream, flush=True)
+            self._shown = (self.done, self.note)
 
 
 class Progress:

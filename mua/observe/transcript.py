@@ -12,7 +12,7 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
-from mua.types import Outcome, Provenance, Segment, Trajectory
+from mua.types import EVALUATION_ORDINALS, Outcome, Provenance, Segment, Trajectory
 
 LEGEND = "⟦ ⟧, green and underlined: sampled by the policy, carries loss. Everything else is context."
 
@@ -40,7 +40,7 @@ def render_trajectory(trajectory: Trajectory, decode: Callable[[list[int]], str]
         "outcome": f"{trajectory.outcome.value}, {verdict}{'' if trajectory.scored else ', not scored'}",
         "reward": f"{trajectory.reward:g} (by turn: {by_turn})",
         "turns": f"{len(trajectory.turn_rewards)}, {tokens} tokens, {trajectory.sampled_tokens} of them sampled",
-        "sample": f"{trajectory.sample} of group {trajectory.ordinal}, attempt {trajectory.attempts}",
+        "sample": f"{trajectory.sample} of {_group(trajectory)}, attempt {trajectory.attempts}",
     }
     error = [("error", trajectory.error)] if trajectory.error else []
     facts = Table.grid(padding=(0, 2))
@@ -56,6 +56,11 @@ def render_trajectory(trajectory: Trajectory, decode: Callable[[list[int]], str]
             parts.append(Rule(f"segment {number} of {len(trajectory.segments)}", style="dim"))
         parts.append(_segment(segment, decode))
     return Group(*parts, Text(LEGEND, style="dim"))
+
+
+def _group(trajectory: Trajectory) -> str:
+    evaluated = trajectory.ordinal >= EVALUATION_ORDINALS
+    return "this task, in an evaluation" if evaluated else f"group {trajectory.ordinal}"
 
 
 def _segment(segment: Segment, decode: Callable[[list[int]], str]) -> Table:

@@ -21,7 +21,7 @@ from megatron_bridge.family import EXPERT
 from megatron_bridge.plan import PlannedParameter, attach_hf_config, in_order, plan_rank
 from megatron_bridge.reshard import ALIGNMENT, Holders, Routes, Target, bucket_layouts, whole_tensors
 from mua.config.schema import ClusterConfig, ExperimentConfig
-from mua.engine.slices import broadcast_feeders, engine_target, loaded_together, share_out
+from mua.engine.slices import broadcast_roots, engine_target, loaded_together, share_out
 from mua.megatron.architecture import Architecture
 from mua.megatron.model import build_chunks
 from mua.megatron.parallel import meta_rank
@@ -83,11 +83,11 @@ def planned_links(architecture: Architecture, config: ExperimentConfig) -> Links
     if colocated:
         per_node = trainer_gpus_per_node(config)
         used = [rank for rank in range(layout.world) if rank % per_node < config.engine.count * tp]
-        feeders = {rank: rank % per_node % tp if slices else 0 for rank in used}
+        roots = {rank: rank % per_node % tp if slices else 0 for rank in used}
     else:
-        feeders = dict.fromkeys(broadcast_feeders(config.engine, layout.world), 0)
+        roots = dict.fromkeys(broadcast_roots(config.engine, layout.world), 0)
     handed = sum(bucket.payload_bytes for bucket in buckets)
-    links = Links(layout, target, Routes(parameters, target, buckets), len(buckets), feeders)
+    links = Links(layout, target, Routes(parameters, target, buckets), len(buckets), roots)
     links.model, links.handed = sum(spec.nbytes for spec in specs), handed
     links.fill(() if colocated else [bucket.nbytes for bucket in buckets])
     if not colocated:
@@ -191,11 +191,11 @@ class Links:
     """
 
     def __init__(
-        self, layout: TrainerLayout, target: Target, routes: Routes, buckets: int, feeders: Mapping[int, int]
+        self, layout: TrainerLayout, target: Target, routes: Routes, buckets: int, roots: Mapping[int, int]
     ) -> None:
         self._layout = layout
         self._routes = routes
-        self._feeders = feeders
+        self._roots = roots
         self._variants = len(target.variants)
         self.bytes = np.zeros((buckets, len(_LINKS), layout.world + 1))  # the last: of an engine rank elsewhere
         self._share: list[int] = []
@@ -203,31 +203,31 @@ class Links:
         """Bytes of the model, and of what one engine rank is handed."""
 
     def fill(self, share: Sequence[int] = ()) -> None:
-        """The routes of every group to its feeders; buckets of the sizes ``share`` each to one of them alone."""
+        """The routes of every group to its roots; buckets of the sizes ``share`` each to one of them alone."""
         demands = list(self._demands())
         self._share = self._share_out(demands, share) if share else []
         nodes = np.array(self._layout.nodes)
         for group, holders, wanted in demands:
-            feeders = np.array([rank for rank in self._feeders if rank in group])
-            variants = np.array([self._feeders[rank] for rank in feeders], dtype=int)
+            roots = np.array([rank for rank in self._roots if rank in group])
+            variants = np.array([self._roots[rank] for rank in roots], dtype=int)
             for (ranks, turn), of_bucket in wanted.items():
                 sources = np.array([
-                    holders.choose(ranks, int(feeder), turn + number) for number, feeder in enumerate(feeders)
+                    holders.choose(ranks, int(root), turn + number) for number, root in enumerate(roots)
                 ])  # fmt: skip
                 for bucket, sizes in of_bucket.items():
-                    take = sources != feeders
+                    take = sources != roots
                     if share:
-                        take &= feeders == self._share[bucket]
-                    near = nodes[sources] == nodes[feeders]
+                        take &= roots == self._share[bucket]
+                    near = nodes[sources] == nodes[roots]
                     for mask, out in ((take & near, 0), (take & ~near, 2)):
                         np.add.at(self.bytes[bucket, out], sources[mask], sizes[variants[mask]])
-                        np.add.at(self.bytes[bucket, out + 1], feeders[mask], sizes[variants[mask]])
+                        np.add.at(self.bytes[bucket, out + 1], roots[mask], sizes[variants[mask]])
 
     def _demands(self) -> Iterator[tuple[set[int], Holders, _Demand]]:
-        """Of every group with feeders the bytes wanted of each set of holders, by bucket and variant."""
+        """Of every group with roots the bytes wanted of each set of holders, by bucket and variant."""
         for ranks in self._layout.groups:
             group = set(ranks)
-            if not group & set(self._feeders):
+            if not group & set(self._roots):
                 continue
             held = {rank: (self._layout.nodes[rank], self._layout.shards[rank]) for rank in ranks}
             holders = Holders(held)
@@ -241,7 +241,7 @@ class Links:
             yield group, holders, wanted
 
     def _share_out(self, demands: Sequence[tuple[set[int], Holders, _Demand]], sizes: Sequence[int]) -> list[int]:
-        own = {rank: [0] * len(sizes) for rank in self._feeders}
+        own = {rank: [0] * len(sizes) for rank in self._roots}
         for group, _, wanted in demands:
             for (ranks, _), of_bucket in wanted.items():
                 for bucket, nbytes in of_bucket.items():
@@ -250,9 +250,9 @@ class Links:
         return share_out(own, sizes)
 
     def broadcast(self, sizes: Sequence[int]) -> None:
-        """Every bucket once more out of its feeder's adapter, and by its own adapter into every engine rank."""
-        for bucket, feeder in enumerate(self._share):
-            self.bytes[bucket, 2, feeder] += sizes[bucket]
+        """Every bucket once more out of its root's adapter, and by its own adapter into every engine rank."""
+        for bucket, root in enumerate(self._share):
+            self.bytes[bucket, 2, root] += sizes[bucket]
             self.bytes[bucket, 3, -1] += sizes[bucket]
 
     def sum_up(self, cluster: ClusterConfig) -> Sync:

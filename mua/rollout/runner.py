@@ -41,7 +41,7 @@ from mua.rollout.external import ExternalEpisode
 from mua.seeds import derived_seed
 from mua.store.recorder import EpisodeRecord, Recorder, noting
 from mua.tokens.chat_family import ChatFamily
-from mua.types import Group, Outcome, Trajectory
+from mua.types import EVALUATION_ORDINALS, Group, Outcome, Trajectory
 from mua.users.factory import UserFactory
 
 log = logging.getLogger(__name__)
@@ -63,10 +63,6 @@ class Placed(NamedTuple):
     task: Task
     ordinal: int
     sample: int
-
-
-EVALUATION_ORDINALS = 1 << 40
-"""Evaluation episodes get ordinals from here on, so that their seeds and sessions never meet training's."""
 
 
 def evaluation_places(task: Task, samples: int) -> list[Placed]:

@@ -12,10 +12,7 @@ from mua.observe.traces import read_traces
 from mua.store.records import EpisodeKey, trajectory_inserts
 from mua.store.tables import episodes, parts, runs, tasks
 from mua.store.writer import Insert, Write
-from mua.types import Json, Trajectory
-
-_EVALUATION = 1 << 40
-"""Ordinals of evaluation episodes begin here (mua/rollout/runner.py)."""
+from mua.types import EVALUATION_ORDINALS, Json, Trajectory
 
 
 def import_writes(run: str, files: Sequence[Path], *, config: Json | None = None) -> Iterator[Write]:
@@ -45,7 +42,7 @@ def import_writes(run: str, files: Sequence[Path], *, config: Json | None = None
 
 
 def _group(run: str, ordinal: int, members: list[Trajectory], step: int | None, now: float) -> Iterator[Write]:
-    evaluation = ordinal >= _EVALUATION
+    evaluation = ordinal >= EVALUATION_ORDINALS
     round_ = (step or 0) + 1 if evaluation else 0
     yield Insert(tasks, [{
         "run_id": run, "round": round_, "ordinal": ordinal, "kind": "evaluation" if evaluation else "train",

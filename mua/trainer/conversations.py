@@ -1,7 +1,7 @@
 """Recorded conversations from files: read, checked, and turned into token streams as an episode would have left them.
 
-Two forms, told apart record by record: OpenAI's (``messages``, ``tools``) and ShareGPT's (``conversations``,
-``system``, ``tools``; :mod:`mua.trainer.sharegpt`). A file holds one record a line, or one JSON array of records.
+:mod:`mua.trainer.recorded_rows` says which files and folders there are, :mod:`mua.trainer.record_forms` which forms of
+a record, told apart record by record.
 """
 
 from __future__ import annotations
@@ -10,9 +10,7 @@ import hashlib
 import logging
 import math
 import random
-import re
-from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -28,9 +26,10 @@ from mua.tokens.chat_family import ChatFamily
 from mua.tokens.codec import ConversationError
 from mua.tokens.conversation import Conversation
 from mua.tokens.same_tokenizer import check_recorded_tokenizer
-from mua.trainer.sharegpt import openai_messages
-from mua.types import Json, Provenance, Segment, ToolSchema, Trajectory
-from mua.untrusted import JsonError, printable, read_file, read_json, read_json_at, skip_space
+from mua.trainer.record_forms import messages_and_tools
+from mua.trainer.recorded_rows import recorded_rows
+from mua.types import Provenance, Segment, Trajectory
+from mua.untrusted import printable
 
 Conversations: TypeAlias = list[list[Segment]]
 """The segments of each conversation."""
@@ -92,23 +91,17 @@ def load_conversations(
     ``model.max_length`` unless ``sft.overlong`` leaves it out.
     """
     assert config.sft is not None
-    try:
-        text = read_file(path).decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
-    except OSError as error:
-        raise ConfigError(f"{key}: cannot read {path}: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{key}: {path} is not UTF-8 text (byte {error.start + 1})") from None
     limit = config.model.max_length
     conversations, skipped = [], 0
-    for number, record in _records(path, text):
-        segments = _segments(f"{path}:{number}", record, family, config.sft.train_on)
+    for where, record in recorded_rows(path, key):
+        segments = _segments(where, record, family, config.sft.train_on)
         if (longest := max(len(s) for s in segments)) <= limit:
             conversations.append(segments)
         elif config.sft.overlong == "skip":
             skipped += 1
         else:
             raise ConfigError(
-                f"{path}:{number}: {longest} tokens exceed model.max_length {limit}; raise it, or leave such "
+                f"{where}: {longest} tokens exceed model.max_length {limit}; raise it, or leave such "
                 "conversations out with sft.overlong: skip"
             )
     if skipped:
@@ -181,59 +174,10 @@ def batch_members(pool: Sequence[int], size: int, step: int, seed: int) -> list[
     return chosen
 
 
-def _records(path: Path, text: str) -> Iterator[tuple[int, Any]]:
-    """Every record with the line it begins on; the elements of an array one by one, so that a fault has its line."""
-
-    def fault(line: int, reason: str) -> ConfigError:
-        return ConfigError(f"{path}:{line}: not a conversation: {reason}")
-
-    if not text.strip():
-        return
-    if not text.lstrip().startswith("["):
-        # Only line feeds end a record: str.splitlines would also cut at U+2028, which JSON strings may hold as it is.
-        for number, line in enumerate(text.removesuffix("\n").split("\n"), 1):
-            try:
-                yield number, read_json(line)
-            except JsonError as error:
-                raise fault(number, f"{error}; write one JSON object a line, or one array of them") from None
-        return
-    feeds = [found.start() for found in re.finditer("\n", text)]
-    at = skip_space(text, text.index("[") + 1)
-    while text[at : at + 1] != "]":
-        number = bisect_left(feeds, at) + 1
-        try:
-            value, end = read_json_at(text, at)
-        except JsonError as error:
-            raise fault(error.line, f"{error.reason} (column {error.column}) in the file's array") from None
-        yield number, value
-        at = skip_space(text, end)
-        if text[at : at + 1] == ",":
-            at = skip_space(text, at + 1)
-        elif text[at : at + 1] != "]":
-            raise fault(bisect_left(feeds, at) + 1, 'the file\'s array wants "," or "]" here')
-    if text[at + 1 :].strip():
-        raise fault(bisect_left(feeds, at) + 1, "text follows the end of the file's array; put all records into it")
-
-
 def _segments(where: str, record: Any, family: ChatFamily, train_on: Literal["all", "last"]) -> list[Segment]:
     """The token streams of one record. Raises :class:`ConfigError` with ``where`` for what is no conversation."""
     try:
-        if not isinstance(record, dict):
-            raise ConversationError(f"a record is an object, not {type(record).__name__}")
-        tools: list[ToolSchema] = []
-        for tool in _listed(record, "tools"):  # wrapped as OpenAI does or not; MUA-RL's data wraps them all at once
-            inner = tool.get("function", tool)
-            for f in inner if isinstance(inner, list) else [inner]:
-                tools.append(ToolSchema(f["name"], f.get("description", ""), f.get("parameters", {})))
-        if "messages" in record:
-            messages = _listed(record, "messages")
-        elif "conversations" in record:
-            messages = openai_messages(record)
-        else:
-            raise ConversationError(
-                'neither "messages" (OpenAI form) nor "conversations" (ShareGPT form); '
-                f"the keys are {', '.join(map(str, record)) or 'none'}"
-            )
+        messages, tools = messages_and_tools(record)
         return Conversation.from_messages(family, messages, tools, train_on=train_on).segments()
     except ConversationError as error:
         reason = str(error)
@@ -242,16 +186,3 @@ def _segments(where: str, record: Any, family: ChatFamily, train_on: Literal["al
     except (ValueError, TypeError, AttributeError, RecursionError) as error:
         reason = f"not in OpenAI form ({type(error).__name__}: {error})"
     raise ConfigError(f"{where}: not a conversation: {printable(reason)}")
-
-
-def _listed(record: Json, key: str) -> list[Json]:
-    """An array of objects; tables of strings (Parquet, CSV) keep it as JSON text."""
-    value = record.get(key) or []
-    if isinstance(value, str):
-        try:
-            value = read_json(value)
-        except JsonError as error:
-            raise ConversationError(f'"{key}" is text that is not valid JSON ({error})') from None
-    if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
-        raise ConversationError(f'"{key}" must be an array of objects')
-    return value

@@ -54,7 +54,7 @@ def train_offline(config: ExperimentConfig, preemption: Preemption | None = None
     with learner, Run(config, learner) as run:
         with run.saved_on_leaving(), StoredBatches(config, run.position) as batches:
             _loop(config, learner, run, batches, preemption)
-        learner.save_hf(config.output / "hf")
+        run.export(config.trainer.steps)
 
 
 def _loop(config: ExperimentConfig, learner: Learner, run: Run, batches: StoredBatches, preemption: Preemption) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import os
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from datetime import timedelta
@@ -363,7 +363,13 @@ class Learner:
         if background and self._closing is None:
             self._closing = parallel.own_group()
         self._pending = checkpoint.begin(
-            folder, self.networks, self._config.megatron, extra_state, provenance, background=background
+            folder,
+            self.networks,
+            self._config.megatron,
+            extra_state,
+            provenance,
+            background=background,
+            model_files=self._config.model.path,
         )
         if not background:
             self._finish_save()
@@ -380,15 +386,15 @@ class Learner:
         return checkpoint.load(folder, self.networks, self._config.megatron)
 
     @announced
-    def save_hf(self, folder: Path) -> None:
-        """Write the policy as a Hugging Face folder, every other file copied from ``model.path``.
+    def save_hf(self, folder: Path, texts: Mapping[str, str] | None = None) -> None:
+        """Write the policy as a Hugging Face folder, with the files ``texts`` by name, all others from ``model.path``.
 
         Raises:
             ModelError: it could not be written; nothing of it is left.
         """
         self._onload()
         try:
-            save_hf(self.policy.chunks, folder, source=self._config.model.path)
+            save_hf(self.policy.chunks, folder, source=self._config.model.path, texts=texts)
         except BridgeError as error:
             raise ModelError(str(error)) from error
 

@@ -103,7 +103,7 @@ def train(config: ExperimentConfig, preemption: Preemption | None = None) -> Non
                 without_gc_pauses(),
             ):
                 Training(config, learner, run, rollouts, preemption, record).loop()
-            learner.save_hf(config.output / "hf")  # the engines have left, and their memory is free
+            run.export(run.handed_over()[0])  # the engines have left, and their memory is free
 
 
 @contextmanager

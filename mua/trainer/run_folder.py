@@ -12,6 +12,7 @@ from typing import Self
 from megatron_bridge.atomic import replace_text
 from mua.config.schema import ExperimentConfig
 from mua.errors import DamagedCheckpoint, EngineError, ModelError, MuaError, Preempted, RunStopped
+from mua.evaluation.evaluator import success_of
 from mua.launch.provenance import provenance
 from mua.megatron.checkpoint import (
     BEST,
@@ -22,6 +23,7 @@ from mua.megatron.checkpoint import (
     point_to,
     prune_checkpoints,
 )
+from mua.megatron.model_card import ExportedPolicy, exported_texts
 from mua.observe import episode_details
 from mua.observe.hyperparameters import hyperparameters
 from mua.observe.metric_sinks import MetricSink, mlflow_sink, wandb_sink
@@ -32,6 +34,7 @@ from mua.observe.metrics_log import (
     memory_metrics,
     without_evaluation,
 )
+from mua.observe.output import REPORT_FILE
 from mua.observe.progress import Progress
 from mua.observe.timeline import Timeline, TrainerPhase
 from mua.rollout.scored import UnscoredEpisodes
@@ -42,6 +45,9 @@ from mua.untrusted import JsonError, read_file, read_json
 
 SKIPPED = ("policy/skipped", "critic/skipped")
 """Metrics: share of a step's updates that were left out because their gradient norm was not finite."""
+
+_LOGGED = ("reward/mean", "reward/success", "policy/loss", "policy/entropy", "policy/grad_norm", "time/step_seconds")
+"""Metrics of a step that the log has a line of."""
 
 log = logging.getLogger(__name__)
 
@@ -120,6 +126,8 @@ class Run:
             self._metrics.log(step, {**of_step, **memory_metrics()})
         if held_out:
             self.log_evaluation(step + 1, held_out)
+        shown = [f"{name} {metrics[name]:.4g}" for name in _LOGGED if name in metrics]
+        log.info("step %d: %s", step, ", ".join(shown) or "nothing was learned")
         if step < self.step:
             return
         self._unsaved = step if self.learned else None
@@ -192,6 +200,11 @@ class Run:
         self._finish_save()
         step = int(self.best["step"])
         return step, checkpoint_folder(self.checkpoints, step)
+
+    def export(self, step: int) -> None:
+        """Have the learner write its policy, which learned from ``step`` steps, as ``<output>/hf``, with its card."""
+        texts = exported_texts(ExportedPolicy.of_run(self._config, step, self._provenance))
+        self._learner.save_hf(self._config.output / "hf", texts)
 
     def due(self, every: int, step: int) -> bool:
         """Whether something done every so many steps is due after ``step``; the last step always is."""
@@ -291,9 +304,6 @@ class Run:
         return int(state["step"])
 
 
-REPORT_FILE = "report.json"
-
-
 class Report:
     """``<output>/report.json``: ``split``, and ``first`` and ``final``, each with its ``step`` and metrics."""
 
@@ -321,9 +331,7 @@ class Report:
         self._parts["final"] = {"step": step, "export": self._export, **metrics}
         self._write()
         for name, part in self._parts.items():
-            found = [part.get(f"evaluation/{self._split}_success{end}") for end in ("", "_low", "_high")]
-            success = "unknown" if None in found else "{:.3f} ({:.3f} to {:.3f})".format(*found)
-            print(f"report on {self._split}, {name} policy (step {part['step']}): success {success}")
+            print(f"report on {self._split}, {name} policy (step {part['step']}): {success_of(part, self._split)}")
 
     def _write(self) -> None:
         replace_text(self._path, json.dumps({"split": self._split, **self._parts}, indent=2) + "\n")

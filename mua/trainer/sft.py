@@ -31,17 +31,22 @@ def fine_tune(config: ExperimentConfig, preemption: Preemption | None = None) ->
     preemption = preemption or Preemption()
     assert config.sft is not None, "the command line checks that the section is there"
     become_rank(config)
+    # Alone, what is wrong with the data is found before the model is built. Other ranks would wait for it in silence.
+    sets = _sets(config) if config.megatron.world_size == 1 else None
     learner = Learner(config, total_steps=config.trainer.steps)
     if not leads():
         learner.follow()
         preemption.check()
         return
-    family = load_family(config.model.path, thinking=config.model.thinking)
-    conversations, held_out = load_sets(config, family)
+    conversations, held_out = sets or _sets(config)
     with learner, Run(config, learner) as run:
         with run.saved_on_leaving():
             loop(config, learner, run, conversations, held_out, preemption)
-        learner.save_hf(config.output / "hf")
+        run.export(config.trainer.steps)
+
+
+def _sets(config: ExperimentConfig) -> tuple[Conversations, Conversations]:
+    return load_sets(config, load_family(config.model.path, thinking=config.model.thinking))
 
 
 def loop(

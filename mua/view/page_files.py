@@ -35,10 +35,10 @@ def served_page() -> tuple[str, str]:
     return _page("mua view", styles, imports, ""), policy
 
 
-def whole_page(title: str, blobs: Iterable[tuple[str, bytes]]) -> Iterable[str]:
+def whole_page(title: str, blobs: Iterable[tuple[str, bytes]], lead: str = "") -> Iterable[str]:
     """The pieces of a page that needs nothing else; ``blobs`` are bytes by name, which its modules find there.
 
-    The bytes stand in it as base64, in which no markup can occur.
+    The bytes stand in it as base64, in which no markup can occur. ``lead`` is HTML that stands before the list of runs.
     """
     sources = {name: (STATIC / file).read_bytes() for name, file in MODULES.items()}
     imports = json.dumps({
@@ -52,7 +52,7 @@ def whole_page(title: str, blobs: Iterable[tuple[str, bytes]]) -> Iterable[str]:
         "img-src data:; base-uri 'none'; form-action 'none'"
     )
     before, after = _page(
-        title, styles, imports, f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
+        title, styles, imports, f'<meta http-equiv="Content-Security-Policy" content="{policy}">', lead
     ).split("<!-- data -->")
     yield before
     for name, content in blobs:
@@ -61,11 +61,12 @@ def whole_page(title: str, blobs: Iterable[tuple[str, bytes]]) -> Iterable[str]:
     yield after
 
 
-def _page(title: str, styles: str, imports: str, policy: str) -> str:
+def _page(title: str, styles: str, imports: str, policy: str, lead: str = "") -> str:
+    lead = f'<section id="lead">{lead}</section>' if lead else ""
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8">{policy}<title>{html.escape(title)}</title>'
         f'<meta name="viewport" content="width=device-width, initial-scale=1"><link rel="icon" href="data:,">{styles}'
-        f'<script type="importmap">{imports}</script></head><body><div id="app"></div>\n<!-- data -->'
+        f'<script type="importmap">{imports}</script></head><body>{lead}<div id="app"></div>\n<!-- data -->'
         f'<script type="module">{_START}</script></body></html>\n'
     )
 

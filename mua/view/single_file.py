@@ -47,12 +47,20 @@ class Exported:
 
 
 def export_page(
-    answers: Answers, out: Path, *, only: Mapping[str, str], most: int | None = None, megabytes: float = MEGABYTES
+    answers: Answers,
+    out: Path,
+    *,
+    only: Mapping[str, str],
+    most: int | None = None,
+    megabytes: float = MEGABYTES,
+    first: Sequence[tuple[str, str]] = (),
+    lead: str = "",
 ) -> Exported:
     """Write ``out`` with the trajectories that the filters ``only`` leave (as mua.view.trajectory_lists.question_of).
 
     Of more than ``most``, or than fit into ``megabytes``, a sample spread evenly over each run is in the file, and its
-    page says so. Raises :class:`BadQuestion`, :class:`DiskError`.
+    page says so. ``first`` are runs' keys and trajectories' ids that are in it in any case, and ``lead`` is HTML that
+    stands before the list of runs. Raises :class:`BadQuestion`, :class:`DiskError`.
     """
     for name in only:
         if name in ("order", "limit", "offset", "run"):
@@ -63,7 +71,7 @@ def export_page(
     wanted = sum(map(len, chosen.values()))
     packed: dict[str, list[tuple[str, bytes]]] = {run.key: [] for run in runs}
     numbers, size, pruned = itertools.count(), 0, 0
-    for run, name in _spread(runs, chosen, most):
+    for run, name in _spread(runs, chosen, most, first):
         whole, gone = _whole(answers, run, name)
         blob = gzip.compress(as_bytes(whole), 6, mtime=0)
         if size and size + 4 * len(blob) / 3 > megabytes * 2**20:
@@ -80,7 +88,7 @@ def export_page(
         [("index", gzip.compress(as_bytes(index), 6, mtime=0))],
         ((f"t/{keys[run.key, name]}", blob) for run in runs for name, blob in packed[run.key]),
     )
-    _write(out, whole_page(f"mua view: {', '.join(run.key for run in runs)}", blobs))
+    _write(out, whole_page(f"mua view: {', '.join(run.key for run in runs)}", blobs, lead))
     return Exported(count, wanted, pruned, out.stat().st_size)
 
 
@@ -93,12 +101,15 @@ def _ids(answers: Answers, run: ViewedRun, only: Mapping[str, str]) -> list[str]
 
 
 def _spread(
-    runs: Sequence[ViewedRun], chosen: Mapping[str, list[str]], most: int | None
+    runs: Sequence[ViewedRun], chosen: Mapping[str, list[str]], most: int | None, first: Sequence[tuple[str, str]]
 ) -> Iterator[tuple[ViewedRun, str]]:
-    """Trajectories of all runs in turn, each run's in an order whose every beginning lies evenly over it."""
-    orders = [[(run, chosen[run.key][at]) for at in _even(len(chosen[run.key]))] for run in runs]
+    """Trajectories of all runs in turn, each run's in an order whose every beginning lies evenly over it; ``first``
+    before all."""
+    by_key = {run.key: run for run in runs}
+    orders = [[(run.key, chosen[run.key][at]) for at in _even(len(chosen[run.key]))] for run in runs]
     turns = (pair for row in itertools.zip_longest(*orders) for pair in row if pair is not None)
-    yield from itertools.islice(turns, most)
+    every = dict.fromkeys(itertools.chain(first, turns))
+    yield from ((by_key[key], name) for key, name in itertools.islice(every, most))
 
 
 def _even(count: int) -> list[int]:

@@ -13,12 +13,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import click
+import page_commands
 import pytest
-import typer
 
-import mua.cli
-from mua.config.load import load_config
 from tools.gpu_checks import CHECKS
 
 ROOT = Path(__file__).parents[2]
@@ -37,13 +34,7 @@ def test_every_command_is_known() -> None:
 @pytest.mark.parametrize("line", OURS)
 def test_a_command_of_mua_takes_its_options_and_its_configuration_loads(line: str, monkeypatch) -> None:
     monkeypatch.chdir(ROOT)
-    arguments = shlex.split(re.sub(r"^(mua|torchrun .*-m mua\.cli) ", "", line))
-    command, context = typer.main.get_command(mua.cli.app), click.Context(click.Group("mua"))
-    while isinstance(command, click.Group) and arguments and arguments[0] in command.commands:
-        command = command.commands[arguments.pop(0)]
-    context = command.make_context(command.name, arguments)
-    if (config := context.params.get("config")) is not None:
-        load_config(config, context.params["overrides"] or ())
+    page_commands.check(line)
 
 
 @pytest.mark.parametrize("line", TOOLS)

@@ -7,11 +7,14 @@ Not covered: that the pins install (`make setup` does it, .ci/run from nothing) 
 from __future__ import annotations
 
 import ast
+import json
 import os
 import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterable
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 
@@ -19,9 +22,15 @@ import pytest
 import torch
 
 import mua
+from mua.shipped import FOLDERS
 
 ROOT = Path(__file__).parents[2]
 CONSTRAINTS = sorted((ROOT / "constraints").glob("*.txt"))
+
+
+@cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
 
 
 def pins(path: Path) -> list[str]:
@@ -182,6 +191,64 @@ def test_packages_carry_every_data_file(tmp_path: Path) -> None:
         check=True,
     ).stdout.split()
     assert [name for name in tracked if not (built / name).is_file()] == []
+    beside = subprocess.run(
+        ["git", "ls-files", "--", *FOLDERS], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.split()
+    assert [name for name in beside if not (built / "mua/_shipped" / name).is_file()] == []
+
+
+PACKAGES = ("mua", "megatron_bridge", "environments", "workbench")
+BROUGHT = {
+    "annotated_types": "pydantic", "pydantic_core": "pydantic", "yarl": "aiohttp", "anyio": "mcp", "httpx2": "mcp",
+    "mcp_types": "mcp", "latex2sympy2_extended": "math-verify", "sympy": "math-verify",
+}  # fmt: skip
+"""Modules that a requirement's own interface takes or gives, so that it always brings them."""
+BY_NAME = {
+    "lxml-html-clean": "by trafilatura, where lxml has it no more", "psycopg": "by SQLAlchemy, for a URL",
+    "tensorboard": "by torch.utils.tensorboard",
+}  # fmt: skip
+"""Requirements that others import for us, and for what."""
+STACKS = ("cpu", "gpu", "dev")
+"""Extras of a whole stack, some of which only SGLang imports."""
+
+
+def requirements() -> dict[str, set[str]]:
+    """Distribution names by extra, those of everybody as ``core``, as ``setup.py`` declares them."""
+    command = [sys.executable, "-c", "import json, setuptools; setuptools.setup = lambda **k: print(json.dumps("
+               "{'core': k['install_requires'], **k['extras_require']})); exec(open('setup.py').read(), "
+               "{'__file__': 'setup.py'})"]  # fmt: skip
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    return {
+        extra: {re.split(r"[\[<>=;~ ]", line)[0].lower() for line in lines}
+        for extra, lines in json.loads(done.stdout).items()
+    }
+
+
+def imported(trees: Iterable[ast.Module]) -> set[str]:
+    """Top names of all modules that are imported, wherever the statement stands."""
+    nodes = [node for tree in trees for node in ast.walk(tree)]
+    plain = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    by_from = {node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module and not node.level}
+    return {name.partition(".")[0] for name in plain | by_from}
+
+
+def test_requirements_are_what_is_imported() -> None:
+    """Nothing is imported that no requirement brings, and nothing is required that nothing imports."""
+    paths = [path for room in PACKAGES for path in (ROOT / room).rglob("*.py")]
+    plugins = (ROOT / "mua/compat/sglang_cpu/shim", ROOT / "mua/compat/sglang_keys/plugin")
+    trees = [tree_of(path) for path in paths if not any(path.is_relative_to(folder) for folder in plugins)]
+    own = {*PACKAGES, *sys.stdlib_module_names, "_typeshed"}
+    known = metadata.packages_distributions()
+    asked = {
+        BROUGHT.get(name) or next(iter(known.get(name, [name]))).lower().replace("_", "-")
+        for name in imported(trees) - own
+        if not name.startswith("mua_")
+    }
+    declared = requirements()
+    assert asked - set().union(*declared.values()) == set()
+    assert declared["core"] - asked - BY_NAME.keys() == set()
+    for extra in declared.keys() - {"core", *STACKS}:
+        assert declared[extra] - asked - BY_NAME.keys() == set(), extra
 
 
 def test_ci_runs_what_the_readme_says_and_is_executable() -> None:
@@ -204,7 +271,7 @@ def private_names_of_upstream(tree: ast.AST, own: set[str]) -> list[str]:
 
 def test_only_compat_knows_private_names_of_other_packages() -> None:
     paths = [path for room in ("mua", "megatron_bridge") for path in sorted((ROOT / room).rglob("*.py"))]
-    trees = {path: ast.parse(path.read_text(encoding="utf-8")) for path in paths}
+    trees = {path: tree_of(path) for path in paths}
     own = {"_replace", "_asdict", "_fields", "_exit"}  # public all the same: of named tuples, and of os
     outside = {path: tree for path, tree in trees.items() if ROOT / "mua/compat" not in path.parents}
     for node in (node for tree in outside.values() for node in ast.walk(tree)):

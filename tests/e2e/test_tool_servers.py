@@ -21,7 +21,7 @@ from environments.help_desk.demonstrations import demonstrations
 from mua.environment.manager import EnvironmentInstance
 from mua.environment.protocol import ToolResult
 from mua.observe.traces import read_traces
-from tools.tiny import write_conversations
+from workbench.demonstrate import write_conversations
 
 pytestmark = pytest.mark.timeout(600)
 ANSWER = "get_order: noted"

@@ -46,8 +46,8 @@ def test_engines_of_two_machines(workshop: Workshop, tmp_path: Path, transport: 
     assert found["key_in_command_line"] is False
     report = found["report"]
     engines = 2 * report.bytes if transport == "broadcast" else 0
-    # Tensor parallelism over the two machines: a feeder lacks what the other rank alone has. Where rank 0 alone feeds
-    # that is less than one model, with two feeders less than two.
+    # Tensor parallelism over the two machines: a root lacks what the other rank alone has. Where rank 0 alone feeds
+    # that is less than one model, with two roots less than two.
     assert 0 < report.moved - engines < report.bytes * (1 if engines else 2)
     assert report.needed == report.moved
     assert_nothing_left(tmp_path)

@@ -21,8 +21,7 @@ from mua.errors import UserFaultKind
 from mua.observe.traces import read_traces
 from mua.types import Json, Outcome, Provenance, Trajectory
 from tests.served_support import PROMPT, Served, customers, random_model, serving
-from tools.tiny import write_conversations
-from workbench.demonstrate import demonstrate
+from workbench.demonstrate import demonstrate, write_conversations
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 

@@ -67,7 +67,9 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, Pa
         pytest.param("moe", {"tensor_parallel": 4}, marks=pytest.mark.slow),
         pytest.param("moe", {"tensor_parallel": 2, "extra": {"ep_size": 2}}, marks=pytest.mark.grid),
         pytest.param("moe", {"tensor_parallel": 2, "load": "tensors"}, marks=pytest.mark.grid),
-        pytest.param("moe", {"tensor_parallel": 2, "transport": "broadcast", "feeders": 3}, marks=pytest.mark.grid),
+        pytest.param(
+            "moe", {"tensor_parallel": 2, "transport": "broadcast", "broadcast_roots": 3}, marks=pytest.mark.grid
+        ),
         pytest.param("moe", {}, marks=pytest.mark.grid),
     ],
     ids=lambda value: value if isinstance(value, str) else "-".join(f"{name} {of}" for name, of in value.items()),

@@ -1,4 +1,4 @@
-"""Resharding from every kind of layout onto feeder ranks: every byte right, every bound kept. Real Megatron on gloo.
+"""Resharding from every kind of layout onto root ranks: every byte right, every bound kept. Real Megatron on gloo.
 
 Not covered: NCCL, and the engines that take the buckets (test_engine_transports.py).
 """
@@ -37,7 +37,7 @@ class Layout:
     ep: int = 1
     etp: int | None = None
     dp: int = 1
-    feeders: tuple[int, ...] = (0,)
+    roots: tuple[int, ...] = (0,)
 
     @property
     def world(self) -> int:
@@ -46,26 +46,26 @@ class Layout:
     def __str__(self) -> str:
         sizes = [f"{name}{value}" for name in ("tp", "pp", "vpp", "cp", "ep", "etp", "dp")
                  if (value := getattr(self, name)) not in (None, 1)]  # fmt: skip
-        return "-".join([*sizes, "to", *map(str, self.feeders)])
+        return "-".join([*sizes, "to", *map(str, self.roots)])
 
 
 DENSE = [
     Layout(),
     Layout(tp=2),
     Layout(pp=2),
-    Layout(dp=2, feeders=(0, 1)),
-    Layout(pp=2, vpp=2, feeders=(1,)),
-    Layout(tp=2, pp=2, feeders=(0, 2)),
-    Layout(tp=2, cp=2, feeders=(0, 3)),
-    Layout(tp=4, feeders=(0, 1)),
-    Layout(tp=2, pp=2, dp=2, feeders=(0, 4)),
-    Layout(tp=4, pp=2, feeders=(0, 4, 7)),
+    Layout(dp=2, roots=(0, 1)),
+    Layout(pp=2, vpp=2, roots=(1,)),
+    Layout(tp=2, pp=2, roots=(0, 2)),
+    Layout(tp=2, cp=2, roots=(0, 3)),
+    Layout(tp=4, roots=(0, 1)),
+    Layout(tp=2, pp=2, dp=2, roots=(0, 4)),
+    Layout(tp=4, pp=2, roots=(0, 4, 7)),
 ]
 MOE = [
-    Layout(dp=2, ep=2, feeders=(0, 1)),
+    Layout(dp=2, ep=2, roots=(0, 1)),
     Layout(tp=2, ep=2, etp=1),
-    Layout(tp=2, dp=2, ep=2, feeders=(0, 2)),
-    Layout(tp=2, pp=2, dp=2, ep=2, feeders=(0, 4)),
+    Layout(tp=2, dp=2, ep=2, roots=(0, 2)),
+    Layout(tp=2, pp=2, dp=2, ep=2, roots=(0, 4)),
 ]
 
 
@@ -82,12 +82,12 @@ def moe(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("layout", DENSE, ids=str)
-def test_feeders_get_every_byte_of_a_dense_model(layout: Layout, dense: Path) -> None:
+def test_roots_get_every_byte_of_a_dense_model(layout: Layout, dense: Path) -> None:
     _check(layout, dense)
 
 
 @pytest.mark.parametrize("layout", MOE, ids=str)
-def test_feeders_get_every_byte_of_every_expert(layout: Layout, moe: Path) -> None:
+def test_roots_get_every_byte_of_every_expert(layout: Layout, moe: Path) -> None:
     _check(layout, moe)
 
 
@@ -96,16 +96,16 @@ def _check(layout: Layout, folder: Path) -> None:
     total = sum(tensor.nbytes for tensor in load_file(folder / "model.safetensors").values())
     for rank, result in enumerate(results):
         assert result["wrong"] == []
-        assert result["feeds"] == (rank in layout.feeders)
+        assert result["feeds"] == (rank in layout.roots)
         assert result["needed"] <= total
-        # One bucket, what is received for it, and one message to every other feeder: never the whole model.
+        # One bucket, what is received for it, and one message to every other root: never the whole model.
         assert result["largest"] <= max(result["largest_bucket"], LIMIT)
-        assert result["live"] <= (1 + len(layout.feeders)) * result["largest_bucket"]
+        assert result["live"] <= (1 + len(layout.roots)) * result["largest_bucket"]
     assert sum(result["received"] for result in results) == sum(result["needed"] for result in results)
     assert sum(result["sent"] for result in results) == sum(result["received"] for result in results)
 
 
-def test_a_feeder_gets_only_what_it_lacks(dense: Path) -> None:
+def test_a_root_gets_only_what_it_lacks(dense: Path) -> None:
     results = run_on_workers(2, reshard, dense, Layout(tp=2))
     weights = load_file(dense / "model.safetensors")
     split = [tensor.nbytes for name, tensor in weights.items() if tensor.ndim == 2 and "layers" in name]
@@ -191,7 +191,7 @@ async def _update_a_stand_in(source: Any, fault: str) -> dict[str, Any]:
     [
         ("dense", Layout(tp=2, pp=2), {"tensor_parallel": 2}),
         ("moe", Layout(tp=2, dp=2, ep=2), {"count": 2}),
-        ("dense", Layout(tp=2, pp=2), {"transport": "broadcast", "feeders": 3}),
+        ("dense", Layout(tp=2, pp=2), {"transport": "broadcast", "broadcast_roots": 3}),
     ],
     ids=str,
 )
@@ -262,14 +262,14 @@ class Allocations(TorchDispatchMode):
 
 
 def reshard(folder: Path, layout: Layout) -> dict[str, Any]:
-    """Build the layout, reshard twice with changed weights in between, compare every byte on the feeders."""
+    """Build the layout, reshard twice with changed weights in between, compare every byte on the roots."""
     from megatron_bridge.convert import load_hf
     from megatron_bridge.plan import plan_model
     from megatron_bridge.reshard import Resharder
 
     chunks = build(folder, layout)
     load_hf(chunks, folder)
-    resharder = Resharder(plan_model(chunks), dict.fromkeys(layout.feeders, (0,)), LIMIT, node=dist.get_rank() // 2)
+    resharder = Resharder(plan_model(chunks), dict.fromkeys(layout.roots, (0,)), LIMIT, node=dist.get_rank() // 2)
     expected = load_file(folder / "model.safetensors")
     wrong = []
     for factor in (1.0, 2.0):
@@ -280,7 +280,7 @@ def reshard(folder: Path, layout: Layout) -> dict[str, Any]:
             with allocations:
                 flat = resharder.assemble(index).get(0)
             assert bucket.nbytes <= LIMIT or len(bucket.tensors) == 1
-            assert (flat is not None) == (dist.get_rank() in layout.feeders)
+            assert (flat is not None) == (dist.get_rank() in layout.roots)
             for slot in bucket.tensors:
                 seen.add(slot.spec.name)
                 assert slot.start % 256 == 0
@@ -294,7 +294,7 @@ def reshard(folder: Path, layout: Layout) -> dict[str, Any]:
                     parameter.mul_(2)
     traffic, largest = resharder.traffic, max(bucket.nbytes for bucket in resharder.buckets)
     found = {name: getattr(traffic, name) for name in ("sent", "received", "needed")}
-    found |= {"wrong": wrong, "feeds": dist.get_rank() in layout.feeders, "largest_bucket": largest}
+    found |= {"wrong": wrong, "feeds": dist.get_rank() in layout.roots, "largest_bucket": largest}
     return found | {"largest": allocations.largest, "live": allocations.live}
 
 

@@ -12,6 +12,7 @@ import pytest
 
 from mua.algorithms.rollout_metrics import rollout_metrics
 from mua.algorithms.said import diversity
+from mua.observe.catalogue import unknown
 from mua.types import Group, Outcome, Provenance, Segment, Trajectory
 
 S, U, T, M, A = (Provenance.SYSTEM, Provenance.USER, Provenance.TOOL, Provenance.TEMPLATE, Provenance.SAMPLED)
@@ -47,6 +48,7 @@ def example() -> list[Group]:
 
 def test_metrics_of_an_example_counted_by_hand():
     metrics = rollout_metrics(example(), version=6)
+    assert unknown(metrics) == []
     root_half = 1 / (math.sqrt(0.5) + 1e-6)
     expected = {
         "reward/mean": 0.75,
@@ -150,6 +152,7 @@ def test_several_domains_are_told_apart_and_one_alone_is_not() -> None:
     other = Group(1, "b", [of("gyms/turtle", 0.25), of("gyms/turtle", 9.0, Outcome.JUDGE_ERROR)])
     lost = Group(2, "c", [of("telecom", 0.0, Outcome.USER_ERROR)])
     found = rollout_metrics([one, other, lost])
+    assert unknown(found) == []
     assert found["rollout/domain/retail/reward/mean"] == 0.5
     assert found["rollout/domain/gyms/turtle/reward/mean"] == 0.25
     assert [found[f"rollout/domain/{n}/unscored"] for n in ("retail", "gyms/turtle", "telecom")] == [0.0, 0.5, 1.0]

@@ -58,13 +58,13 @@ def plan() -> ModelPlan:
     return ModelPlan(parameters, local, shard, dist.group.WORLD, tied=False, hf_config={})
 
 
-def resharded(feeders: tuple[int, ...], limit: int, alignment: int) -> dict[str, Any]:
+def resharded(roots: tuple[int, ...], limit: int, alignment: int) -> dict[str, Any]:
     """On each rank the names of tensors that arrived as they are, and bytes received."""
-    resharder = Resharder(plan(), dict.fromkeys(feeders, (0,)), limit, alignment=alignment)
+    resharder = Resharder(plan(), dict.fromkeys(roots, (0,)), limit, alignment=alignment)
     expected, right = whole(), []
     for index, layout in enumerate(resharder.buckets):
         flat = resharder.assemble(index).get(0)
-        assert (flat is not None) == (dist.get_rank() in feeders)
+        assert (flat is not None) == (dist.get_rank() in roots)
         right += [
             s.spec.name for s in layout.tensors if flat is not None and torch.equal(s.view(flat), expected[s.spec.name])
         ]
@@ -73,11 +73,11 @@ def resharded(feeders: tuple[int, ...], limit: int, alignment: int) -> dict[str,
 
 
 @pytest.mark.parametrize(("limit", "alignment"), [(1 << 20, 256), (1 << 20, 1), (200, 256)])
-@pytest.mark.parametrize("feeders", [(0,), (1,), (0, 1)])
-def test_feeders_get_every_tensor_and_only_what_they_lack(feeders: tuple[int, ...], limit: int, alignment: int) -> None:
-    results = run_on_workers(TP, resharded, feeders, limit, alignment)
+@pytest.mark.parametrize("roots", [(0,), (1,), (0, 1)])
+def test_roots_get_every_tensor_and_only_what_they_lack(roots: tuple[int, ...], limit: int, alignment: int) -> None:
+    results = run_on_workers(TP, resharded, roots, limit, alignment)
     split = sum(tensor.nbytes for name, tensor in whole().items() if name != "norm")
     for rank, result in enumerate(results):
-        assert result["right"] == (sorted(whole()) if rank in feeders else [])
-        assert result["received"] == result["needed"] == (split // 2 if rank in feeders else 0)
-    assert sum(result["sent"] for result in results) == len(feeders) * split // 2
+        assert result["right"] == (sorted(whole()) if rank in roots else [])
+        assert result["received"] == result["needed"] == (split // 2 if rank in roots else 0)
+    assert sum(result["sent"] for result in results) == len(roots) * split // 2

@@ -106,6 +106,7 @@ def test_convert_finds_the_files_of_the_model_in_the_runs_configuration(
     Path("out/config.yaml").write_text(BASE, encoding="utf-8")
     checkpoint_manifest.write_manifest(checkpoint, {"dtype": "torch.float32", "tensors": {}, "weights_only": True})
     words = ("convert", "megatron-to-hf", str(checkpoint), "hf")
+    load_config(Path("out/config.yaml")).model.path.mkdir(parents=True, exist_ok=True)
     for more in ([], ["--source", "other"]):
         result = mua(*words, *more)
         assert result.exit_code == 0, result.output

@@ -51,7 +51,8 @@ def errors(text: str | bytes, *overrides: str) -> list[str]:
         ("max_staleness: 1", "x.yaml:2: max_staleness: unknown key; did you mean trainer.max_staleness?"),
         (
             "observe:\n  colour: red",
-            "x.yaml:3: observe.colour: unknown key; this section has progress, tensorboard, traces",
+            "x.yaml:3: observe.colour: unknown key; "
+            "this section has mlflow, progress, tensorboard, texts, traces, wandb",
         ),
         ("trainer:\n  steps: many", "x.yaml:3: trainer.steps: expected an integer, got 'many' (a string)"),
         ("trainer:\n  steps: 1.0", "x.yaml:3: trainer.steps: expected an integer, got 1.0 (a number)"),

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from mua.observe.metrics_log import METRICS_FILE
-from tools.demo import steps_within
+from workbench.demo import steps_within
 
 
 def test_more_fine_tuning_gets_the_time_of_the_learning(tmp_path: Path) -> None:

@@ -56,6 +56,17 @@ def test_listing_imports_nothing(packages: Path):
         get_domain("bakery_b")
 
 
+def test_another_projects_package_of_the_name_is_told_from_ours(monkeypatch: pytest.MonkeyPatch):
+    theirs = ModuleType("environments")
+    theirs.__path__ = ["/site/environments"]
+    monkeypatch.setitem(sys.modules, "environments", theirs)
+    with pytest.raises(ConfigError, match=r"^environments: .* is not mua's but /site/environments.*PYTHONPATH"):
+        domain_names()
+    monkeypatch.setitem(sys.modules, "environments", None)  # as if it was uninstalled
+    with pytest.raises(ConfigError, match="cannot be imported"):
+        get_domain("retail")
+
+
 @pytest.mark.parametrize(
     ("asked", "hint"), [("bakery", "; did you mean 'bakery_c'?"), ("zzz", ""), ("os", ""), ("../x", "")]
 )

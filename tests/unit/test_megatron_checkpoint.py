@@ -305,9 +305,10 @@ def test_the_manifest_tells_where_a_checkpoint_comes_from(built: Learner, tmp_pa
     assert content["config"]["user"]["llm"]["model"] == "m"
     assert "sk-secret" not in json.dumps(content)
     assert content["versions"].keys() >= {"mua", "megatron-core", "torch", "sglang"}
-    assert set(content["files"]) == {path.name for path in checkpoint_folder(tmp_path, 1).iterdir()} - {
-        checkpoint_manifest.NAME
-    }
+    folder = checkpoint_folder(tmp_path, 1)
+    files = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+    assert set(content["files"]) == files - {checkpoint_manifest.NAME}
+    assert "hf/config.json" in files  # with the tokenizer: it is converted from any folder
 
 
 def test_the_commit_is_told_with_whether_files_differ_from_it(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from rich.console import Console
 from mua.observe import progress as progress_module
 from mua.observe.progress import Progress
 from mua.observe.transcript import render_trajectory
-from mua.types import Outcome, Provenance, Segment, Trajectory
+from mua.types import EVALUATION_ORDINALS, Outcome, Provenance, Segment, Trajectory
 
 PIECES = [
     (Provenance.SYSTEM, 0, "You help."),
@@ -115,6 +115,29 @@ def test_a_file_gets_one_line_a_stage_and_no_codes() -> None:
     lines = run_stages(io.StringIO()).splitlines()
     assert [line.split(",")[0] for line in lines] == ["  rollout 3/3", "  rollout 3/3", "train 2/2"]
     assert lines[0].endswith(": fine")
+
+
+def test_a_stage_that_said_its_last_does_not_say_it_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(progress_module.time, "monotonic", lambda: now[0])
+    stream = io.StringIO()
+    with Progress(stream=stream) as progress:
+        with progress.stage("train", total=1) as stage:
+            now[0] = 31.0
+            stage.advance(note="reward 1")
+        with progress.stage("evaluate on test", total=2) as stage:
+            now[0] += 31.0
+            stage.advance(2)
+            stage.advance(0, note="success 0.5")
+    assert stream.getvalue().splitlines() == [
+        "train 1/1, 31 s: reward 1", "evaluate on test 2/2, 31 s", "evaluate on test 2/2, 31 s: success 0.5"
+    ]  # fmt: skip
+
+
+def test_an_episode_of_an_evaluation_is_named_so() -> None:
+    text = plain(trajectory(ordinal=EVALUATION_ORDINALS + 77))
+    assert "of this task, in an evaluation, attempt 1" in text
+    assert str(EVALUATION_ORDINALS + 77) not in text
 
 
 def test_a_long_stage_says_something_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:

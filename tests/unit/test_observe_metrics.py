@@ -23,7 +23,7 @@ from mua.observe.metrics_log import (
     memory_metrics,
     read_metrics,
 )
-from tools.reward_curve import plot_reward_curve
+from workbench.reward_curve import plot_reward_curve
 
 
 def steps(output: Path) -> list[int]:

@@ -25,6 +25,7 @@ from mua.cli import app
 from mua.config.schema import ExperimentConfig
 from mua.errors import ConfigError
 from mua.observe.output import LOCK_FILE, only_run, output_of
+from tools.pretrain import BASE
 
 HOLDER = """
 import os, subprocess, sys, time
@@ -131,9 +132,12 @@ def test_a_file_system_without_locks_is_told_of(
 def test_no_command_writes_into_a_folder_in_use(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: list[str]
 ) -> None:
+    base = BASE.resolve()
     monkeypatch.chdir(tmp_path)
+    said = '{"messages": [{"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}]}'
+    Path("d.jsonl").write_text(said)
     Path("x.yaml").write_text(
-        "name: x\noutput: out\nmodel: {path: m, max_length: 1024}\nenvironment: {name: help_desk}\n"
+        f"name: x\noutput: out\nmodel: {{path: {base}, max_length: 1024}}\nenvironment: {{name: help_desk}}\n"
         "rollout: {max_tokens: 1000}\ntrainer: {steps: 1}\nsft: {data: d.jsonl}\n"
     )
     Path("out").mkdir()

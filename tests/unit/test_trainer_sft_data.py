@@ -5,13 +5,17 @@ Does not cover how a demonstration becomes tokens (test_tokens_conversation.py) 
 
 from __future__ import annotations
 
+import gzip
 import itertools
 import json
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import pyarrow
+import pyarrow.ipc
+import pyarrow.parquet
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -196,7 +200,7 @@ def test_reasoning_before_a_function_call_is_reasoning(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "reason"),
     [
-        (json.dumps({"conversations": "hi"}), '"conversations" must be an array of objects'),
+        (json.dumps({"conversations": "hi"}), '"conversations" is text that is not valid JSON'),
         (shared(("bot", "hi")), "conversations[0]: \"from\" is 'bot'; it must be one of system, human, user, gpt,"),
         (shared(("human", "hi"), ("gpt", None)), 'conversations[1]: "value" must be a string, not NoneType'),
         (shared(("human", "hi"), ("function_call", "{")), "conversations[1]: the function call is not valid JSON"),
@@ -296,11 +300,12 @@ def test_windows_line_ends_and_a_missing_last_one_are_fine(tmp_path: Path) -> No
         ('{"messages": "' + "[" * 5000 + '"}', '"messages" is text that is not valid JSON (nested too deeply'),
         (
             '{"te\\nxt": 1}',
-            'neither "messages" (OpenAI form) nor "conversations" (ShareGPT form); the keys are te\\nxt',
+            'a record has "messages" (OpenAI form), "conversations" (ShareGPT form), "prompt" and "completion", or '
+            '"instruction" and "output"; its keys are te\\nxt',
         ),
         (record(USER, {"role": "x" * 5000}), "messages[1]: role 'xxx"),
         ("[1]", "a record is an object, not list"),
-        ('{"text": "hi"}', 'neither "messages" (OpenAI form) nor "conversations" (ShareGPT form); the keys are text'),
+        ('{"text": "hi"}', 'a record has "messages" (OpenAI form), "conversations"'),
         (record(), "a demonstration is an optional system message"),
         (json.dumps({"messages": "hi"}), '"messages" is text that is not valid JSON (Expecting value'),
         (json.dumps({"messages": {"role": "user"}}), '"messages" must be an array of objects'),
@@ -389,3 +394,159 @@ def test_blocks_that_are_never_closed_take_no_time() -> None:
     text = "<tool_response>" * 100_000 + " " * 100_000
     record = {"conversations": [{"from": "observation", "value": text}]}
     assert openai_messages(record) == [{"role": "tool", "content": text}]
+
+
+PARTS = [{"type": "text", "text": "h"}, {"type": "text", "text": "i"}]
+SAME = [
+    {"messages": [{"role": "user", "content": PARTS}, {**AGENT, "content": [{"type": "text", "text": "hello"}]}]},
+    {"messages": [{"role": "user", "content": ["hi"]}, AGENT]},
+    {"prompt": "hi", "completion": "hello"},
+    {"prompt": "hi", "response": "hello"},
+    {"prompt": [USER], "completion": [AGENT]},
+    {"prompt": json.dumps([USER]) and [USER], "completion": AGENT},
+    {"instruction": "hi", "input": "", "output": "hello"},
+    {"conversations": [USER, AGENT]},
+    {"messages": [{"from": "human", "value": "hi"}, {"from": "gpt", "value": "hello"}]},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("form", SAME, ids=range(len(SAME)))
+def test_what_people_have_gives_the_tokens_of_openais_form(tmp_path: Path, form: object) -> None:
+    (want,) = read(tmp_path / "a.jsonl", [record(USER, AGENT)])
+    (found,) = read(tmp_path / "b.jsonl", [json.dumps(form), ""][:1])
+    assert [segment.ids.tolist() for segment in found] == [segment.ids.tolist() for segment in want]
+    assert trained(FAMILY, found) == trained(FAMILY, want)
+
+
+def test_a_developer_is_the_system_and_joins_it(tmp_path: Path) -> None:
+    told = [{"role": "system", "content": "Be kind."}, {"role": "developer", "content": "Be brief."}]
+    (both,) = read(tmp_path / "a.jsonl", [record(*told, USER, AGENT)])
+    (one,) = read(tmp_path / "b.jsonl", [record({"role": "system", "content": "Be kind.\n\nBe brief."}, USER, AGENT)])
+    (alone,) = read(tmp_path / "c.jsonl", [record({**told[1], "role": "developer"}, USER, AGENT)])
+    (system,) = read(tmp_path / "d.jsonl", [record({**told[1], "role": "system"}, USER, AGENT)])
+    assert both[0].ids.tolist() == one[0].ids.tolist()
+    assert alone[0].ids.tolist() == system[0].ids.tolist()
+    with pytest.raises(ConfigError, match=r"messages\[2\]: role 'system'; roles are system \(first only\)"):
+        read(tmp_path / "e.jsonl", [record(USER, AGENT, told[1], USER, AGENT)])
+
+
+def test_nothing_of_a_prompt_carries_loss(tmp_path: Path) -> None:
+    earlier = [USER, {"role": "assistant", "content": "earlier"}, USER]
+    (segments,) = read(tmp_path / "a.jsonl", [json.dumps({"prompt": earlier, "completion": [AGENT]})])
+    assert ["hello" in text or "earlier" not in text for text in trained(FAMILY, segments)] == [True]
+
+
+def test_a_function_of_old_is_a_tool(tmp_path: Path) -> None:
+    call = {"name": "look_up", "arguments": '{"key": 1}'}
+    old = [USER, {"role": "assistant", "content": None, "function_call": call},
+           {"role": "function", "name": "look_up", "content": "one"}, AGENT]  # fmt: skip
+    new = [USER, {"role": "assistant", "content": None, "tool_calls": [{"type": "function", "function": call}]},
+           {"role": "tool", "content": "one"}, AGENT]  # fmt: skip
+    (was,) = read(tmp_path / "a.jsonl", [json.dumps({"messages": old, "functions": [TOOL["function"]]})])
+    (now,) = read(tmp_path / "b.jsonl", [record(*new, tools=[TOOL])])
+    assert was[0].ids.tolist() == now[0].ids.tolist()
+
+
+@pytest.mark.parametrize(
+    ("form", "reason"),
+    [
+        ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}, AGENT]},
+         r"messages\[0\].content\[0\] is a part of type 'image_url'; only text is trained"),
+        ({"messages": [{"role": "user", "content": [{"type": "text", "text": 3}]}, AGENT]}, "part of type 'text'"),
+        ({"messages": [{"role": "user", "content": [None]}, AGENT]}, "part of type None"),
+        ({"prompt": "hi"}, '"prompt" without "completion": there is nothing to learn'),
+        ({"prompt": 3, "completion": "x"}, '"prompt" must be a text, not int'),
+        ({"prompt": "hi", "completion": [USER]}, '"completion" holds no message of the assistant'),
+        ({"prompt": [1], "completion": [AGENT]}, '"prompt" must be an array of objects'),
+        ({"chosen": [USER, AGENT], "rejected": []}, "preference pairs only one side can be imitated"),
+        ({"text": "hi"}, "plain text has no turns to tell apart"),
+        ({"instruction": 3, "output": "x"}, '"instruction" must be a text'),
+        ({"instruction": "a", "output": "b", "history": ["x"]}, '"history" must be pairs of texts'),
+    ],
+)  # fmt: skip
+def test_other_forms_that_are_wrong_say_so(tmp_path: Path, form: object, reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        read(tmp_path / "x.jsonl", [json.dumps(form)])
+
+
+def test_a_gzipped_file_is_read_whatever_it_is_called(tmp_path: Path) -> None:
+    for name in ("x.jsonl.gz", "x.jsonl"):
+        path = tmp_path / name
+        path.write_bytes(gzip.compress(f"\ufeff{record(USER, AGENT)}\r\n{record(USER, AGENT)}\r\n".encode()))
+        assert len(load_conversations(path, FAMILY, config_of(path))) == 2
+    path.write_bytes(gzip.compress(f"{record(USER, AGENT)}\n{{".encode()))
+    with pytest.raises(ConfigError, match=r"x\.jsonl:2: not a conversation"):
+        load_conversations(path, FAMILY, config_of(path))
+    path.write_bytes(gzip.compress(record(USER, AGENT).encode())[:-12])
+    with pytest.raises(ConfigError, match="damaged gzip file"):
+        load_conversations(path, FAMILY, config_of(path))
+
+
+ROWS = [
+    {"messages": [USER, {**AGENT, "tool_calls": None, "weight": None}], "tools": None},
+    {"messages": [{**USER, "tool_calls": None}, AGENT], "tools": None},
+]
+
+
+@pytest.fixture
+def table() -> pyarrow.Table:
+    return pyarrow.Table.from_pylist(ROWS)
+
+
+def loaded(path: Path) -> list[list[Segment]]:
+    return load_conversations(path, FAMILY, config_of(path))
+
+
+def save_to_disk(table: pyarrow.Table, folder: Path) -> Path:
+    """As ``datasets.Dataset.save_to_disk`` writes it: a stream of Arrow, and which files there are."""
+    folder.mkdir(parents=True)
+    with pyarrow.ipc.new_stream(str(folder / "data-00000-of-00001.arrow"), table.schema) as writer:
+        writer.write_table(table)
+    (folder / "state.json").write_text(json.dumps({"_data_files": [{"filename": "data-00000-of-00001.arrow"}]}))
+    (folder / "dataset_info.json").write_text("{}")
+    return folder
+
+
+def test_tables_and_datasets_on_disk_are_read(tmp_path: Path, table: pyarrow.Table) -> None:
+    want = [segment.ids.tolist() for (segment,) in read(tmp_path / "a.jsonl", [record(USER, AGENT)] * 2)]
+    pyarrow.parquet.write_table(table, tmp_path / "x.parquet")
+    with pyarrow.ipc.new_file(str(tmp_path / "x.arrow"), table.schema) as writer:
+        writer.write_table(table)
+    both = tmp_path / "both"
+    for split in ("train", "test"):
+        save_to_disk(table, both / split)
+    (both / "dataset_dict.json").write_text(json.dumps({"splits": ["train", "test"]}))
+    hub = tmp_path / "hub" / "data"
+    hub.mkdir(parents=True)
+    (tmp_path / "hub/README.md").write_text("# a card")
+    for name in ("train-00000-of-00002", "train-00001-of-00002", "test-00000-of-00001"):
+        pyarrow.parquet.write_table(table.slice(0, 1), hub / f"{name}.parquet")
+    for place in ("x.parquet", "x.arrow", "both", "both/test", "hub"):
+        assert [segment.ids.tolist() for (segment,) in loaded(tmp_path / place)] == want, place
+    held_out = load_conversations(hub.parent, FAMILY, config_of(hub), key="sft.validation")
+    assert len(held_out) == 1, "the split test"
+
+
+@pytest.mark.parametrize(
+    ("made", "reason"),
+    [
+        (lambda f, t: (f / "x.parquet").write_bytes(b"PAR1 and no more"), "x.parquet: cannot be read as Parquet"),
+        (lambda f, t: (f / "x.arrow").write_bytes(b"ARROW1 and no more"), "x.arrow: cannot be read as Arrow"),
+        (lambda f, t: (f / "x.arrow").write_bytes(b""), "x.arrow"),
+        (lambda f, t: (f / "README.md").write_text("nothing"), "holds no conversations: a file that ends in"),
+        (lambda f, t: (f / "dataset_dict.json").write_text('{"splits": ["a", "b"]}'), "has the splits a, b; name one"),
+        (lambda f, t: (f / "dataset_dict.json").write_text('{"splits": 3}'), "not as Dataset.save_to_disk writes it"),
+        (lambda f, t: (f / "state.json").write_text("{"), "not as Dataset.save_to_disk writes it"),
+        (lambda f, t: (f / "state.json").write_text('{"_data_files": [{"filename": "gone.arrow"}]}'), "cannot read"),
+        (lambda f, t: pyarrow.parquet.write_table(pyarrow.table({"messages": ["[]", "x"]}), f / "x.parquet"),
+         r"x.parquet, row 1: not a conversation"),
+        (lambda f, t: pyarrow.parquet.write_table(pyarrow.table({"a": [1]}), f / "x.parquet"), "its keys are a$"),
+    ],
+)  # fmt: skip
+def test_tables_that_are_none_say_so(
+    tmp_path: Path, table: pyarrow.Table, made: Callable[[Path, pyarrow.Table], object], reason: str
+) -> None:
+    made(tmp_path, table)
+    with pytest.raises(ConfigError, match=reason) as caught:
+        loaded(tmp_path)
+    assert "\n" not in str(caught.value)

@@ -29,8 +29,8 @@ from mua.types import Json, Trajectory
 from tests.agents_support import LIBRARIES, agreed, command_of, differing
 from tools import kit
 from tools.bench.agent_libraries import shares
-from tools.tiny import SMALL, build_policy, write_conversations
-from workbench.demonstrate import demonstrate
+from tools.tiny import SMALL, build_policy
+from workbench.demonstrate import demonstrate, write_conversations
 
 DOMAIN = {"help_desk": "graded_desk", "retail": "graded_shop"}
 PLACE = {

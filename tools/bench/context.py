@@ -43,7 +43,8 @@ from mua.tokens.chat_family import ChatFamily
 from mua.tokens.family_loading import load_family
 from mua.types import Generation, Json, Outcome, Trajectory
 from tools import kit
-from tools.tiny import build_policy, mua, say
+from tools.tiny import build_policy
+from workbench.commands import mua, say
 
 ROOT = Path("runs/context")
 CONFIG, SFT = "configs/tiny-context.yaml", "configs/tiny-context-sft.yaml"

@@ -20,7 +20,8 @@ from environments.help_desk import DOMAIN
 from environments.help_desk.demonstrations import demonstrations
 from tools import kit
 from tools.pretrain import BASE
-from tools.tiny import mua, write_conversations
+from workbench.commands import mua
+from workbench.demonstrate import write_conversations
 
 PAGE = Path("docs/benchmarks/users_matrix.md")
 CONFIG, SFT = "configs/demo.yaml", "configs/demo-sft.yaml"

@@ -76,6 +76,10 @@ const App = () => {
     return () => removeEventListener("hashchange", moved);
   }, []);
   useEffect(() => { document.documentElement.dataset.theme = theme; }, [theme]);
+  useEffect(() => {
+    const lead = document.getElementById("lead");
+    if (lead) lead.hidden = at.parts.length > 0;
+  }, [at]);
   const turn = () => {
     const next = theme === "dark" ? "light" : "dark";
     document.documentElement.dataset.theme = next;

@@ -1,14 +1,14 @@
 """From a base policy that knows nothing of shops to one that helps a shop's customers, on a laptop.
 
-    python -m tools.demo [--seeds 1 2 3] [--controls] [key.path=value ...]
+    mua demo [--seeds 1,2,3] [--controls] [key.path=value ...]
 
 For each seed: a few conversations of a scripted agent that keeps to the policy, a supervised cold start on them from
-``tools/base`` (made by :mod:`tools.pretrain`), reinforcement learning against SGLang rollouts, and a judgement of both
+``tools/base`` (the package brings it), reinforcement learning against SGLang rollouts, and a judgement of both
 on the test split, by kind of wish. Beside it what policies that deserve nothing earn there; with ``--controls`` also
 more supervised fine-tuning on the same conversations for the time that reinforcement learning took, and reinforcement
-learning whose rewards are dealt at random. Leaves ``runs/demo/summary.json``, ``runs/demo/reward.png``, TensorBoard
-logs and a store of all episodes. Everything runs through the same commands a person would type; each is printed before
-it runs.
+learning whose rewards are dealt at random. Leaves ``runs/demo/report.html``, ``summary.json``, ``reward.png``,
+TensorBoard logs and a store of all episodes. Everything runs through the same commands a person would type; each is
+printed before it runs.
 """
 
 from __future__ import annotations
@@ -29,13 +29,17 @@ from rich.console import Console
 from rich.table import Table
 
 from mua.observe.metrics_log import METRICS_FILE, read_metrics
+from mua.shipped import shipped
 from mua.types import Json
-from tools import kit
-from tools.pretrain import BASE
-from tools.tiny import mua, say, write_conversations
+from workbench.commands import mua, say
+from workbench.demo_report import Kind, Section, write_report
+from workbench.demonstrate import write_conversations
 
 ROOT = Path("runs/demo")
-CONFIG, SFT = "configs/demo.yaml", "configs/demo-sft.yaml"
+CONFIG, SFT = "demo", "demo-sft"
+"""Recipes."""
+BASE = shipped("tools/base")
+REPORT = ROOT / "report.html"
 CONVERSATIONS = {
     "track": 3,
     "cancel": 1,
@@ -48,8 +52,6 @@ CONVERSATIONS = {
 """Demonstrations of the cold start by kind: every rule of the shop is shown, too seldom to serve most wishes."""
 PERSONAS = ["brief"]
 REFUSE_ALL = "refuse all"
-Kinds = Mapping[str, Json]
-"""Kind of wish -> ``mean``, ``low``, ``high``, ``episodes`` of its success."""
 
 
 @dataclass(slots=True)
@@ -76,23 +78,22 @@ class Result:
         return fmean(kind[stage] for kind in self.kinds.values() if kind["granted"] or not granted)
 
 
-def main() -> None:
-    parser = kit.parser(__doc__)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[1])
-    parser.add_argument("--controls", action="store_true", help="also train the two control policies")
-    parser.add_argument("overrides", nargs="*", help=f"overrides of {CONFIG}, key=value")
-    arguments = parser.parse_args()
+def demonstrate(seeds: Sequence[int], overrides: Sequence[str] = (), *, controls: bool = False) -> None:
+    """The whole of it in the current folder; ``overrides`` are of the recipe ``demo``.
+
+    Leaves with the status of a command that fails.
+    """
     canned = canned_by_kind()
     results = []
-    for seed in arguments.seeds:
-        results.append(run_seed(seed, canned, arguments.overrides))
+    for seed in seeds:
+        results.append(run_seed(seed, canned, overrides))
         write_summary(results)
-    picture = draw(arguments.seeds)
-    show_last(arguments.seeds[-1])
+    picture = draw(seeds)
+    load_last(seeds[-1])
     report(results, picture)
-    if arguments.controls:
+    if controls:
         for result in results:
-            result.controls_by_kind |= trained_controls(result, arguments.overrides)
+            result.controls_by_kind |= trained_controls(result, overrides)
             result.controls |= {name: fmean(kinds.values()) for name, kinds in result.controls_by_kind.items()}
             write_summary(results)
         report(results, picture)
@@ -232,14 +233,14 @@ def steps_within(seconds: float, run: Path) -> int:
 
 def draw(seeds: Sequence[int]) -> Path:
     """The reward curves of all seeds in one picture."""
-    from tools.reward_curve import plot_reward_curve
+    from workbench.reward_curve import plot_reward_curve
 
     files = {f"seed {seed}": ROOT / f"seed-{seed}" / "rl" / "metrics.jsonl" for seed in seeds}
     return plot_reward_curve(files, ROOT / "reward.png")
 
 
-def show_last(seed: int) -> None:
-    """Convert the last checkpoint, load it with transformers, and print one conversation of it."""
+def load_last(seed: int) -> None:
+    """Convert the last checkpoint and load it with transformers."""
     from transformers import AutoModelForCausalLM
 
     folder = ROOT / f"seed-{seed}"
@@ -247,7 +248,6 @@ def show_last(seed: int) -> None:
     mua("convert", "megatron-to-hf", str(checkpoint), f"{folder}/converted")
     policy = AutoModelForCausalLM.from_pretrained(folder / "converted")
     print(f"transformers loads it: {type(policy).__name__}, {sum(p.numel() for p in policy.parameters()):,} parameters")
-    mua("rollout", CONFIG, f"model.path={folder}/converted", f"output={folder}/rollout", f"seed={seed}")
 
 
 def write_summary(results: Iterable[Result]) -> None:
@@ -255,34 +255,49 @@ def write_summary(results: Iterable[Result]) -> None:
 
 
 def report(results: Sequence[Result], picture: Path) -> None:
-    """A table by kind of wish for each seed, and where everything lies."""
-    for result in results:
-        Console(width=120).print(table_of(result))
-    print(f"\nreward curve  {picture}\nsummary       {ROOT / 'summary.json'}")
+    """The tables, a failure next to a success, the report as one file, and where everything lies."""
+    from environments.help_desk.tasks import GRANTED
+
+    sections = [section_of(result) for result in results]
+    for section in sections:
+        Console(width=120).print(table_of(section))
+    last = ROOT / f"seed-{results[-1].seed}"
+    pairs = write_report(REPORT, sections, picture, last, sorted(GRANTED), "the help desk")
+    for shown in (pairs[-1].left, pairs[-1].right) if pairs else ():
+        say(f"{pairs[-1].title}, {shown.title}")
+        mua("show", str(last / "after"), shown.trajectory["id"])
+    print(f"\nreport        {REPORT}: open it in a browser; it says where to go next")
+    print(f"reward curve  {picture}\nsummary       {ROOT / 'summary.json'}")
     print(f"TensorBoard   tensorboard --logdir {ROOT}\nepisodes      mua view {ROOT}/seed-*/rl")
 
 
-def table_of(result: Result) -> Table:
+def section_of(result: Result) -> Section:
     """Success by kind on the test split, with 95 % intervals: before, after, and the others."""
     others = list(result.controls_by_kind)
-    title = f"seed {result.seed}: success on the test split, {result.steps} steps, {result.seconds:.0f} s"
-    table = Table("kind of wish", "tasks", "after SFT", "after RL", *others, title=title)
+    kinds = []
     for name, kind in result.kinds.items():
         cells = ["{:.3f} ({:.3f} to {:.3f})".format(kind[of], *kind[f"{of}_interval"]) for of in ("before", "after")]
+        cells += [f"{result.controls_by_kind[other].get(name, 0):.3f}" for other in others]
         label = f"{name}{'' if kind['granted'] else ' (to be refused)'}"
-        table.add_row(
-            label, str(kind["tasks"]), *cells, *(f"{result.controls_by_kind[o].get(name, 0):.3f}" for o in others)
-        )
-    table.add_section()
+        kinds.append(Kind(label, kind["tasks"], cells, kind["after"]))
+    means = []
     for label, granted in (("mean over kinds", False), ("mean over granted kinds", True)):
-        means = [f"{result.mean(stage, granted=granted):.3f}" for stage in ("before", "after")]
+        own = [result.mean(stage, granted=granted) for stage in ("before", "after")]
         theirs = [
             fmean(v for k, v in by.items() if result.kinds[k]["granted"] or not granted)
             for by in result.controls_by_kind.values()
         ]
-        table.add_row(label, "", *means, *(f"{value:.3f}" for value in theirs))
+        means.append((label, [f"{value:.3f}" for value in (*own, *theirs)]))
+    title = f"seed {result.seed}: success on the test split, {result.steps} steps, {result.seconds:.0f} s"
+    return Section(title, ["after SFT", "after RL", *others], kinds, means)
+
+
+def table_of(section: Section) -> Table:
+    """A section for the terminal."""
+    table = Table("kind of wish", "tasks", *section.head, title=section.title)
+    for kind in section.kinds:
+        table.add_row(kind.name, str(kind.tasks), *kind.cells)
+    table.add_section()
+    for label, cells in section.means:
+        table.add_row(label, "", *cells)
     return table
-
-
-if __name__ == "__main__":
-    main()

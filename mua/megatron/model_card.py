@@ -1,0 +1,321 @@
+"""What an exported policy says of itself: its model card and its generation settings.
+
+The base model's card describes another model. What stands here is read from what the run recorded: its configuration,
+its evaluations, its report. No path, address or secret of it is told, as cards are published.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from mua.config.load import dump_config
+from mua.config.schema import ExperimentConfig
+from mua.config.tree import parse
+from mua.errors import ConfigError
+from mua.observe.metrics_log import EVALUATIONS_FILE, read_metrics
+from mua.observe.output import REPORT_FILE
+from mua.source_state import installed_version
+from mua.types import Json
+from mua.untrusted import JsonError, is_number, read_file, read_json
+
+log = logging.getLogger(__name__)
+
+CARD, GENERATION = "README.md", "generation_config.json"
+TAG = "mua"
+"""A tag of every card that is written here."""
+_MOST_BYTES = 1 << 20
+_KEPT = ("license", "license_name", "license_link", "language")
+"""Of the base's front matter: what holds for whatever is made of it."""
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_HUB_CACHE = re.compile(r"models--([A-Za-z0-9][\w.-]*?)--([A-Za-z0-9][\w.-]*)")
+_EVALUATED = re.compile(r"evaluation/(?:(?P<domain>.+)/)?(?P<held_out>held_out_)?(?P<split>\w+)_success")
+_VERSIONS = ("mua", "megatron-core", "torch", "sglang", "transformers")
+
+
+@dataclass(frozen=True)
+class ExportedPolicy:
+    """Whose policy is exported."""
+
+    config: Json
+    """The run's configuration, secrets masked."""
+    base: Path
+    """Folder with configuration, tokenizer and card of the model that it began from."""
+    step: int
+    """Steps that the policy has learned from."""
+    run: Path | None = None
+    """Output folder of the run; None where it is not known, and neither are evaluations."""
+    git: Json | None = None
+    versions: Mapping[str, str | None] | None = None
+
+    @classmethod
+    def of_run(cls, config: ExperimentConfig, step: int, provenance: Json) -> ExportedPolicy:
+        """The policy after ``step`` steps of a run that is under way."""
+        dumped: Json = yaml.safe_load(dump_config(config))
+        return cls(dumped, config.model.path, step, config.output, provenance.get("git"), provenance.get("versions"))
+
+    @property
+    def base_path(self) -> Path:
+        """Where the base lay when the run began."""
+        return Path(str((self.config.get("model") or {}).get("path") or self.base))
+
+    @property
+    def name(self) -> str:
+        """The run's."""
+        return str(self.config.get("name") or "policy")
+
+    @property
+    def domains(self) -> list[str]:
+        """Those of the run."""
+        environment = self.config.get("environment") or {}
+        return [str(name) for name in environment.get("mix") or [environment.get("name")]]
+
+
+@dataclass(frozen=True)
+class Success:
+    """Success of one policy on one set of tasks."""
+
+    split: str
+    domain: str | None
+    """None: all that the run trains on, or, if ``held_out``, all others."""
+    held_out: bool
+    mean: float
+    low: float
+    high: float
+
+    @property
+    def tasks(self) -> str:
+        """What it is of, in words."""
+        of = self.domain or ("domains not trained on" if self.held_out else "all domains trained on")
+        return f"{of}, {self.split}"
+
+    @property
+    def shown(self) -> str:
+        return f"{self.mean:.3f} ({self.low:.3f} to {self.high:.3f})"
+
+
+def exported_texts(exported: ExportedPolicy) -> dict[str, str]:
+    """The files that stand in an export instead of the base's, by name."""
+    return {CARD: model_card(exported), GENERATION: generation_config(exported)}
+
+
+def generation_config(exported: ExportedPolicy) -> str:
+    """``generation_config.json``: the base's special tokens, and sampling as the run evaluates it, one turn at most."""
+    found = _json(exported.base / GENERATION) or {}
+    shape = _json(exported.base / "config.json") or {}
+    tokens = {
+        key: (found if key in found else shape).get(key) for key in ("bos_token_id", "eos_token_id", "pad_token_id")
+    }
+    rollout, evaluation = exported.config.get("rollout") or {}, exported.config.get("evaluation") or {}
+    temperature = evaluation.get("temperature", 0.0)
+    sampled: Json = {"do_sample": bool(temperature)}
+    if temperature:
+        top_k = rollout.get("top_k", -1)
+        sampled |= {"temperature": temperature, "top_p": rollout.get("top_p", 1.0), "top_k": max(top_k, 0)}
+        if rollout.get("min_p"):
+            sampled["min_p"] = rollout["min_p"]
+    longest = {"max_new_tokens": rollout["max_turn_tokens"]} if "max_turn_tokens" in rollout else {}
+    made = {"transformers_version": installed_version("transformers")}
+    kept = {key: value for key, value in tokens.items() if _is_token(value)}
+    return json.dumps({**kept, **sampled, **longest, **made}, indent=2, allow_nan=False) + "\n"
+
+
+def model_card(exported: ExportedPolicy) -> str:
+    """``README.md`` of an export, with the front matter that the Hugging Face Hub reads."""
+    before, after = evaluations(exported)
+    matter = yaml.safe_dump(_front_matter(exported, after), sort_keys=False, allow_unicode=True, width=1000)
+    parts = ["# " + _plain(exported.name), *_summary(exported)]
+    parts += ["## Evaluation", *_evaluation(exported, before, after)]
+    parts += ["## How it was made", "\n".join(f"- {line}" for line in _making(exported)), "## Use", _USE]
+    return f"---\n{matter}---\n\n" + "\n\n".join(parts) + "\n"
+
+
+_USE = """\
+```python
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+tokenizer = AutoTokenizer.from_pretrained("this folder")
+model = AutoModelForCausalLM.from_pretrained("this folder")
+```
+
+The policy was trained with its own chat template, a system prompt and the tools of its domains; other prompts and tools
+have not been evaluated. `mua eval` and `mua env play --as user` run it as it was trained."""
+
+
+def evaluations(exported: ExportedPolicy) -> tuple[list[Success], list[Success]]:
+    """Of the run's first policy and of this one, from the run's report and evaluations."""
+    if exported.run is None:
+        return [], []
+    before: dict[str, float] = {}
+    after: dict[str, float] = {}
+    measured = exported.run / EVALUATIONS_FILE
+    for line in read_metrics(measured) if measured.is_file() else ():
+        for known, step in ((before, 0), (after, exported.step)):
+            known |= line if line.get("step") == step else {}
+    report = _json(exported.run / REPORT_FILE) or {}
+    for part, known, step in (("first", before, 0), ("final", after, exported.step)):
+        said = report.get(part)
+        if isinstance(said, dict) and said.get("step") == step:
+            known |= said
+    return list(_successes(before)), list(_successes(after))
+
+
+def _successes(metrics: Mapping[str, Any]) -> Iterator[Success]:
+    for name in metrics:
+        if found := _EVALUATED.fullmatch(name):
+            values = [metrics.get(f"{name}{end}") for end in ("", "_low", "_high")]
+            numbers = [float(value) for value in values if value is not None and is_number(value)]
+            if len(numbers) == len(values):
+                yield Success(found["split"], found["domain"], bool(found["held_out"]), *numbers)
+
+
+def _front_matter(exported: ExportedPolicy, after: list[Success]) -> Json:
+    matter: Json = {key: value for key, value in _base_matter(exported.base).items() if key in _KEPT}
+    if base := _base_id(exported):
+        matter["base_model"] = base
+    matter |= {"library_name": "transformers", "pipeline_tag": "text-generation"}
+    matter["tags"] = [TAG, "sft" if exported.config.get("sft") else "reinforcement-learning", "tool-use", "multi-turn"]
+    results = [
+        {
+            "task": {"type": "text-generation", "name": "Multi-turn tool use"},
+            "dataset": {"name": one.tasks, "type": "/".join(exported.domains), "split": one.split},
+            "metrics": [{"type": "success", "value": round(one.mean, 4), "name": f"success, {one.shown}"}],
+        }
+        for one in after
+    ]
+    return matter | ({"model-index": [{"name": exported.name, "results": results}]} if results else {})
+
+
+def _summary(exported: ExportedPolicy) -> Iterator[str]:
+    shape = _json(exported.base / "config.json") or {}
+    kinds = [_plain(str(kind)) for kind in shape.get("architectures") or () if isinstance(kind, str)]
+    base = _base_id(exported) or _folder_name(exported.base_path) or "a model without a name"
+    how = "Supervised fine-tuning" if exported.config.get("sft") else "Reinforcement learning"
+    yield (
+        f"{how} of `{_code(base)}`{f' ({kinds[0]})' if kinds else ''} as an agent that talks with users and calls "
+        f"tools, {exported.step:,} steps in {', '.join(f'`{_code(name)}`' for name in exported.domains)}."
+    )
+
+
+def _evaluation(exported: ExportedPolicy, before: list[Success], after: list[Success]) -> Iterator[str]:
+    if not after:
+        yield (
+            "This policy was not evaluated by its run. `mua eval` measures it on held-out tasks."
+            if exported.run is not None
+            else "What its run measured is not with this checkpoint. `mua eval` measures it on held-out tasks."
+        )
+        return
+    settings = exported.config.get("evaluation") or {}
+    percent, samples = 100 * float(settings.get("level", 0.95)), int(settings.get("samples", 1))
+    yield (
+        f"Share of tasks that the environment's own check calls solved, with {percent:g} % intervals over tasks; "
+        f"{samples} episode{'s' if samples > 1 else ''} per task at temperature {settings.get('temperature', 0.0):g}."
+    )
+    first = {one.tasks: one.shown for one in before}
+    rows = [f"| {_plain(one.tasks)} | {first.get(one.tasks, '')} | {one.shown} |" for one in after]
+    yield "\n".join(["| tasks | before training | this policy |", "| --- | --- | --- |", *rows])
+    export = (exported.config.get("trainer") or {}).get("export")
+    chosen = settings.get("split")
+    if export == "best" and any(one.split == chosen for one in after):
+        yield f"The step was chosen by success on `{_code(str(chosen))}`, so that split's numbers flatter it."
+
+
+def _making(exported: ExportedPolicy) -> Iterator[str]:
+    config = exported.config
+    algorithm, optimizer, model = (config.get(name) or {} for name in ("algorithm", "optimizer", "model"))
+    user, sft = config.get("user") or {}, config.get("sft")
+    if sft:
+        source = sft.get("data") or (sft.get("stored") or {}).get("store") or ""
+        yield f"conversations of `{_code(Path(str(source)).name)}`, {sft.get('batch_size')} per step"
+    else:
+        weights = (config.get("environment") or {}).get("mix") or {}
+        mixed = ", ".join(f"`{_code(str(name))}` {weight:g}" for name, weight in weights.items())
+        yield "tasks of the split `train`" + (f", drawn by weight: {mixed}" if mixed else "")
+        llm = (user.get("llm") or {}).get("model")
+        yield f"user: {_plain(str(user.get('kind')))}" + (f" (`{_code(str(llm))}`)" if llm else "")
+        yield (
+            f"{algorithm.get('groups_per_step')} groups of {algorithm.get('group_size')} episodes per step; advantage "
+            f"{algorithm.get('advantage')}, loss {algorithm.get('loss')}, clip {algorithm.get('clip_low')} and "
+            f"{algorithm.get('clip_high')}, KL coefficient {algorithm.get('kl_coefficient')}"
+        )
+        if stale := (config.get("trainer") or {}).get("max_staleness"):
+            yield f"at most {stale} steps of staleness, correction {algorithm.get('correction')}"
+    yield f"learning rate {optimizer.get('learning_rate')}, schedule {optimizer.get('schedule')}"
+    yield f"{model.get('dtype')}, contexts of at most {model.get('max_length')} tokens; seed {config.get('seed')}"
+    versions = exported.versions or {}
+    yield ", ".join(f"{name} {versions[name]}" for name in _VERSIONS if versions.get(name)) or "versions unknown"
+    if git := exported.git:
+        yield f"commit `{_code(str(git.get('commit')))}`" + (", with changes" if git.get("dirty") else "")
+
+
+def _folder_name(base: Path) -> str:
+    """What a base is called by where it lies; an earlier run's export by that run's folder."""
+    return base.parent.name if base.name == "hf" and base.parent.name else base.name
+
+
+def _base_id(exported: ExportedPolicy) -> str | None:
+    """The base's name on the Hub, where it can be told: from the Hub's cache, or from the card of an earlier export."""
+    for part in reversed(exported.base_path.parts):
+        if found := _HUB_CACHE.fullmatch(part):
+            return "/".join(found.groups())
+    matter = _base_matter(exported.base)
+    named, tags = matter.get("base_model"), matter.get("tags")
+    ours = isinstance(tags, list) and TAG in tags
+    return named if ours and isinstance(named, str) and _HUB_ID.fullmatch(named) else None
+
+
+def _base_matter(base: Path) -> Json:
+    """The front matter of the base's card; nothing of one that cannot be read, as it is somebody else's text."""
+    try:
+        text = read_file(base / CARD)[:_MOST_BYTES].decode("utf-8", errors="replace")
+        found = re.match(r"---\r?\n(.*?)\r?\n---\r?\n", text, re.DOTALL)
+        data = parse(found[1], CARD).data if found else {}
+    except (OSError, ConfigError):
+        return {}
+    return {key: value for key, value in data.items() if _simple(value)}
+
+
+def _simple(value: Any) -> bool:
+    """Whether it is a text of one line, or a list of such."""
+    if isinstance(value, list):
+        return all(isinstance(item, str) and _simple(item) for item in value)
+    return isinstance(value, str) and value.isprintable() and len(value) <= 500
+
+
+def _is_token(value: Any) -> bool:
+    """Whether it is a token's id, or several."""
+    if isinstance(value, list):
+        return bool(value) and all(isinstance(item, int) and _is_token(item) for item in value)
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 31
+
+
+def _json(path: Path) -> Json | None:
+    """An object that the base or the run has as a file, if any. One that cannot be read is told of in the log: it is
+    no reason to lose an export."""
+    if not path.exists():
+        return None
+    try:
+        if isinstance(found := read_json(read_file(path)), dict):
+            return found
+        reason = "no JSON object"
+    except (JsonError, OSError) as error:
+        reason = str(error)
+    log.warning("%s: cannot be read (%s): the export says nothing of it", path, reason)
+    return None
+
+
+def _plain(text: str) -> str:
+    """``text`` as Markdown of one line that means nothing else."""
+    return re.sub(r"([\\`*_{}\[\]<>#|])", r"\\\1", " ".join(text.split()))
+
+
+def _code(text: str) -> str:
+    """``text`` for between backticks."""
+    return " ".join(text.replace("`", "'").replace("|", "/").split())

@@ -1,0 +1,27 @@
+"""What to install where a package is missing that only some of the project needs: the extras of ``setup.py``."""
+
+from __future__ import annotations
+
+_STACK = (
+    'for a CPU: pip install "mua[cpu]" -c "$(mua files constraints/cpu-py312.txt)", then pip install --no-deps -r '
+    '"$(mua files constraints/cpu-py312-nodeps.txt)"; for CUDA: pip install -r "$(mua files '
+    'constraints/gpu-py312-cu.txt)"'
+)
+_TOOLS = "pip install 'mua[tools]'"
+EXTRAS = {
+    **dict.fromkeys(("torch", "megatron", "sglang", "triton"), _STACK),
+    **dict.fromkeys(("mcp", "mcp_types", "httpx2", "anyio"), _TOOLS),
+    **dict.fromkeys(("charset_normalizer", "lxml", "lxml_html_clean", "pypdf", "trafilatura"), _TOOLS),
+    **dict.fromkeys(("math_verify", "sympy", "latex2sympy2_extended"), _TOOLS),
+    "psycopg": "pip install 'mua[postgres]'",
+    "pyarrow": "pip install 'mua[parquet]'",
+}
+"""By the module that an import asks for."""
+
+
+def advice(error: BaseException) -> str | None:
+    """One line for a person; None unless ``error`` says that a module of an extra is not installed."""
+    if not isinstance(error, ModuleNotFoundError) or error.name is None:
+        return None
+    module = error.name.partition(".")[0]
+    return f"{module} is not installed; {EXTRAS[module]}" if module in EXTRAS else None

@@ -1,0 +1,103 @@
+"""The log file of a process: ``<output>/logs/<verb>.log``, with time, level and where; the terminal stays as it is.
+
+The leading rank keeps what the project's own code says (INFO) and what others warn of. Every other rank has a file of
+its own, ``<verb>-rank-<n>.log``, once it has a warning to keep. An error that ends the process is in the file with its
+traceback. Texts of policies and users may hold anything: control characters are shown as pictures, further lines are
+indented, so that no text looks like a line of the log.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+
+FOLDER = "logs"
+OWN = ("mua", "megatron_bridge", "environments", "workbench")
+"""Loggers of this project."""
+_FORMAT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
+_PICTURES = {code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"} | {0x7F: 0x2421}
+
+
+class _Lines(logging.Formatter):
+    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:
+        return datetime.fromtimestamp(record.created).astimezone().isoformat(timespec="milliseconds")
+
+    def format(self, record: logging.LogRecord) -> str:
+        return super().format(record).translate(_PICTURES).replace("\n", "\n    ")
+
+
+class _LogFile(logging.FileHandler):
+    """A disk that is full must not end a run for its log: it is said once, and no more is written."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        error = sys.exc_info()[1]
+        logging.getLogger().removeHandler(self)
+        print(f"mua: {self.baseFilename}: cannot be written, the log ends here: {error}", file=sys.stderr)
+
+
+class _Terminal(logging.StreamHandler):  # type: ignore[type-arg]
+    """What Python does where no handler is set: warnings as bare lines on standard error, whatever that is now."""
+
+    def __init__(self) -> None:
+        super().__init__(sys.stderr)
+        self.setLevel(logging.WARNING)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.stream = sys.stderr
+        super().emit(record)
+
+
+def log_file(output: Path, verb: str) -> Path:
+    """Where this process logs."""
+    rank = int(os.environ.get("RANK", "0"))
+    return output / FOLDER / (f"{verb}.log" if rank == 0 else f"{verb}-rank-{rank}.log")
+
+
+@contextmanager
+def logging_to(output: Path, verb: str) -> Iterator[None]:
+    """A block whose log records go into :func:`log_file` as well. Where it cannot be made that is said, and no more."""
+    leads, path = os.environ.get("RANK", "0") == "0", log_file(output, verb)
+    root = logging.getLogger()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handler = _LogFile(path, encoding="utf-8", delay=not leads)
+    except OSError as error:
+        logging.getLogger(__name__).warning("%s: no log is kept: %s", path, error.strerror)
+        yield
+        return
+    handler.setLevel(logging.INFO if leads else logging.WARNING)
+    handler.setFormatter(_Lines(_FORMAT))
+    terminal = None if root.handlers else _Terminal()  # with a handler of ours, Python's own for warnings would go
+    levels = {name: logging.getLogger(name).level for name in OWN}
+    for name in OWN:
+        logging.getLogger(name).setLevel(logging.INFO)
+    for one in filter(None, (handler, terminal)):
+        root.addHandler(one)
+    log = logging.getLogger("mua")
+    try:
+        log.info("mua %s begins in process %d", verb, os.getpid())
+        yield
+        log.info("mua %s is done", verb)
+    except BaseException as error:
+        _keep_error(handler, error, verb)
+        raise
+    finally:
+        for one in filter(None, (handler, terminal)):
+            root.removeHandler(one)
+        handler.close()
+        for name, level in levels.items():
+            logging.getLogger(name).setLevel(level)
+
+
+def _keep_error(handler: logging.Handler, error: BaseException, verb: str) -> None:
+    """Into the file alone: the command line says it on the terminal."""
+    quiet = isinstance(error, KeyboardInterrupt)
+    message = f"mua {verb} ends: {type(error).__name__}: {error}"
+    trace = None if quiet else (type(error), error, error.__traceback__)
+    record = logging.LogRecord("mua", logging.WARNING if quiet else logging.ERROR, __file__, 0, message, None, trace)
+    handler.handle(record)

@@ -1,0 +1,65 @@
+"""Pages use the field's words: what tests/data/words.yaml lists does not occur, and what a newcomer looks for does.
+
+Not covered: environments/, whose customers and desks speak as people do; words in identifiers.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[2]
+WORDS = yaml.safe_load((ROOT / "tests/data/words.yaml").read_text(encoding="utf-8"))
+PAGES = [*sorted((ROOT / "docs").rglob("*.md")), *sorted(ROOT.glob("*.md"))]
+GENERATED = {"configuration.md", "commands.md", "planning.md"}  # from docstrings and tables of the code
+
+
+def found(text: str) -> list[str]:
+    """The words of the list in a text, each with its surroundings and what to write."""
+    text = re.sub(r"\s+", " ", text)
+    return [
+        f"…{text[max(0, match.start() - 30) : match.end() + 20]}…: write {entry['write']}"
+        for entry in WORDS
+        for match in re.finditer(entry["word"], text, re.IGNORECASE)
+        if not re.search(entry.get("not", r"\Z\A"), text[max(0, match.start() - 20) : match.end() + 20], re.IGNORECASE)
+    ]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_a_page_uses_none_of_them(page: Path) -> None:
+    if page.name not in GENERATED:
+        assert found(page.read_text(encoding="utf-8")) == []
+
+
+def test_the_list_finds_what_it_is_for() -> None:
+    for text in (
+        "what mends it",
+        "Retry-After is heeded",
+        "KV cache a GPU",
+        "131,072 bytes a token",
+        "5 tokens a second",
+    ):
+        assert found(text), text
+    for text in ("which groups a step trains on", "tokens per second", "a judge scores", "root rank"):
+        assert not found(text), text
+
+
+@pytest.mark.parametrize(
+    "term",
+    ["token-in-token-out", "TITO", "disaggregated", "partial rollout", "staleness", "importance ratio", "trajectory",
+     "colocated", "off-policy", "routing replay", "loss mask", "KV cache"],
+)  # fmt: skip
+def test_a_term_of_the_field_is_in_the_glossary(term: str) -> None:
+    assert term.lower() in (ROOT / "docs/glossary.md").read_text(encoding="utf-8").lower()
+
+
+@pytest.mark.parametrize(
+    ("page", "term"),
+    [("docs/architecture.md", "token-in-token-out"), ("docs/gateway.md", "token-in-token-out"),
+     ("docs/placement.md", "disaggregated"), ("docs/algorithms.md", "partial rollout"), ("README.md", "disaggregated")],
+)  # fmt: skip
+def test_a_term_stands_where_people_look_for_it(page: str, term: str) -> None:
+    assert term in (ROOT / page).read_text(encoding="utf-8").lower()
