@@ -262,7 +262,7 @@ def report(results: Sequence[Result], picture: Path) -> None:
     for section in sections:
         Console(width=120).print(table_of(section))
     last = ROOT / f"seed-{results[-1].seed}"
-    pairs = write_report(REPORT, sections, picture, last, sorted(GRANTED), "the help desk")
+    pairs = write_report(REPORT, sections, picture, last, sorted(GRANTED), "help_desk")
     for shown in (pairs[-1].left, pairs[-1].right) if pairs else ():
         say(f"{pairs[-1].title}, {shown.title}")
         mua("show", str(last / "after"), shown.trajectory["id"])
