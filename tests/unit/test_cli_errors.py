@@ -230,6 +230,16 @@ def test_the_real_command_has_a_version_and_no_traceback(folder: Path) -> None:
     assert (failed.returncode, failed.stderr) == (2, "mua: nowhere.yaml: cannot be read: No such file or directory\n")
 
 
+def test_a_key_with_dashes_is_told_how_to_write_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["mua", "train", "x.yaml", "--trainer.steps=5"])
+    with pytest.raises(SystemExit) as left:
+        main()
+    assert left.value.code == 2
+    assert "--trainer.steps=5: keys of the configuration have no dashes: trainer.steps=5" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("own", "rounds"), [({}, "2000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "ACTIVE"}, None)]
 )
