@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 from aiohttp import web
@@ -101,3 +102,24 @@ async def chat_server(reply: Reply) -> AsyncIterator[ChatServer]:
         yield server
     finally:
         await runner.cleanup()
+
+
+@contextmanager
+def chat_server_beside(reply: Reply) -> Iterator[ChatServer]:
+    """A :func:`chat_server` in a thread of its own, for what blocks this one."""
+    with ThreadPoolExecutor(1) as threads:
+        made: Future[ChatServer] = Future()
+        loop, done = asyncio.new_event_loop(), asyncio.Event()
+
+        async def serve() -> None:
+            async with chat_server(reply) as server:
+                made.set_result(server)
+                await done.wait()
+
+        serving = threads.submit(loop.run_until_complete, serve())
+        try:
+            yield made.result(30)
+        finally:
+            loop.call_soon_threadsafe(done.set)
+            serving.result(30)
+            loop.close()

@@ -170,7 +170,9 @@ def own_domain(installed: Installed) -> None:
 def train(installed: Installed) -> None:
     """One step on the new domain, and an evaluation of what it exported."""
     base = installed.run("mua", "files", "tools/base").strip()
-    installed.run("mua", "train", "demo", f"model.path={base}", *TRAIN)
+    command = ("mua", "train", "demo", f"model.path={base}", *TRAIN)
+    installed.run(*command, "--check")
+    installed.run(*command)
     exported = installed.folder / "runs/shop/hf"
     if not (exported / "model.safetensors").exists():
         raise RuntimeError(f"{exported}: nothing was exported")

@@ -94,7 +94,7 @@ def played_config(name: str, data: Path | None, policy: str, model: str | None, 
         "temperature": (base.get("evaluation") or {}).get("temperature", 0.0),
     }
     if endpoint is not None:
-        evaluation["policy"] = {"kind": "endpoint", "endpoint": endpoint}
+        evaluation["policy"] = {"kind": "endpoint", "endpoint": endpoint | {"max_retries": 1}}  # a person waits
     made: Json = {
         "name": "play",
         "output": str(output),
@@ -102,6 +102,7 @@ def played_config(name: str, data: Path | None, policy: str, model: str | None, 
         "user": {"kind": f"{__name__}:{person.__name__}"},
         "rollout": rollout,
         "evaluation": evaluation,
+        "trainer": {"steps": 1},
         "store": {"enabled": False},
         "observe": {"progress": False, "traces": False, "tensorboard": False},
     }

@@ -40,6 +40,7 @@ class ProgressStage:
         self._bars = bars
         self._stream = stream
         self._shown: tuple[int, str] | None = None
+        """What was said last: the count and the note."""
         self._bar = bars.add_task("  " * depth + name, total=total, note="") if bars is not None else TaskID(0)
 
     def advance(self, count: int = 1, note: str | None = None) -> None:

@@ -18,6 +18,7 @@ import torch
 from e2e_support import GROUPS, SIZE, STEPS, Workshop, evaluations_of, metrics_of, mua
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from mua.observe import catalogue
 from mua.observe.timeline import EngineActivity, TrainerPhase
 from mua.observe.traces import read_traces
 from mua.types import Outcome, Provenance
@@ -82,6 +83,14 @@ def test_training_writes_the_fields_metrics(tuned: Path, trained: Path) -> None:
         assert min(parts) >= 0
     assert any(0 < line["engine/prefix_cache_hit_rate"] < 1 for line in lines)
     assert list((trained / "tensorboard").glob("events.out.tfevents.*"))
+    assert {name.partition("/")[0] for line in lines for name in line if name != "step"} <= set(catalogue.GROUPS)
+    settings, *details = [json.loads(line) for line in (trained / "details.jsonl").read_text().splitlines()]
+    assert settings["hyperparameters"]["trainer.steps"] == STEPS
+    assert [sum(d["histograms"]["reward/of_episodes"]["counts"]) for d in details] == [GROUPS * SIZE] * STEPS
+    assert all("user: " in text for d in details for text in d["texts"].values())
+    log = (trained / "logs" / "train.log").read_text()
+    assert [f"step {step}: reward/mean" in log for step in range(STEPS)] == [True] * STEPS
+    assert "mua train is done" in log
     assert not same_weights(tensors(tuned / "hf"), tensors(trained / "hf"))
 
 

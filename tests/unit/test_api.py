@@ -6,7 +6,6 @@ tests/e2e/test_evaluation.py.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
 import subprocess
@@ -19,7 +18,7 @@ import mua
 from mua.errors import ConfigError
 from mua.store.database import Store
 from mua.store.faults import StoreError
-from tests.chat_fixtures import chat_server
+from tests.chat_fixtures import chat_server_beside
 from tests.clerks import clerk
 from tests.store_support import GROUP, STEPS, write_run
 
@@ -40,34 +39,17 @@ def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 async def test_the_page_runs_in_a_notebook(shop: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """In a running event loop, as a notebook's cells are; the endpoint runs in another thread's."""
+    """In a running event loop, as a notebook's cells are."""
     blocks = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
-    started, done = asyncio.Event(), asyncio.Event()
-    urls: list[str] = []
-
-    def serve(loop: asyncio.AbstractEventLoop) -> None:
-        async def until_done() -> None:
-            async with chat_server(clerk) as server:
-                urls.append(server.base_url)
-                loop.call_soon_threadsafe(started.set)
-                await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(done.wait(), loop))
-
-        asyncio.run(until_done())
-
-    serving = asyncio.create_task(asyncio.to_thread(serve, asyncio.get_running_loop()))
-    await started.wait()
-    endpoint = {"kind": "endpoint", "endpoint": {"base_url": urls[0], "model": "clerk"}}
-    config = {"name": "shop", "output": "out", "environment": {"name": "help_desk", "prompt": "short"},
-              "evaluation": {"split": "test", "outputs": ["json"], "resamples": 200, "policy": endpoint},
-              "observe": {"progress": False}}  # fmt: skip
-    (tmp_path / "shop.yaml").write_text(json.dumps(config))
     names: dict[str, object] = {}
-    try:
+    with chat_server_beside(clerk) as server:
+        endpoint = {"kind": "endpoint", "endpoint": {"base_url": server.base_url, "model": "clerk"}}
+        config = {"name": "shop", "output": "out", "environment": {"name": "help_desk", "prompt": "short"},
+                  "evaluation": {"split": "test", "outputs": ["json"], "resamples": 200, "policy": endpoint},
+                  "observe": {"progress": False}}  # fmt: skip
+        (tmp_path / "shop.yaml").write_text(json.dumps(config))
         for block in blocks:
             exec(compile(block, PAGE.name, "exec"), names)
-    finally:
-        done.set()
-        await serving
     said = capsys.readouterr().out
     assert len(blocks) == 5
     assert "16 models/Qwen3-8B" in said

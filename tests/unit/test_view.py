@@ -65,6 +65,7 @@ def test_overview_has_every_part_of_a_run(answers: Answers) -> None:
     assert set(newest["kinds"]) == {"cancel", "refund", "refuse"}
     assert sum(row["episodes"] for row in data["outcomes"]) == len(listed(answers))
     assert data["curves"]["reward/success"][0] == list(range(8))
+    assert "normal: " in data["meanings"]["policy/grad_norm"]
     assert set(data["stages"]["trainer"]) >= {"time/wait_seconds", "time/optimizer_seconds"}
     assert "time/episode_tools_seconds" in data["stages"]["episode"]
     kinds = {event["kind"] for event in data["events"]}

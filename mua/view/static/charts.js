@@ -55,7 +55,7 @@ const settings = (series, { width, height, title, range, onPoint, x }) => {
   };
 };
 
-export const Chart = ({ series, title, height = 190, range, onPoint, x, theme }) => {
+export const Chart = ({ series, title, about, height = 190, range, onPoint, x, theme }) => {
   const place = useRef(null);
   const point = useRef(onPoint);
   point.current = onPoint;
@@ -70,5 +70,5 @@ export const Chart = ({ series, title, height = 190, range, onPoint, x, theme })
     return () => { resized.disconnect(); plot.destroy(); };
   }, [JSON.stringify(series), theme]);
   return html`<figure class=${`chart ${onPoint ? "opens" : ""}`} data-chart=${title}>
-    <figcaption>${title}</figcaption><div ref=${place}></div></figure>`;
+    <figcaption title=${about}>${title}</figcaption><div ref=${place}></div></figure>`;
 };

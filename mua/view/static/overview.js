@@ -85,7 +85,7 @@ const Stages = ({ title, stages, theme, onPoint }) => {
   const names = Object.keys(stages);
   if (!names.length) return null;
   const series = names.map((name) => ({
-    name: name.replace(/^timeline\/(episode_)?/, "").replace(/_seconds$/, ""), steps: stages[name][0], values: stages[name][1],
+    name: name.replace(/^time\/(episode_)?/, "").replace(/_seconds$/, ""), steps: stages[name][0], values: stages[name][1],
   }));
   return html`<${Chart} title=${title} series=${series} theme=${theme} onPoint=${onPoint} />`;
 };
@@ -98,10 +98,10 @@ const Curves = ({ run, overview, theme, version }) => {
   return html`
     <h2>Training <select aria-label="another curve" value=${more} onChange=${(e) => setMore(e.target.value)}>
       <option value="">another curve …</option>
-      ${overview.metric_names.map((name) => html`<option value=${name}>${name}</option>`)}
+      ${overview.metric_names.map((name) => html`<option value=${name} title=${overview.meanings[name]}>${name}</option>`)}
     </select></h2>
     <div class="charts">${Object.entries(all).map(([name, [steps, values]]) => html`
-      <${Chart} key=${name} title=${name} series=${[{ name, steps, values }]} theme=${theme} onPoint=${onPoint} />`)}</div>`;
+      <${Chart} key=${name} title=${name} about=${overview.meanings[name]} series=${[{ name, steps, values }]} theme=${theme} onPoint=${onPoint} />`)}</div>`;
 };
 
 export const Overview = ({ run, version, theme }) => {
