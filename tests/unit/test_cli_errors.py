@@ -83,7 +83,7 @@ def test_a_verb_loads_the_configuration_and_calls_its_part(
     result = mua(*words, "x.yaml", "trainer.steps=7", "sft.data=d.jsonl")
     assert result.exit_code == 0, result.output
     assert [config.trainer.steps for config in calls] == [7]
-    assert {path.name for path in Path("out").iterdir()} == {record, LOCK_FILE}
+    assert {path.name for path in Path("out").iterdir()} == {record, LOCK_FILE, "logs"}
 
 
 def test_a_run_that_was_asked_to_leave_has_a_status_of_its_own(folder: Path, replace: Callable[..., None]) -> None:
