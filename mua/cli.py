@@ -1017,6 +1017,17 @@ def main() -> None:
         os.environ.setdefault("GOMP_SPINCOUNT", "2000")
     status: str | int | None = 1
     try:
+        for word in sys.argv[1:]:
+            if (
+                (key := word.removeprefix("--")) != word
+                and key.split(".")[0] in ExperimentConfig.model_fields
+                and "." in key
+            ):
+                name, _, value = key.partition("=")
+                print(
+                    f"mua: {word}: keys of the configuration have no dashes: {name}={value or 'VALUE'}", file=sys.stderr
+                )
+                raise SystemExit(MISTAKE)
         app()
     except SystemExit as leaving:
         status = leaving.code

@@ -197,6 +197,11 @@ _NOTES: dict[str, str] = {
 }
 """What to know beside the right name."""
 
+_COMMON = frozenset(
+    {"enabled", "kind", "name", "path", "options", "domains", "data", "port", "host", "address", "extra"}
+)
+"""Names that many sections have: one under a wrong section is not likely to be meant for another."""
+
 _VALUES: dict[str, dict[str, str]] = {
     "loss": {
         "ppo": "grpo, the clipped ratio; PPO is algorithm.loss=grpo with algorithm.advantage=gae",
@@ -273,11 +278,13 @@ def nearest_keys(key: Sequence[str], siblings: Sequence[str], everywhere: dict[s
     beside = [".".join((*key[:-1], sibling)) for sibling in _siblings(name, above, siblings)]
     if beside:
         return beside, note
+    if inside := [f"{above}.{path}" for path in _MEANT.get(name, ()) if f"{above}.{path}" in everywhere]:
+        return inside, note
     if name in _MEANT:
         return _in_order([k for k in _MEANT[name] if k in everywhere], above), note
     if note:
         return [], note
-    same = [path for path, last in everywhere.items() if last == name]
+    same = [path for path, last in everywhere.items() if last == name and (name not in _COMMON or not above)]
     if same:
         return _in_order(same, above)[:3], note
     # A path whose section is misspelled, or one that is written flat, such as rollout_temperature.
@@ -288,6 +295,8 @@ def nearest_keys(key: Sequence[str], siblings: Sequence[str], everywhere: dict[s
     close = difflib.get_close_matches(name, siblings, n=1, cutoff=0.7)
     if close:
         return [".".join((*key[:-1], close[0]))], note
+    if name in _COMMON and above:
+        return [], note
     last_names = difflib.get_close_matches(name, sorted(set(everywhere.values())), n=1, cutoff=0.8)
     if last_names:
         return _in_order([path for path, last in everywhere.items() if last == last_names[0]], above)[:3], note
@@ -306,7 +315,8 @@ def _siblings(name: str, above: str, siblings: Sequence[str]) -> Iterator[str]:
         yield from close
         return
     inside += [k for k in _LOCAL.get(name, ()) if k in siblings]
-    inside += [k.rpartition(".")[2] for k in meant if k.rpartition(".")[2] in siblings]
+    if above:
+        inside += [k.rpartition(".")[2] for k in meant if k.rpartition(".")[2] in siblings]
     inside += difflib.get_close_matches(name, siblings, n=1, cutoff=0.8)
     if len(name) > 2:
         inside += [s for s in siblings if s.startswith(f"{name}_")]

@@ -767,7 +767,9 @@ class Checked:
         problems = [f"failure  {problem}" for problem in self.problems()]
         warnings = [f"warning  {problem}" for problem in self.warnings()]
         fine = [check.line().rstrip() for check in self.checks if check.state == "ok"]
-        return "\n".join([*dict.fromkeys([*problems, *warnings]), *fine])
+        said = list(dict.fromkeys([*problems, *warnings]))
+        count = f"{len(set(problems))} failures, {len(set(warnings))} warnings"
+        return "\n".join([*said, *fine, count])
 
 
 def check_start(path: Path, overrides: Sequence[str], verb: Verb, *, everything: bool = True) -> Checked:

@@ -83,7 +83,7 @@ def test_a_verb_loads_the_configuration_and_calls_its_part(
     result = mua(*words, "x.yaml", "trainer.steps=7", "sft.data=d.jsonl")
     assert result.exit_code == 0, result.output
     assert [config.trainer.steps for config in calls] == [7]
-    assert {path.name for path in Path("out").iterdir()} == {record, LOCK_FILE}
+    assert {path.name for path in Path("out").iterdir()} == {record, LOCK_FILE, "logs"}
 
 
 def test_a_run_that_was_asked_to_leave_has_a_status_of_its_own(folder: Path, replace: Callable[..., None]) -> None:
@@ -228,6 +228,16 @@ def test_the_real_command_has_a_version_and_no_traceback(folder: Path) -> None:
     assert run("--version").stdout.startswith("mua ")
     failed = run("train", "nowhere.yaml")
     assert (failed.returncode, failed.stderr) == (2, "mua: nowhere.yaml: cannot be read: No such file or directory\n")
+
+
+def test_a_key_with_dashes_is_told_how_to_write_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["mua", "train", "x.yaml", "--trainer.steps=5"])
+    with pytest.raises(SystemExit) as left:
+        main()
+    assert left.value.code == 2
+    assert "--trainer.steps=5: keys of the configuration have no dashes: trainer.steps=5" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
