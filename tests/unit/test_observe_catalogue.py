@@ -25,7 +25,7 @@ from mua.observe.metrics_page import metrics_page
 
 ROOT = Path(__file__).parents[2]
 NOT_METRICS = {"tools/list", "tools/call", "tools/base"}
-"""Methods of MCP; a file of this repository."""
+"""Methods of MCP, and a folder."""
 NAME = re.compile(rf"({'|'.join(GROUPS)})/(\w|\.\+|/)+")
 NO_METRICS_IN = ("mua/compat/", "mua/launch/", "mua/observe/catalogue.py", "mua/environment/mcp/")
 
