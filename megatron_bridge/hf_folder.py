@@ -57,7 +57,7 @@ def _compare(path: Path, size: int | None, digest: str | None) -> None:
     if found != digest:
         raise BridgeError(
             f"{path} is not what was written; convert or copy the folder again, or remove {CHECKSUMS} there if it "
-            "was changed on purpose"
+            "was changed deliberately"
         )
 
 

@@ -15,6 +15,7 @@ import re
 import shlex
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Literal, ParamSpec, TypeVar
 
@@ -24,6 +25,7 @@ import mua
 from mua.config.load import dump_config, load_config, read_config
 from mua.config.schema import ExperimentConfig
 from mua.errors import INTERRUPTED, MISTAKE, PASSING, ConfigError, MuaError, Preempted, exit_status
+from mua.masking import masked_tree
 from mua.missing_package import advice
 from mua.observe.logs import logging_to
 from mua.observe.output import CONFIG_FILE, output_of, prepare_output
@@ -33,25 +35,50 @@ Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 
 
-def argument(metavar: str, help: str) -> Any:
-    return typer.Argument(metavar=metavar, help=help, show_default=False)
+def argument(metavar: str, help: str, complete: Callable[[str], list[str]] | None = None) -> Any:
+    return typer.Argument(metavar=metavar, help=help, show_default=False, autocompletion=complete)
 
 
 def option(flag: str, help: str) -> Any:
     return typer.Option(flag, help=help)
 
 
-ConfigFile = Annotated[Path, argument("CONFIG", "configuration file (YAML), or a recipe's name: mua recipes")]
+def _recipe_names(incomplete: str) -> list[str]:
+    """For completion: recipes; a shell adds files by itself where none fits."""
+    from mua.config.recipes import recipes
+
+    return [recipe.name for recipe in recipes() if recipe.name.startswith(incomplete)]
+
+
+def _keys(incomplete: str) -> list[str]:
+    """For completion: keys of the configuration, section by section."""
+    from mua.config.section import all_keys
+
+    depth = incomplete.count(".") + 1
+    found = dict.fromkeys(".".join(key) for key in all_keys(ExperimentConfig) if len(key) <= depth)
+    inner = {key.rpartition(".")[0] for key in map(".".join, all_keys(ExperimentConfig))}
+    return [f"{key}." if key in inner else f"{key}=" for key in found if key.startswith(incomplete)]
+
+
+def _domain_names(incomplete: str) -> list[str]:
+    """For completion."""
+    from mua.environment.registry import domain_names
+
+    return [name for name in domain_names() if name.startswith(incomplete)]
+
+
+ConfigFile = Annotated[
+    Path, argument("CONFIG", "configuration file (YAML), or a recipe's name: mua recipes", _recipe_names)
+]
 Overrides = Annotated[
     list[str] | None,
-    argument("KEY=VALUE", "overrides, such as trainer.steps=10"),
+    argument("KEY=VALUE", "overrides, such as trainer.steps=10", _keys),
 ]
 
 app = typer.Typer(
     name="mua",
     help="Reinforcement learning of multi-turn agents that use tools and talk with users.",
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
@@ -125,6 +152,18 @@ def verb(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]
     return run
 
 
+@contextlib.contextmanager
+def _told(as_json: bool) -> Iterator[Callable[[Any], None]]:
+    """A block whose lines for people go to standard error where JSON is asked for; what is given to its value is then
+    all that stands on standard output."""
+    results: list[Any] = []
+    with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
+        yield results.append
+    if as_json and os.environ.get("RANK", "0") == "0":
+        for result in results:
+            print(json.dumps(result, indent=2, default=str))
+
+
 def command(group: typer.Typer, name: str | None = None) -> Callable[[Callable[Parameters, Result]], object]:
     """Make a function a :func:`verb` of ``group``, by its own name unless another is given."""
     return lambda function: group.command(name)(verb(function))
@@ -133,7 +172,7 @@ def command(group: typer.Typer, name: str | None = None) -> Callable[[Callable[P
 def _checked(path: Path, overrides: list[str] | None, verb: StartVerb, only: bool, as_json: bool) -> ExperimentConfig:
     """The configuration of a run that all checks passed which need no model; ``only``: they are printed, and that is
     all."""
-    if as_json and not only:
+    if as_json and not only and verb in ("train", "sft", "engines", "gateway"):
         raise ConfigError("--json: prints what --check finds; give both")
     if os.environ.get("RANK", "0") != "0":  # the first rank looks for all of them
         return _read(path, overrides, verb)
@@ -310,15 +349,16 @@ def evaluate_command(
         from workbench.matrix_config import load_cells
 
         base, cells = load_cells(config, overrides or [], matrix)
-        with output_of(base):
+        with output_of(base), _told(as_json) as tell:
             import workbench.matrix
 
-            workbench.matrix.evaluate_matrix(base, cells)
+            tell(workbench.matrix.evaluate_matrix(base, cells))
         return
     with _run(_checked(config, overrides, "eval", check, as_json), "config-eval.yaml") as loaded:
         import mua.evaluation.evaluator
 
-        mua.evaluation.evaluator.evaluate(loaded)
+        with _told(as_json) as tell:
+            tell(mua.evaluation.evaluator.evaluate(loaded))
 
 
 @command(app)
@@ -326,11 +366,13 @@ def compare(
     first: Annotated[Path, argument("RUN_A", "output folder of mua eval")],
     second: Annotated[Path, argument("RUN_B", "output folder of mua eval")],
     out: Annotated[Path | None, option("--out", "folder to write into; by default RUN_B")] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Compare two evaluations on the tasks they share: difference, interval, paired test."""
     import workbench.compare
 
-    workbench.compare.compare(first, second, out or (second if second.is_dir() else second.parent))
+    with _told(as_json) as tell:
+        tell(workbench.compare.compare(first, second, out or (second if second.is_dir() else second.parent)))
 
 
 @command(app)
@@ -363,7 +405,8 @@ def rollout(config: ConfigFile, overrides: Overrides = None, check: OnlyCheck = 
     with _run(_checked(config, overrides, "rollout", check, as_json), "config-rollout.yaml") as loaded:
         import workbench.rollout
 
-        workbench.rollout.show_rollout(loaded)
+        with _told(as_json) as tell:
+            tell(workbench.rollout.show_rollout(loaded))
 
 
 @command(app)
@@ -397,11 +440,14 @@ def convert_megatron_to_hf(
     ] = None,
     shard_gib: Annotated[float, option("--shard-gib", "size of one weight file, at most")] = 5.0,
     force: Force = False,
+    as_json: AsJson = False,
 ) -> None:
     """Write a checkpoint of any layout as a Hugging Face folder; run again, it continues where it stopped."""
     import mua.megatron.conversion
 
-    mua.megatron.conversion.convert_to_hf(checkpoint, hf_out, source, config, int(shard_gib * 2**30), force)
+    with _told(as_json) as tell:
+        mua.megatron.conversion.convert_to_hf(checkpoint, hf_out, source, config, int(shard_gib * 2**30), force)
+        tell({"written": hf_out, "from": checkpoint})
 
 
 @command(convert_app, "hf-to-megatron")
@@ -413,21 +459,26 @@ def convert_hf_to_megatron(
     ] = None,
     force: Force = False,
     allow_nan: Annotated[bool, option("--allow-nan", "take weights that are no finite numbers, too")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Write a Hugging Face folder as a checkpoint for any layout; run again, it continues where it stopped."""
     import mua.megatron.conversion
 
-    mua.megatron.conversion.convert_to_megatron(hf_folder, checkpoint_out, dtype, force, allow_nan)
+    with _told(as_json) as tell:
+        mua.megatron.conversion.convert_to_megatron(hf_folder, checkpoint_out, dtype, force, allow_nan)
+        tell({"written": checkpoint_out, "from": hf_folder})
 
 
 @command(convert_app, "verify")
 def convert_verify(
     folder: Annotated[Path, argument("FOLDER", "model or checkpoint folder")],
+    as_json: AsJson = False,
 ) -> None:
     """Compare every byte of a folder's weights with the checksums they were written with."""
     import mua.megatron.conversion
 
-    mua.megatron.conversion.verify(folder)
+    with _told(as_json) as tell:
+        tell({"folder": folder, "intact": True} | mua.megatron.conversion.verify(folder))
 
 
 @command(app)
@@ -582,20 +633,20 @@ def env_new(
     into: Annotated[
         Path | None, typer.Option("--into", metavar="FOLDER", help="a project; by default the current folder's")
     ] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Write a small domain that works, and its test, to be changed into another one, into the current project."""
     import workbench.scaffold
 
     found = workbench.scaffold.scaffold(name, gym, into)
-    for path in found:
-        print(path)
+    print(json.dumps([str(path) for path in found], indent=2) if as_json else "\n".join(map(str, found)))
     if any(path.name == "pyproject.toml" for path in found):
         print("pip install -e . in that project registers it, once; mua env list then shows it", file=sys.stderr)
 
 
 @command(env_app, "play")
 def env_play(
-    name: Annotated[str, argument("NAME", "domain, see mua env list")],
+    name: Annotated[str, argument("NAME", "domain, see mua env list", _domain_names)],
     task: Annotated[str | None, option("--task", "id of a task; by default --seed picks one")] = None,
     split: Annotated[Literal["train", "validation", "test"], typer.Option("--split")] = "test",
     seed: Annotated[int, option("--seed", "picks the task and the user's wording")] = 0,
@@ -626,13 +677,16 @@ def env_replay(
     name: Annotated[str, argument("NAME", "domain that loads official data")],
     recorded: Annotated[list[Path], argument("RECORDED...", "recordings (.jsonl or .jsonl.gz)")],
     data: Annotated[Path, typer.Option("--data", help="folder with the official data", show_default=False)],
+    as_json: AsJson = False,
 ) -> None:
     """Run recorded calls of the official tools through ours; exit status 1 if anything disagrees."""
     from workbench.recordings import replay_files
 
     found = replay_files(name, data, recorded)
-    for line in found.lines():
-        typer.echo(line)
+    if as_json:
+        print(json.dumps(asdict(found), indent=2, default=str))
+    else:
+        print(*found.lines(), sep="\n")
     if found.disagreements:
         raise typer.Exit(1)
 
@@ -817,11 +871,13 @@ def store_import(
     traces: Annotated[list[Path], argument("TRACES...", "trace files, or folders of them")],
     run: Annotated[str, typer.Option("--run", help="id of the run that is made", show_default=False)],
     config: Annotated[Path | None, option("--config", "config.yaml that the traces were made with")] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Bring trace files, or what export wrote, into a store, which is made if it is not there."""
     import workbench.stored
 
-    workbench.stored.import_traces(store, traces, run, config)
+    with _told(as_json) as tell:
+        tell({"run": run, "trajectories": workbench.stored.import_traces(store, traces, run, config)})
 
 
 @command(store_app, "verify")
@@ -859,17 +915,30 @@ def store_prune(
 
 
 @command(store_app, "migrate")
-def store_migrate(store: StorePlace) -> None:
+def store_migrate(store: StorePlace, as_json: AsJson = False) -> None:
     """Bring the schema of an older store to this program's version."""
     import workbench.stored
 
-    workbench.stored.migrate_store(store)
+    with _told(as_json) as tell:
+        tell({"schema_version": workbench.stored.migrate_store(store)})
 
 
 @command(config_app, "show")
-def config_show(config: ConfigFile, overrides: Overrides = None) -> None:
+def config_show(config: ConfigFile, overrides: Overrides = None, as_json: AsJson = False) -> None:
     """Print a configuration with everything it extends and every default, secrets masked."""
-    print(dump_config(load_config(config, overrides or ())), end="")
+    loaded = load_config(config, overrides or ())
+    if as_json:
+        print(json.dumps(masked_tree(loaded.model_dump(mode="json")), indent=2, ensure_ascii=False))
+    else:
+        print(dump_config(loaded), end="")
+
+
+@command(config_app, "schema")
+def config_schema() -> None:
+    """Print a JSON Schema of configuration files, for editors (docs/checks.md)."""
+    from mua.config.editor_schema import editor_schema
+
+    print(json.dumps(editor_schema(), indent=2, ensure_ascii=False))
 
 
 @command(config_app, "docs")
@@ -900,12 +969,12 @@ def metrics_command(
 
 @doctor_app.callback(invoke_without_command=True)
 @verb
-def doctor(context: typer.Context) -> None:
+def doctor(context: typer.Context, as_json: AsJson = False) -> None:
     """Check a machine, a job, and that the parts agree with each other. Alone: this machine."""
     if context.invoked_subcommand is None:
         import mua.launch.preflight
 
-        mua.launch.preflight.preflight(None)
+        mua.launch.preflight.preflight(None, as_json=as_json)
 
 
 @command(doctor_app, "preflight")
@@ -927,12 +996,15 @@ def doctor_preflight(
 
 
 @command(doctor_app, "sync")
-def doctor_sync(config: ConfigFile, overrides: Overrides = None) -> None:
+def doctor_sync(config: ConfigFile, overrides: Overrides = None, as_json: AsJson = False) -> None:
     """Compare every tensor of the trainer with the engine's after a weight sync."""
-    with _run(_checked(config, overrides, "sync", False, False), "config-doctor.yaml") as loaded:
+    with (
+        _run(_checked(config, overrides, "sync", False, False), "config-doctor.yaml") as loaded,
+        _told(as_json) as tell,
+    ):
         import mua.trainer.rl
 
-        mua.trainer.rl.check_sync(loaded)
+        tell(mua.trainer.rl.check_sync(loaded))
 
 
 def main() -> None:

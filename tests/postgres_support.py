@@ -31,7 +31,7 @@ _USERS = ("postgres", "nobody")
 
 
 class PostgresUnavailable(RuntimeError):
-    """PostgreSQL is not here and could not be installed or started; the message names the mend."""
+    """PostgreSQL is not here and could not be installed or started; the message names the fix."""
 
 
 def programs() -> Path:

@@ -76,7 +76,7 @@ def convert(checkpoint: Path, out: Path, source: Path | None, progress: Progress
 
 
 def described(error: Exception) -> str:
-    """One line: the message of an error a person can mend, the kind and message of any other."""
+    """One line: the message of an error a person can fix, the kind and message of any other."""
     return " ".join(readable(error)) or " ".join(f"{type(error).__name__}: {error}".split())
 
 

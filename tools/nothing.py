@@ -3,7 +3,7 @@
 Desks that exist nowhere, each wish with a procedure of its own, drawn once and kept: what is asked for, which tools
 are called in which order and with what, on which answers it goes on or says sorry, what is told at the end. So
 whoever reads them has to do what every pretrained model can: keep to the form of a conversation, copy a word or
-number from where it was said to where it is needed, remember what was wanted in the beginning, and heed what a tool
+number from where it was said to where it is needed, remember what was wanted in the beginning, and respect what a tool
 answered. They speak of no shop: no rule, tool or sentence of a domain is in them. Their values are words that any
 language model knows (names, cities, things) and numbers; among what is wanted and how things stand are words that a
 shop uses too (to cancel, to return, pending, delivered), with procedures drawn at random like all others.

@@ -96,7 +96,7 @@ NODE = "NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs=
 
 
 class SlurmUnavailable(RuntimeError):
-    """Slurm is not here and could not be installed or started; the message names the mend."""
+    """Slurm is not here and could not be installed or started; the message names the fix."""
 
 
 def missing() -> list[str]:

@@ -1,10 +1,10 @@
-"""A study: policies of two million parameters trained in stages, every stage judged alike, over several seeds.
+"""A study: policies of two million parameters trained in stages, every stage evaluated alike, over several seeds.
 
     python -m tools.study configs/studies/retail.yaml [--seeds 1 2 3] [key.path=value ...]
 
 A study file names a configuration and the stages that start from one another's weights; the first start from the
-study's model or, without one, from a tokenizer of their own conversations and random weights. Every stage is judged on
-held-out tasks by ``mua eval``. A stage that is done is not repeated, so a killed study goes on where it was. Leaves
+study's model or, without one, from a tokenizer of their own conversations and random weights. Every stage is evaluated
+on held-out tasks by ``mua eval``. A stage that is done is not repeated, so a killed study goes on where it was. Leaves
 ``summary.json``, ``report.md`` and reward curves under ``runs/studies/<name>``.
 """
 
@@ -276,7 +276,7 @@ def over_seeds(values: Sequence[float]) -> str:
 
 
 def _training_rewards(study: Study, seeds: Sequence[int], name: str) -> list[float]:
-    """Of each seed; of far more episodes than are judged, by policies that still learn. None of supervised stages.
+    """Of each seed; of far more episodes than are evaluated, by policies that still learn. None of supervised stages.
 
     Stages of one seed meet the same tasks in the same order, so their differences are paired.
     """

@@ -44,7 +44,7 @@ STEP = 0.02
 """Resolution of the weights in the file."""
 _MARK = "| "
 _SICK = ("no_service", "no_data", "slow_data", "no_mms")
-"""Wishes of those whose phone is to be mended."""
+"""Wishes of those whose phone is to be repaired."""
 
 Features = list[set[str]]
 """Of each sentence of one message."""

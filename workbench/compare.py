@@ -38,7 +38,7 @@ class Pair:
     second: float
 
 
-def compare(first: Path, second: Path, out: Path) -> None:
+def compare(first: Path, second: Path, out: Path) -> Json:
     """Print the comparison of two runs (output folders, or their ``evaluation.json``) and write it into ``out``.
 
     The files are ``comparison.json`` and ``comparison.md``. Raises :class:`mua.errors.MuaError` where a result cannot
@@ -53,6 +53,7 @@ def compare(first: Path, second: Path, out: Path) -> None:
     for line in _remarks(result):
         print(line)
     print(f"written to {out / 'comparison.json'} and comparison.md")
+    return result
 
 
 def load_result(path: Path) -> Json:

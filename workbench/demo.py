@@ -3,7 +3,7 @@
     mua demo [--seeds 1,2,3] [--controls] [key.path=value ...]
 
 For each seed: a few conversations of a scripted agent that keeps to the policy, a supervised cold start on them from
-``tools/base`` (the package brings it), reinforcement learning against SGLang rollouts, and a judgement of both
+``tools/base`` (the package brings it), reinforcement learning against SGLang rollouts, and an evaluation of both
 on the test split, by kind of wish. Beside it what policies that deserve nothing earn there; with ``--controls`` also
 more supervised fine-tuning on the same conversations for the time that reinforcement learning took, and reinforcement
 learning whose rewards are dealt at random. Leaves ``runs/demo/report.html``, ``summary.json``, ``reward.png``,
@@ -262,7 +262,7 @@ def report(results: Sequence[Result], picture: Path) -> None:
     for section in sections:
         Console(width=120).print(table_of(section))
     last = ROOT / f"seed-{results[-1].seed}"
-    pairs = write_report(REPORT, sections, picture, last, sorted(GRANTED), "the help desk")
+    pairs = write_report(REPORT, sections, picture, last, sorted(GRANTED), "help_desk")
     for shown in (pairs[-1].left, pairs[-1].right) if pairs else ():
         say(f"{pairs[-1].title}, {shown.title}")
         mua("show", str(last / "after"), shown.trajectory["id"])

@@ -77,7 +77,7 @@ def write_report(
         picture: a PNG of the curves.
         folder: of the seed whose episodes are shown: evaluations in ``before`` and ``after``, training in ``rl``.
         hopeful: kinds of wish that are to be granted, from which examples are taken where there are any.
-        domain: whom the policy serves.
+        domain: that the policy was trained on.
     """
     places = [str(folder / name) for name in ("before", "after", "rl")]
     with opened_runs(places, tell=lambda line: print(line, file=sys.stderr)) as viewed:
@@ -141,7 +141,7 @@ def _shown(answers: Answers, title: str, run: str, row: Json) -> Shown:
 def _lead(
     sections: Sequence[Section], picture: Path, pairs: Sequence[Pair], folder: Path, domain: str
 ) -> Iterator[str]:
-    yield f"<h1>What a tiny policy learned about {_text(domain)}</h1>"
+    yield f"<h1>What a tiny policy learned: {_text(domain)}</h1>"
     yield (
         "<p>Success on the test split by kind of wish, with 95 % intervals. No task of this split was trained on or "
         "looked at before.</p>"

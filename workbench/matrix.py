@@ -47,7 +47,7 @@ columns. Differences are those to the first policy, paired by task, with a boots
 p-value of a paired test; nothing is corrected for the number of comparisons."""
 
 
-def evaluate_matrix(config: ExperimentConfig, cells: Cells) -> None:
+def evaluate_matrix(config: ExperimentConfig, cells: Cells) -> Json:
     """Play what is missing of every cell and write ``matrix.json`` and ``matrix.md`` into ``config.output``.
 
     Raises :class:`RunStopped` at the end where a cell has no scored episode; the others are written all the same.
@@ -74,6 +74,7 @@ def evaluate_matrix(config: ExperimentConfig, cells: Cells) -> None:
     if empty:
         lines = "\n".join(f"{name}: {error}" for name, error in empty.items())
         raise RunStopped(lines, passing=all(error.passing for error in empty.values()))
+    return matrix
 
 
 def matrix_page(matrix: Json) -> str:

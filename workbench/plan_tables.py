@@ -138,7 +138,7 @@ def _table(title: str, *columns: str) -> Table:
 
 def _ranks(plan: Plan) -> Table:
     table = _table(
-        "trainer, exact: GB a rank", "rank", "stage", "layers", "parameters", "weights", "gradients", "main weights",
+        "trainer, exact: GB per rank", "rank", "stage", "layers", "parameters", "weights", "gradients", "main weights",
         "moments", "together",
     )  # fmt: skip
     for stage in plan.stages:
@@ -204,9 +204,9 @@ def _engine(plan: Plan) -> list[tuple[str, str]]:
     tp = config.engine.tensor_parallel
     return [
         ("servers", f"{plan.servers} of {tp} GPUs"),
-        ("weights a GPU", f"{_gb(engine.weights)} GB"),
-        ("activations and graphs a GPU", f"{_gb(plan.phases[0].parts['engine working'])} GB, as SGLang reckons"),
-        ("KV cache a GPU", f"{_gb(engine.cache)} GB, {engine.token:,} bytes a token"),
+        ("weights per GPU", f"{_gb(engine.weights)} GB"),
+        ("activations and graphs per GPU", f"{_gb(plan.phases[0].parts['engine working'])} GB, as SGLang reckons"),
+        ("KV cache per GPU", f"{_gb(engine.cache)} GB, {engine.token:,} bytes per token"),
         ("KV cache a server", f"{engine.tokens:,} tokens"),
         (
             f"rollouts of {config.rollout.max_tokens:,} tokens at once",
@@ -251,7 +251,7 @@ def _sync(plan: Plan) -> list[tuple[str, str]]:
         ("handed to a GPU", f"{_gb(moved.gpu_bytes)} GB in {moved.buckets} buckets"),
         (f"{moved.peers} of the busiest GPU", f"{_gb(gpu[0])} GB out, {_gb(gpu[1])} GB in"),
         ("network of the busiest GPU", f"{_gb(network[0])} GB out, {_gb(network[1])} GB in"),
-        ("time, at least", f"{moved.seconds:.2f} s at {rate} network a GPU, bucket after bucket"),
+        ("time, at least", f"{moved.seconds:.2f} s at {rate} network per GPU, bucket after bucket"),
         ("", f"{moved.fullest_seconds:.2f} s of them on the busiest link"),
     ]
 

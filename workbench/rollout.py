@@ -11,10 +11,10 @@ from mua.observe.traces import TraceWriter
 from mua.observe.transcript import render_trajectory
 from mua.rollout.scored import require_scored
 from mua.rollout.service import RolloutService
-from mua.types import Group
+from mua.types import Group, Json
 
 
-def show_rollout(config: ExperimentConfig) -> None:
+def show_rollout(config: ExperimentConfig) -> Json:
     """Roll out ``evaluation.tasks`` tasks (8 by default) of each domain and print the first scored episode.
 
     All of them go to ``<output>/traces``.
@@ -33,3 +33,4 @@ def show_rollout(config: ExperimentConfig) -> None:
     console.print(render_trajectory(scored[0], family.decode))
     metrics = rollout_metrics([Group(0, "all", trajectories)])
     console.print(f"{len(trajectories)} episodes, success {metrics['reward/success']:.3f}, traces in {path}")
+    return {"episodes": len(trajectories), "traces": str(path), "metrics": metrics}

@@ -121,8 +121,8 @@ def export(url: str, chosen: TrajectoryFilter, out: Path, as_json: bool) -> None
         print(f"{count} trajectories written to {out}")
 
 
-def import_traces(url: str, files: Sequence[Path], run: str, config: Path | None) -> None:
-    """Write the trajectories of trace files into a store as a run of their own: all of them, or none."""
+def import_traces(url: str, files: Sequence[Path], run: str, config: Path | None) -> int:
+    """Write the trajectories of trace files into a store as a run of their own: all of them, or none. Their number."""
     for path in files:
         if not path.exists():
             raise StoreError(f"{path}: no such file or folder")
@@ -138,6 +138,7 @@ def import_traces(url: str, files: Sequence[Path], run: str, config: Path | None
             "trajectory once"
         ) from None
     print(f"{count} trajectories imported as run {run} into {shown(url)}")
+    return int(count)
 
 
 def verify_store(url: str, as_json: bool) -> int:
@@ -190,10 +191,11 @@ def prune_store(url: str, run: str | None, rules: StoreConfig, dry: bool, as_jso
         print(f"blobs: {sum(before.values()):,} bytes before, {sum(after.values()):,} after")
 
 
-def migrate_store(url: str) -> None:
-    """Bring a store's schema to this program's version."""
+def migrate_store(url: str) -> str:
+    """Bring a store's schema to this program's version, which is returned."""
     with Store.open(url, create=False) as store:
         print(f"store {store.name}: schema version {HEAD}")
+    return str(HEAD)
 
 
 def _opened(url: str) -> Store:

@@ -12,7 +12,7 @@ from pydantic import SecretStr
 from pydantic_core import PydanticUndefined
 
 from mua.config.schema import ExperimentConfig, Section
-from mua.config.section import section_of
+from mua.config.section import sections_of, tag_of
 
 HEADER = """\
 # Configuration
@@ -58,16 +58,17 @@ def configuration_page(schema: type[Section] = ExperimentConfig) -> str:
     return "\n".join([HEADER, *_section("", schema)]).rstrip() + "\n"
 
 
-def _section(path: str, schema: type[Section]) -> Iterator[str]:
-    yield f"## `{path}`\n" if path else "## Top level\n"
-    yield _cell(schema.__doc__ or "") + "\n"
+def _section(path: str, schema: type[Section], heading: str = "") -> Iterator[str]:
+    yield f"## {heading or f'`{path}`'}\n" if path else "## Top level\n"
+    yield plain_text(schema.__doc__ or "").replace("|", BAR) + "\n"
     yield "| key | type | default | |\n| --- | --- | --- | --- |"
     inside: list[str] = []
     for name, field in schema.model_fields.items():
-        key, inner, kind = f"{path}.{name}".lstrip("."), section_of(field.annotation), ""
-        if inner:
-            inside += _section(key, inner)
-            kind = ("list of " if get_origin(field.annotation) is list else "") + f"[section](#{key.replace('.', '')})"
+        key, members, kind = f"{path}.{name}".lstrip("."), sections_of(field.annotation), ""
+        for member in members:
+            inside += _section(key, member, _heading(key, member) if len(members) > 1 else "")
+        if members:
+            kind = ("list of " if get_origin(field.annotation) is list else "") + " or ".join(_links(key, members))
         kind = kind or _type(field.annotation, field.metadata)
         default = field.get_default(call_default_factory=True)
         if isinstance(default, SecretStr):
@@ -75,9 +76,35 @@ def _section(path: str, schema: type[Section]) -> Iterator[str]:
         shown = f"`{json.dumps(default) if isinstance(default, bool) or default is None else default}`"
         if default is PydanticUndefined or isinstance(default, Section):
             shown = "" if isinstance(default, Section) else "**required**"
-        text = _cell(field.description or (inner and inner.__doc__) or "")
-        yield f"| `{key}` | {kind} | {shown} | {text} |"
+        text = plain_text(field.description or (members[0].__doc__ if len(members) == 1 else "") or "")
+        yield f"| `{key}` | {kind} | {shown} | {text.replace('|', BAR)} |"
     yield from ("", *inside)
+
+
+BAR = "\\|"
+"""A pipe in a cell."""
+
+
+def _links(key: str, members: list[type[Section]]) -> list[str]:
+    """To the tables of what may stand at a key."""
+    if len(members) == 1:
+        return [f"[section](#{_anchor(key)})"]
+    return [f"[{_member_name(member)}](#{_anchor(_heading(key, member))})" for member in members]
+
+
+def _member_name(member: type[Section]) -> str:
+    """How a member of a union is told: ``kind: range``, or by its name where no key tells it."""
+    tag = tag_of(member)
+    return f"{tag[0]}: {tag[1]}" if tag else member.__name__
+
+
+def _heading(key: str, member: type[Section]) -> str:
+    return f"`{key}` with `{_member_name(member)}`"
+
+
+def _anchor(heading: str) -> str:
+    """The address that GitHub and MkDocs give a heading."""
+    return re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-")
 
 
 def _type(annotation: Any, metadata: list[Any] | tuple[Any, ...] = ()) -> str:
@@ -100,6 +127,6 @@ def _type(annotation: Any, metadata: list[Any] | tuple[Any, ...] = ()) -> str:
     return f"{name} {', '.join(bounds)}".strip()
 
 
-def _cell(text: str) -> str:
-    """One line of Markdown: reStructuredText's double back-ticks made single, pipes escaped."""
-    return re.sub(r"\s+", " ", text).replace("``", "`").replace("|", "\\|").strip()
+def plain_text(text: str) -> str:
+    """One line: reStructuredText's double back-ticks made single."""
+    return re.sub(r"\s+", " ", text).replace("``", "`").strip()

@@ -107,7 +107,7 @@ class EndpointConfig(Section):
     requests_per_minute: Positive | None = None
     """Requests that may start within any 60 seconds; null: as many as ``concurrency`` allows."""
     tokens_per_minute: Positive | None = None
-    """Tokens, read and written, within any 60 seconds. Estimated when a request starts (4 characters a token, and
+    """Tokens, read and written, within any 60 seconds. Estimated when a request starts (4 characters per token, and
     ``max_tokens``), corrected by what the endpoint reports."""
     breaker_faults: Positive = 8
     """Faults in a row (no connection, no answer in time, 5xx, refused keys, unreadable replies) after which the

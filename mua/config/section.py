@@ -37,11 +37,6 @@ def all_keys(schema: type[Section], above: KeyPath = ()) -> Iterator[KeyPath]:
             yield from all_keys(inner, (*above, name))
 
 
-def section_of(annotation: Any) -> type[Section] | None:
-    """The section a field holds (``X`` in ``X``, ``X | None``, ``list[X]``), or None for a field with a plain value."""
-    return next((t for t in alternatives(annotation) if isinstance(t, type) and issubclass(t, Section)), None)
-
-
 def alternatives(annotation: Any) -> tuple[Any, ...]:
     if get_origin(annotation) is Annotated:
         return alternatives(get_args(annotation)[0])

@@ -21,7 +21,7 @@ AT_ONCE = ("wrong_tokens", "leaking_user", "failing_user", "engine_mismatch", "s
 
 
 class Alarms:
-    """Looks at each step's metrics as it comes; each cause is told once. Under a millisecond a step."""
+    """Looks at each step's metrics as it comes; each cause is told once. Under a millisecond per step."""
 
     def __init__(self, config: Json, before: Sequence[Mapping[str, Any]] = ()) -> None:
         """``config`` is the run's, as plain values; ``before`` are the lines of metrics of its earlier starts, whose

@@ -19,6 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
+import numpy.typing as npt
 from scipy.stats import binom
 
 from mua.diagnosis.evidence import (
@@ -114,14 +115,23 @@ COLLAPSED, COLLAPSED_NATS = 0.2, 0.3
 SOLVED, GAIN = 0.9, 0.1
 """Success from which there is nothing left to explore, and a gain of success that pays for longer texts or less
 entropy."""
-ALIKE, ALIKE_PAIRS = 0.9, 0.5
+ALIKE, ALIKE_PAIRS = 0.6, 0.5
 """Similarity of texts (Jaccard index of word triples) that makes two answers one, and share of pairs of answers to
 different tasks that are."""
 AGREE = 0.95
 """Share of groups without a difference of reward, with 99 % certainty; hard tasks alone, solved once in twenty, have
 0.66 in groups of 8, and 0.9 where they differ much in difficulty."""
+APART = 5.0
+"""Standard errors that a kind's fall and another's rise have together: among 30 kinds that vary by chance alone, 4.4
+are usual."""
 UNLIKELY = 0.001
 """Probability of so many groups that agree, were all as before; small, because every step is looked at."""
+STILL_RATE = 1e-6
+"""Sum of the learning rates of all steps: Adam moves a weight by about the rate in a step, and weights are some "
+"hundredths."""
+STILL_NATS = 1e-3
+"""Largest change of a log-probability over five versions or more; what float32 and bfloat16 do by themselves is 1e-5 to
+0.01, and a policy that learns anything changes some token by more."""
 INFORMED = 100
 """Groups with a difference of reward after which a policy that learns has gained something."""
 
@@ -237,6 +247,9 @@ def leaking_user(seen: Evidence) -> Symptom | None:
     )
 
 
+_WHO = re.compile(r"\b(?:user|judge)(?:_seconds)?\b")
+
+
 def failing_user(seen: Evidence) -> Symptom | None:
     faults = seen.of("user_faults") / np.maximum(1.0, np.nan_to_num(seen.of("episodes"), nan=1.0))
     known = dict(
@@ -249,6 +262,9 @@ def failing_user(seen: Evidence) -> Symptom | None:
     for step, members in seen.by_step().items():  # of a step that stopped the run there are no metrics
         if step not in known:
             known[step] = sum(e.outcome in ("user_error", "judge_error") for e in members) / len(members), math.nan
+    late = shares(seen, lambda e: e.outcome == "timeout" and bool(_WHO.search(e.error or "")), scored=False)
+    for step, more in zip(seen.steps.tolist(), np.nan_to_num(late), strict=True):
+        known[step] = known[step][0] + more, known[step][1]
     steps = sorted(known)
     ended, retries = (np.array([known[step][which] for step in steps]) for which in (0, 1))
     for values, bound in ((ended, USER_FAULTS), (retries, USER_RETRIES)):
@@ -421,7 +437,9 @@ def large_steps(seen: Evidence) -> Symptom | None:
     note(place, lambda at: f"the gradient norm is {norm[at]:.3g}, and was {usual:.3g} at the beginning", grad_norm=norm)
     reference = seen.of("reference_kl")
     place = lasting(above(reference, REFERENCE_KL), 2)
-    note(place, lambda at: f"the policy is {reference[at]:.3g} nats a token from the reference", reference_kl=reference)
+    note(
+        place, lambda at: f"the policy is {reference[at]:.3g} nats per token from the reference", reference_kl=reference
+    )
     if len(entropy) > 1:
         moved = np.abs(np.diff(entropy))
         share = moved / np.maximum(entropy[:-1], entropy[1:])
@@ -494,18 +512,22 @@ _DECLINES = re.compile(
 
 
 def refusing(seen: Evidence) -> Symptom | None:
-    if not seen.episodes:
-        return None
-    scored = [e for e in seen.episodes if e.scored]
-    acts = sum(e.calls > 0 for e in scored) >= 0.1 * len(scored)
+    scored = [e for e in seen.episodes or () if e.scored]
+    found = _declining(
+        seen, scored, lambda e: bool(_DECLINES.search(e.told)) or "transfer_to_human" in e.said, "declines"
+    )
+    if found is None and sum(e.calls > 0 for e in scored) >= 0.1 * len(scored):
+        found = _declining(seen, scored, lambda e: not e.calls and bool(e.told), "does nothing but talk")
+    return found
 
-    def declines(e: SeenEpisode) -> bool:
-        return bool(_DECLINES.search(e.told) or "transfer_to_human" in e.said or (acts and not e.calls and e.told))
 
+def _declining(
+    seen: Evidence, scored: list[SeenEpisode], declines: Callable[[SeenEpisode], bool], what: str
+) -> Symptom | None:
+    """Whether it became common, and is worth more than its contrary: within groups that have both, where there are."""
     values = shares(seen, declines)
     base, end = mean(beginning(values)), mean(ending(values))
-    bound = max(REFUSING, base + REFUSING_RISE)
-    if not end >= bound:
+    if not end >= max(REFUSING, base + REFUSING_RISE):
         return None
     place = lasting(above(smoothed(values), (base + end) / 2))
     if place is None:
@@ -528,46 +550,41 @@ def refusing(seen: Evidence) -> Symptom | None:
         return None
     return Symptom(
         step,
-        f"the policy declines in {percent(end)} of the episodes at the end ({percent(base)} at the beginning), and "
-        f"declining is worth {better:.2f} more than not",
+        f"the policy {what} in {percent(end)} of the episodes at the end ({percent(base)} at the beginning), and that "
+        f"is "
+        f"worth {better:.2f} more than the contrary",
         {"share": end, "before": base, "worth": better},
         example(seen, step, lambda e: e.scored and declines(e) and e.reward > 0),
     )
 
 
 def kind_for_kind(seen: Evidence) -> Symptom | None:
-    """Counts of successes by kind over windows of steps; of runs without a store, success by domain."""
-    won, played = _by_kind(seen)
-    if len(won) < 2 or len(seen.steps) < 4:
+    """Success of each kind over windows of steps and as a trend. The unit is the group, whose members share a task."""
+    kinds, total = _by_kind(seen), len(seen.steps)
+    if len(kinds) < 2 or total < 4:
         return None
-    total = len(seen.steps)
     best: tuple[float, str, str, int, tuple[float, ...]] | None = None
     last = max(2, total // 4)
-    for start in sorted({0, total // 4, total // 2, max(0, total - 2 * last)}):
-        width = min(last, total - last - start)
-        if width < 2:
-            continue
+    windows = [(start, last) for start in sorted({0, total // 4, total // 2, max(0, total - 2 * last)})]
+    for start, width in [*windows, (0, total // 2), (0, 0)]:
         changes = {}
-        for kind in won:
-            n0, n1 = played[kind][start : start + width].sum(), played[kind][-last:].sum()
-            if n0 < 8 or n1 < 8:
-                continue
-            p0, p1 = won[kind][start : start + width].sum() / n0, won[kind][-last:].sum() / n1
-            pooled = (p0 * n0 + p1 * n1) / (n0 + n1)
-            spread = math.sqrt(max(pooled * (1 - pooled), 1e-4) * (1 / n0 + 1 / n1))
-            # Episodes of a group are of one task, and so worth less than independent ones.
-            changes[kind] = p0, p1, (p1 - p0) / (1.5 * spread)
+        for kind, (places, values) in kinds.items():
+            found = _step(places, values, total, start, width) if width else _trend(places, values, total)
+            if found is not None:
+                changes[kind] = found
         if len(changes) < 2:
             continue
         fallen = min(changes, key=lambda kind: changes[kind][2])
         risen = max(changes, key=lambda kind: changes[kind][2])
         (f0, f1, fz), (r0, r1, rz) = changes[fallen], changes[risen]
-        if fz <= -2.5 and f0 - f1 >= 0.2 and rz >= 2.0 and r1 - r0 >= 0.15 and (best is None or fz < best[0]):
+        apart = fz <= -2.0 and rz >= 2.0 and rz - fz >= APART
+        if apart and f0 - f1 >= 0.2 and r1 - r0 >= 0.15 and (best is None or fz < best[0]):
             best = fz, fallen, risen, start, (f0, f1, r0, r1)
     if best is None:
         return None
     _, fallen, risen, start, (f0, f1, r0, r1) = best
-    rate = np.divide(won[fallen], played[fallen], out=np.full(total, np.nan), where=played[fallen] > 0)
+    places, values = kinds[fallen]
+    rate = np.array([mean(values[places == place]) for place in range(total)])
     falling = np.asarray(smoothed(rate) <= f0 - 0.5 * (f0 - f1))
     falling[: start + 1] = False
     place = lasting(falling, 2) or total - last
@@ -582,23 +599,63 @@ def kind_for_kind(seen: Evidence) -> Symptom | None:
     )
 
 
-def _by_kind(seen: Evidence) -> tuple[dict[str, Floats], dict[str, Floats]]:
+Places = npt.NDArray[np.int64]
+Change = tuple[float, float, float]
+"""Success before and after, and how many standard errors they are apart."""
+FEW_GROUPS = 4
+"""Of a kind on each side: fewer say nothing."""
+
+
+def _noise(values: Floats, rest: Floats, freedom: int) -> float:
+    """Variance of a group's success: what is seen, and no less than that of four tosses of its mean."""
+    level = float(values.mean())
+    return max(float(rest @ rest) / max(1, freedom), level * (1 - level) / 4, 1e-3)
+
+
+def _step(places: Places, values: Floats, total: int, start: int, width: int) -> Change | None:
+    """From the ``width`` steps from ``start`` on to the last ones."""
+    before = values[(places >= start) & (places < start + width)]
+    after = values[places >= total - width]
+    if start + 2 * width > total or min(len(before), len(after)) < FEW_GROUPS:
+        return None
+    rest = np.concatenate([before - before.mean(), after - after.mean()])
+    noise = _noise(np.concatenate([before, after]), rest, len(rest) - 2)
+    change = float(after.mean() - before.mean())
+    return float(before.mean()), float(after.mean()), change / math.sqrt(noise * (1 / len(before) + 1 / len(after)))
+
+
+def _trend(places: Places, values: Floats, total: int) -> Change | None:
+    """Along a straight line through all groups."""
+    at = places - places.mean()
+    spread = float(at @ at)
+    if len(values) < 2 * FEW_GROUPS or spread == 0:
+        return None
+    level, slope = float(values.mean()), float(at @ values) / spread
+    noise = _noise(values, values - level - slope * at, len(values) - 2)
+    first, final = (min(1.0, max(0.0, level + slope * (end - places.mean()))) for end in (0.0, total - 1.0))
+    return first, final, slope / math.sqrt(noise / spread)
+
+
+def _by_kind(seen: Evidence) -> dict[str, tuple[Places, Floats]]:
+    """By kind and domain, of each group the place of its step and its success; without a store of each step."""
     place_of = {step: place for place, step in enumerate(seen.steps.tolist())}
-    won: defaultdict[str, Floats] = defaultdict(lambda: np.zeros(len(seen.steps)))
-    played: defaultdict[str, Floats] = defaultdict(lambda: np.zeros(len(seen.steps)))
+    groups: defaultdict[tuple[str, int, int], list[bool]] = defaultdict(list)
     several = len({e.domain for e in seen.episodes or ()}) > 1
     for e in seen.episodes or ():
         if e.scored and e.step in place_of:
-            kinds = {e.kind, e.domain if several else "-"} - {"-"}
-            for kind in kinds:
-                won[kind][place_of[e.step]] += e.success
-                played[kind][place_of[e.step]] += 1
+            for kind in {e.kind, e.domain if several else "-"} - {"-"}:
+                groups[kind, place_of[e.step], e.ordinal].append(e.success)
+    found: defaultdict[str, list[tuple[int, float]]] = defaultdict(list)
+    for (kind, place, _), won in groups.items():
+        found[kind].append((place, sum(won) / len(won)))
     if not seen.episodes:
-        episodes = np.nan_to_num(seen.of("episodes"), nan=0.0) / max(1, len(seen.domains))
-        for name, values in seen.domains.items():
-            played[name] = np.where(np.isfinite(values), episodes, 0.0)
-            won[name] = np.nan_to_num(values) * played[name]
-    return dict(won), dict(played)
+        for name, by_step in seen.domains.items():
+            found[name] = [(place, value) for place, value in enumerate(by_step.tolist()) if math.isfinite(value)]
+    return {
+        kind: (np.array([place for place, _ in pairs]), np.array([value for _, value in pairs]))
+        for kind, pairs in found.items()
+        if pairs
+    }
 
 
 def variety(seen: Evidence) -> Floats:
@@ -633,7 +690,7 @@ def entropy_collapse(seen: Evidence) -> Symptom | None:
         if risen >= GAIN and not stuck:
             return None
         place = min(place, fell + 1)
-        text = f"entropy fell from {base:.3g} to {mean(ending(entropy)):.3g} nats a token"
+        text = f"entropy fell from {base:.3g} to {mean(ending(entropy)):.3g} nats per token"
         numbers = {"before": base, "after": mean(ending(entropy))}
     else:
         varied = mean(beginning(alike))
@@ -719,7 +776,7 @@ def agreeing_groups(seen: Evidence) -> Symptom | None:
     success = seen.of("success")
     if right >= 0.5 and mean(ending(success)) - mean(beginning(success)) >= GAIN and mean(ending(success)) >= 0.8:
         return None  # learned
-    place = _agreeing_from(agree, count)
+    place = _agreeing_from(agree, count, 24 if seen.live else 12)
     if place is None:
         return None
     step, share = began(seen, place), mean(same[place:])
@@ -739,16 +796,16 @@ def agreeing_groups(seen: Evidence) -> Symptom | None:
     )
 
 
-def _agreeing_from(agree: Floats, count: Floats) -> int | None:
+def _agreeing_from(agree: Floats, count: Floats, least: int) -> int | None:
     """The first place from which so many groups agree to the end that chance is no explanation; None: nowhere.
 
-    Nothing else but that all agree from the beginning on; that they do so far more often than before; or that a
-    difference is too rare to learn from, whatever was before.
+    Of ``least`` groups or more: that all agree from the beginning on; that they do so far more often than before; or
+    that a difference is too rare to learn from, whatever was before.
     """
     total, same = np.cumsum(count[::-1])[::-1], np.cumsum(agree[::-1])[::-1]
     for place in range(len(count)):
         n, k = float(total[place]), float(same[place])
-        if n < 12 or len(count) - place < 3:
+        if n < least or len(count) - place < 3:
             return None
         if k / n < 0.95:
             continue
@@ -774,14 +831,14 @@ def no_learning(seen: Evidence) -> Symptom | None:
                        remedy="set algorithm.shuffle_rewards to false")  # fmt: skip
     rate, norm, trained = seen.of("learning_rate"), seen.of("grad_norm"), seen.of("trained_tokens")
     if steps >= 3:
-        if np.isfinite(rate).sum() >= 3 and np.nansum(rate) < 1e-7:
-            return Symptom(began(seen, 0), f"the learning rate is {np.nanmax(rate):.3g}: no weight can move",
+        if np.isfinite(rate).sum() >= 3 and np.nansum(rate) < STILL_RATE:
+            return Symptom(began(seen, 0), f"the learning rate is {np.nanmax(rate):.3g}: weights hardly move",
                            {"learning_rate": float(np.nanmax(rate))})  # fmt: skip
         if np.isfinite(norm).sum() >= 3 and np.nanmax(norm) == 0:
             return Symptom(began(seen, 0), "every gradient is 0", {"grad_norm": 0.0})
         if np.isfinite(trained).sum() >= 3 and np.nanmax(trained) == 0 and np.isfinite(seen.of("same_rewards")).any():
             return Symptom(began(seen, 0), "no step trained a token", {"trained_tokens": 0.0})
-        if seen.moved is not None and seen.moved < 1e-6 and engine_mismatch(seen) is None:
+        if seen.moved is not None and seen.moved < STILL_NATS and engine_mismatch(seen) is None:
             return Symptom(
                 began(seen, 0),
                 "the same tokens after the same text have the same log-probabilities at the beginning and at the end: "

@@ -167,7 +167,7 @@ class Evidence:
 
 
 def series(lines: Iterable[Mapping[str, Any]]) -> Evidence:
-    """The evidence of ``lines`` of metrics, one a step, in order."""
+    """The evidence of ``lines`` of metrics, one per step, in order."""
     lines = list(lines)
     metrics = {name: _column(lines, key) for name, key in QUANTITIES.items()}
     metrics |= {name: _summed(lines, prefixes) for name, prefixes in SUMS.items()}

@@ -27,7 +27,7 @@ from mua.observe.output import CONFIG_FILE
 from mua.store.arrays import unpack_arrays
 from mua.store.faults import StoreError
 from mua.store.queries import lost_step, same_task
-from mua.store.tables import runs, segments, steps, tasks, tool_calls, trajectories, uses
+from mua.store.tables import requests, runs, segments, steps, tasks, tool_calls, trajectories, uses
 from mua.store.texts import unpack_messages
 from mua.types import Json, Provenance
 from mua.view.run_overview import kind_of, step_lines
@@ -84,8 +84,8 @@ def _checked(place: str, seen: Evidence) -> Evidence:
 
 
 def _lines(folder: Path | None) -> list[dict[str, Any]]:
-    """The lines of steps, one a step: of a step that was made again the last. Held-out figures stand at the step after
-    which they were measured."""
+    """The lines of steps, one per step: of a step that was made again the last. Held-out figures stand at the step
+    after which they were measured."""
     if folder is None or not (folder / METRICS_FILE).is_file():
         return []
     found: dict[int, dict[str, Any]] = {}
@@ -294,17 +294,32 @@ def _tokens(connection: Connection, run: str) -> Iterator[TokenSample]:
             ).first()  # fmt: skip
             if blobs is not None and blobs[1] is not None:
                 read = unpack_arrays(blobs[0], f"uses of {trajectory}")
-                yield _sample(trajectory, step, version, read, unpack_arrays(blobs[1], f"segments of {trajectory}"))
+                own = unpack_arrays(blobs[1], f"segments of {trajectory}")
+                spans = connection.execute(
+                    sa.select(requests.c.token_start, requests.c.token_end).where(
+                        requests.c.trajectory_id == trajectory, requests.c.role == "policy",
+                        requests.c.segment == number, requests.c.token_start.is_not(None))
+                ).all()  # fmt: skip
+                yield _sample(trajectory, step, version, read, own, [(start, end) for start, end in spans])
 
 
-def _sample(trajectory: str, step: int, version: int, read: Mapping[str, Any], own: Mapping[str, Any]) -> TokenSample:
+def _sample(
+    trajectory: str, step: int, version: int, read: Mapping[str, Any], own: Mapping[str, Any],
+    answers: Sequence[tuple[int, int]],
+) -> TokenSample:  # fmt: skip
+    """``answers`` are the places of what the engine answered, where the store knows them."""
     trained = read["weights"] != 0
     sampled = (own["provenance"] == Provenance.SAMPLED) & (own["version"] >= 0)
+    if answers:
+        answered = np.zeros(len(sampled), np.bool_)
+        for start, end in answers:
+            answered[start:end] = True
+        sampled &= answered
     wrong = trained & ~sampled
     authors = own["provenance"][wrong]
     author = Provenance(int(np.bincount(authors).argmax())).name.lower() if len(authors) else ""
     if author == "sampled":
-        author = "called sampled, and no version sampled them"
+        author = "called sampled, but no engine answered them"
     ours = read.get("update_logprobs", read.get("old_logprobs"))
     kl = dict.fromkeys(("fresh", "stale"), (math.nan, math.nan))
     age = version - own["version"]
@@ -338,6 +353,6 @@ def _moved(connection: Connection, run: str) -> float | None:
                 key = hashlib.blake2b(own["ids"][: at + 1].tobytes(), digest_size=16).digest()
                 found.setdefault(key, (int(own["version"][at]), float(own["logprobs"][at])))
     changes = [
-        abs(last[key][1] - first[key][1]) for key in first.keys() & last.keys() if last[key][0] > first[key][0] + 1
+        abs(last[key][1] - first[key][1]) for key in first.keys() & last.keys() if last[key][0] > first[key][0] + 3
     ]
     return max(changes, default=None)

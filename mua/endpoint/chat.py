@@ -72,7 +72,7 @@ class ChatRequest:
         return body | config.extra
 
     def estimated_tokens(self) -> int:
-        """Tokens read and written at most, at four characters a token."""
+        """Tokens read and written at most, at four characters per token."""
         characters = sum(len(str(message.get("content") or "")) for message in self.messages)
         return characters // 4 + self.max_tokens
 

@@ -47,7 +47,7 @@ from mua.engine.pauses import Deadline, Pauses
 from mua.engine.sampler import SamplingParams, TurnCut
 from mua.engine.server import engine_server
 from mua.engine.sglang_client import EngineGone
-from mua.engine.sync import Shipment, SyncReport, differing
+from mua.engine.sync import SyncReport, WeightTransfer, differing
 from mua.errors import DeadlineExceeded, EngineError
 from mua.observe.timeline import EngineActivity, engine_metrics
 from mua.types import Generation, Json
@@ -700,17 +700,17 @@ class EnginePool:
         engines = list(targets.engines)
         try:
             async with (
-                Shipment(targets, source, version, self._members_or_none()) as shipment,
+                WeightTransfer(targets, source, version, self._members_or_none()) as transfer,
                 contextlib.AsyncExitStack() as stack,
             ):
-                report = shipment.report
+                report = transfer.report
                 for engine in targets.engines:
                     await stack.enter_async_context(engine.control)
                 began = monotonic()
                 async with self._quiet(targets, gate=gate, report=report):
                     if self.config.transport == "broadcast" and (lost := list(targets.lost.values())):
                         raise lost[0]  # it is in the groups, and the others would wait for it until their deadline
-                    await shipment.deliver()
+                    await transfer.deliver()
                 report.pause_seconds = monotonic() - began
         except BaseException:
             await self._give_up(targets, engines)
@@ -796,8 +796,8 @@ class EnginePool:
             targets = self._targets(serving)
 
             async def load() -> SyncReport:
-                async with Shipment(targets, source, self.version, self._members_or_none()) as shipment:
-                    return await shipment.deliver()
+                async with WeightTransfer(targets, source, self.version, self._members_or_none()) as transfer:
+                    return await transfer.deliver()
 
             async with contextlib.AsyncExitStack() as stack:
                 for engine in serving:

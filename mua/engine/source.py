@@ -3,7 +3,7 @@
     trainer       TrainerSource.buckets          all ranks put one bucket together (this module)
                           │ WeightBucket: a handle of memory for every engine rank, or the group it is broadcast in
     engine sync   EnginePool.update_weights      closes the gate, empties the engines (pool.py)
-                  └─► Shipment                   asks for a bucket while the one before it is loaded (sync.py)
+                  └─► WeightTransfer             asks for a bucket while the one before it is loaded (sync.py)
                           │ the handles over HTTP, or a broadcast by the root itself (broadcast.py)
     engine        EngineClient.control ─► SGLang loads the bucket (sglang_client.py)
 

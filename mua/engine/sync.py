@@ -102,7 +102,7 @@ class SyncReport:
         return found | {"engine/sync/gigabytes_per_second": self.bytes / max(self.seconds, 1e-9) / 1e9}
 
 
-class Shipment:
+class WeightTransfer:
     """One weight update on its way: entered, its first bucket is ready; :meth:`deliver` loads all into quiet engines.
 
     The engines' own machines hand them the buckets, or ``members`` are the groups they are broadcast in. Whatever

@@ -110,8 +110,8 @@ def play_at_endpoint(
         return asyncio.run(play(recorder))
 
 
-def evaluate(config: ExperimentConfig) -> None:
-    """Evaluate the policy of ``config.evaluation`` and write the results into ``config.output``.
+def evaluate(config: ExperimentConfig) -> Json:
+    """Evaluate the policy of ``config.evaluation``, write the results into ``config.output`` and print their table.
 
     Run again, it continues: what is scored already is not played again. Raises :class:`mua.errors.RunStopped` when not
     one episode could be scored.
@@ -124,6 +124,7 @@ def evaluate(config: ExperimentConfig) -> None:
             f"{result['unscored']} of {result['episodes']} episodes could not be scored and count nowhere; the same "
             f"command tries them again. The first: task {first['task']}, {first['outcome']}: {first['error']}"
         )
+    return result
 
 
 def evaluate_in_training(

@@ -65,8 +65,10 @@ def convert_to_megatron(
     print(f"{out}: written from {source}")
 
 
-def verify(folder: Path) -> None:
-    """Read a Hugging Face folder or a checkpoint in whole and compare it with the checksums it was written with."""
+def verify(folder: Path) -> dict[str, int]:
+    """Read a Hugging Face folder or a checkpoint in whole and compare it with the checksums it was written with.
+
+    The number of files or tensors that were read."""
     if not folder.is_dir():
         raise ModelError(f"{folder} is no folder; name a model folder or a checkpoint")
     if (folder / checkpoint_manifest.NAME).exists():
@@ -74,8 +76,9 @@ def verify(folder: Path) -> None:
         checkpoint_manifest.check_files(folder, content)
         check_pickles(folder)
         print(f"{folder}: all {len(content['files'])} files are as they were written")
-    else:
-        print(f"{folder}: all {verify_hf_folder(folder)} tensors are as they were written")
+        return {"files": len(content["files"])}
+    print(f"{folder}: all {(tensors := verify_hf_folder(folder))} tensors are as they were written")
+    return {"tensors": tensors}
 
 
 def source_files(checkpoint: Path, config: Path | None = None) -> Path:

@@ -75,7 +75,7 @@ class ExportedPolicy:
     def domains(self) -> list[str]:
         """Those of the run."""
         environment = self.config.get("environment") or {}
-        return [str(name) for name in environment.get("mix") or [environment.get("name")]]
+        return [str(name) for name in environment.get("mix") or [environment.get("name")] if name]
 
 
 @dataclass(frozen=True)
@@ -185,7 +185,7 @@ def _front_matter(exported: ExportedPolicy, after: list[Success]) -> Json:
     results = [
         {
             "task": {"type": "text-generation", "name": "Multi-turn tool use"},
-            "dataset": {"name": one.tasks, "type": "/".join(exported.domains), "split": one.split},
+            "dataset": {"name": one.tasks, "type": "/".join(exported.domains) or "mua", "split": one.split},
             "metrics": [{"type": "success", "value": round(one.mean, 4), "name": f"success, {one.shown}"}],
         }
         for one in after
@@ -197,10 +197,12 @@ def _summary(exported: ExportedPolicy) -> Iterator[str]:
     shape = _json(exported.base / "config.json") or {}
     kinds = [_plain(str(kind)) for kind in shape.get("architectures") or () if isinstance(kind, str)]
     base = _base_id(exported) or _folder_name(exported.base_path) or "a model without a name"
-    how = "Supervised fine-tuning" if exported.config.get("sft") else "Reinforcement learning"
+    sft = bool(exported.config.get("sft"))
+    how = "Supervised fine-tuning" if sft else "Reinforcement learning"
+    within = "recorded conversations" if sft else ", ".join(f"`{_code(name)}`" for name in exported.domains)
     yield (
         f"{how} of `{_code(base)}`{f' ({kinds[0]})' if kinds else ''} as an agent that talks with users and calls "
-        f"tools, {exported.step:,} steps in {', '.join(f'`{_code(name)}`' for name in exported.domains)}."
+        f"tools, {exported.step:,} steps {'on' if sft else 'in'} {within}."
     )
 
 

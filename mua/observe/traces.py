@@ -1,6 +1,6 @@
 """Trajectories as JSON lines, complete enough to read, to replay and to train from.
 
-One file a step, ``step_000012.jsonl``, one :class:`~mua.types.Trajectory` a line. Scalars, messages and details are
+One file per step, ``step_000012.jsonl``, one :class:`~mua.types.Trajectory` per line. Scalars, messages and details are
 plain JSON. The arrays of a segment are base64 of their little-endian bytes, which keeps float32 bit for bit (decimal
 text would need nine digits) in a third of the space. To look into one by hand::
 

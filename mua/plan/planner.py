@@ -93,7 +93,7 @@ class Plan:
         if self.rollouts_per_server < 1:
             needed = self.engine.token * self.config.rollout.max_tokens
             found.append(
-                f"the KV cache of {_gb(self.engine.cache)} GB a GPU holds no episode of rollout.max_tokens "
+                f"the KV cache of {_gb(self.engine.cache)} GB per GPU holds no episode of rollout.max_tokens "
                 f"{self.config.rollout.max_tokens}, which takes {_gb(needed)} GB; raise engine.tensor_parallel or "
                 "engine.memory_fraction, or shard the trainer further"
             )

@@ -1,8 +1,8 @@
 """An episode that an agent of its own plays: a process or a function asks for turns, calls tools, speaks to the user.
 
 The built-in episode asks its agent; here the agent asks the episode, over the gateway. What is the same is shared: the
-user's words are checked, tools are called and counted, budgets end it, the environment judges. The transcript that is
-judged holds what was done and said through the gateway, not what the agent believes to have done.
+user's words are checked, tools are called and counted, budgets end it, the environment evaluates. The transcript that
+is evaluated holds what was done and said through the gateway, not what the agent believes to have done.
 
 How it ends, and whose doing that is:
 
@@ -144,7 +144,7 @@ class ExternalEpisode(Episode):
         self._noted: list[tuple[NotedRequest, Conversation]] = []
 
     async def play(self, server: GatewayServer, log_folder: Path) -> EpisodeResult:
-        """Let the agent play, and have the episode judged; raises like :meth:`Episode.run`."""
+        """Let the agent play, and have the episode evaluated; raises like :meth:`Episode.run`."""
         await self.prepare()
         key = server.open_session(self.session, self)
         task = AgentTask(f"{server.url}/v1", key, self.task())

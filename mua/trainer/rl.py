@@ -401,7 +401,7 @@ def _mean(steps: Sequence[dict[str, float]]) -> dict[str, float]:
     return {name: sum(values) / len(values) for name, values in found.items()}
 
 
-def check_sync(config: ExperimentConfig) -> None:
+def check_sync(config: ExperimentConfig) -> dict[str, float]:
     """Sync the trainer's weights into the engines and prove tensor by tensor that they arrived.
 
     Raises :class:`EngineError` naming the tensors that differ.
@@ -414,7 +414,7 @@ def check_sync(config: ExperimentConfig) -> None:
     learner = Learner(config, total_steps=config.trainer.steps)
     if not leads():
         learner.follow()
-        return
+        return {}
     with learner, RolloutService(config, hosts=learner.engine_hosts()) as rollouts:
         synced = rollouts.update_weights(learner.weights(), version=1)
         different = rollouts.verify_weights(learner.weights())
@@ -427,3 +427,4 @@ def check_sync(config: ExperimentConfig) -> None:
         f"sync: {synced.tensors} tensors, {synced.bytes} bytes in {synced.buckets} buckets and {synced.seconds:.2f} s; "
         "every tensor in every engine equals the trainer's"
     )
+    return {"tensors": synced.tensors, "bytes": synced.bytes, "buckets": synced.buckets, "seconds": synced.seconds}

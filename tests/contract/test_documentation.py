@@ -107,6 +107,12 @@ def test_the_site_shows_files_of_the_repository_by_name_and_refuses_those_that_a
     assert linked == "[b](https://x/y/blob/main/mua/errors.py)"
 
 
+def test_every_page_is_in_the_navigation() -> None:
+    config = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").split("\nnav:\n")[1]
+    named = set(re.findall(r"[\w/.-]+\.md", config))
+    assert {str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md")} == named
+
+
 def test_readme_is_short_and_says_first_what_it_is() -> None:
     lines = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
     assert len(lines) < 150

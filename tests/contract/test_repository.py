@@ -208,7 +208,7 @@ BY_NAME = {
     "tensorboard": "by torch.utils.tensorboard",
 }  # fmt: skip
 """Requirements that others import for us, and for what."""
-STACKS = ("cpu", "gpu", "dev")
+STACKS = ("cpu", "gpu", "dev", "docs")
 """Extras of a whole stack, some of which only SGLang imports."""
 
 

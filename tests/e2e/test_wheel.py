@@ -27,7 +27,7 @@ def test_a_new_user_needs_the_wheel_alone(installed: wheel_check.Installed) -> N
 
 
 @pytest.mark.grid
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(3600)
 def test_the_demonstration_runs_from_nothing_to_its_report(installed: wheel_check.Installed, tmp_path: Path) -> None:
     here = wheel_check.Installed(installed.venv, tmp_path)
     small = ["trainer.steps=1", "optimizer.warmup_steps=0", "trainer.evaluate_every=1"]

@@ -1,4 +1,4 @@
-"""The command line: what each verb calls, exit statuses, one line for what a person can mend.
+"""The command line: what each verb calls, exit statuses, one line for what a person can fix.
 
 The parts the verbs call are replaced here by recorders (their own tests are elsewhere); everything before the call,
 configuration and output folder included, is real.

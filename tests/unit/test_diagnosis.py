@@ -409,3 +409,16 @@ def test_lasting() -> None:
 def test_the_page_of_causes_is_written_from_them() -> None:
     page = (ROOT / "docs/diagnosis.md").read_text(encoding="utf-8")
     assert causes_as_text() in page, "python -m tools.diagnosis_page writes it"
+
+
+def test_a_run_that_its_users_stopped_before_a_step_was_done() -> None:
+    lost = {"outcome": "user_error", "scored": False, "success": False, "reward": 0.0, "error": "nobody answers"}
+    episodes = [replace(e, **lost) if e.sample else e for e in played(1)]  # type: ignore[arg-type]
+    seen = series([])
+    seen.episodes = episodes
+    ((cause, found),) = diagnosed("run", seen).findings
+    assert (cause.name, found.step, found.trajectory) == ("failing_user", 0, "0-1")
+    assert "nobody answers" in found.text
+    slow = {"outcome": "timeout", "scored": False, "error": "rollout.user_seconds: the user took longer than 60 s"}
+    late = [replace(e, **slow) if e.sample == 2 else e for e in played()]  # type: ignore[arg-type]
+    assert first_of(lines_of(late), episodes=late) == ("failing_user", 0)

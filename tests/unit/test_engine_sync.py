@@ -21,7 +21,7 @@ from mua.engine.member import EnginePlace, Targets
 from mua.engine.sglang_client import EngineGone
 from mua.engine.slices import loaded_together
 from mua.engine.source import Buffers, WeightBucket, WeightGenerator, WeightSource
-from mua.engine.sync import Shipment, SyncReport
+from mua.engine.sync import SyncReport, WeightTransfer
 from mua.errors import EngineError
 
 
@@ -62,8 +62,8 @@ def targets(*engines: StandIn) -> Targets:
 
 async def push(crew: Targets, source: WeightSource, version: int) -> SyncReport:
     """The whole update of engines that are quiet already."""
-    async with Shipment(crew, source, version) as shipment:
-        return await shipment.deliver()
+    async with WeightTransfer(crew, source, version) as transfer:
+        return await transfer.deliver()
 
 
 class CountedSource:

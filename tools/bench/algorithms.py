@@ -447,7 +447,7 @@ def trl_losses() -> list[Compared]:
         ("dual clip (delta)", ours(dual_clip=1.5), signed(theirs("dapo", delta=1.5)), dual),
         ("GRPO with KL in the loss", ours(**penalty), signed(theirs("grpo", beta=0.3)), ""),
         ("GSPO", ours(loss="gspo", aggregation="sequence_mean"), signed(theirs("grpo", "sequence")),
-         "TRL has one loss a sequence, we one a token (GSPO-token): the same sum"),
+         "TRL has one loss per sequence, we one per token (GSPO-token): the same sum"),
         ("CISPO", ours(loss="cispo", clip_low=1.0, clip_high=HIGH), signed(theirs("cispo", high=1 + HIGH)),
          "TRL's bound is on the ratio itself, 1 + clip_high; no lower one"),
         ("SAPO", ours(loss="sapo", clip_low=1.05, clip_high=1.0, aggregation="sequence_mean"), signed(theirs("sapo")),

@@ -9,7 +9,7 @@ untrue if any claim that is read in it is. Of ``true`` and ``false`` sentences t
 * recall: of the sentences labelled ``false``, those called untrue
 
 ``--set`` takes the sentences of a folder below, which are said in the same scenes. ``--show`` prints the sentences that
-are judged wrongly or not read, ``--half`` takes one half of a set (by a hash of the sentence), and ``--write`` puts the
+are told wrongly or not read, ``--half`` takes one half of a set (by a hash of the sentence), and ``--write`` puts the
 tables of all sets into docs/benchmarks/claims.md.
 """
 
@@ -156,7 +156,7 @@ def main() -> None:
     parser.add_argument("--set", choices=SETS, default="", help="another folder of sentences")
     parser.add_argument("--domain", help="one domain only")
     parser.add_argument("--half", choices=("tune", "check"), default="")
-    parser.add_argument("--show", action="store_true", help="print what is judged wrongly or not read")
+    parser.add_argument("--show", action="store_true", help="print what is told wrongly or not read")
     parser.add_argument("--write", action="store_true", help=f"write {PAGE.relative_to(kit.ROOT)}")
     given = parser.parse_args()
     if given.domain:

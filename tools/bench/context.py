@@ -4,7 +4,7 @@
 
 One tiny policy learns from an expert of the domain ``qa`` whose episodes ran under every strategy, so that it has read
 conversations as each of them leaves them; each strategy then trains it by rewards, once for each seed. Before and after
-that it is judged on the test split under the strategy. What is done is not done again: a killed bench goes on
+that it is evaluated on the test split under the strategy. What is done is not done again: a killed bench goes on
 where it was. Leaves everything under ``runs/context`` and prints the tables of docs/benchmarks/context.md.
 """
 
@@ -191,7 +191,7 @@ class Bench:
             self._once(stage, lambda: mua("sft", SFT, *stored, *settings))  # noqa: B023 - called at once
 
     def reinforced(self, strategy: str, seed: int) -> Json:
-        """Reinforcement learning under ``strategy``; what the policy was judged like before and after it."""
+        """Reinforcement learning under ``strategy``; how the policy did before and after it."""
         name = f"{self.split}/{strategy}/seed-{seed}"
         given = [f"model.path={self.start}", f"output={self.root / name}", f"context.strategy={strategy}"]
         given += [f"evaluation.report_split={self.split}", f"seed={seed}"]
@@ -255,7 +255,7 @@ def tables(bench: Bench, strategies: Sequence[str], seeds: Sequence[int]) -> str
         shares = (f"{np.mean([e.outcome == outcome for e in episodes]):.2f}" for outcome in ENDS)
         shapes.append((strategy, label, len(episodes), *shares, f"{np.mean([len(e.segments) for e in episodes]):.2f}"))
     head = ("strategy", "policy", "success", *KINDS)
-    ends = ("strategy", "policy", "episodes", "cut by the window", "malformed", "segments an episode")
+    ends = ("strategy", "policy", "episodes", "cut by the window", "malformed", "segments per episode")
     return f"{kit.table(head, rows)}\n\n{kit.table(ends, shapes)}\n\n{_gains(bench, strategies, seeds)}"
 
 
@@ -266,7 +266,7 @@ Judged: TypeAlias = list[list[Trajectory]]
 
 
 def _judgements(bench: Bench, strategies: Sequence[str], seeds: Sequence[int]) -> Iterator[tuple[str, str, Judged]]:
-    """Strategy, what was judged, its evaluations."""
+    """Strategy, what was evaluated, its evaluations."""
     if (bench.root / bench.split / "wide" / "done").exists():
         yield f"off, window of {WIDE:,}", "cold start", [bench.wide()]
     for strategy in strategies:
@@ -312,7 +312,7 @@ def main() -> None:
     parser = kit.parser(__doc__)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--strategies", nargs="+", default=list(STRATEGIES), choices=STRATEGIES)
-    parser.add_argument("--split", default="test", choices=["validation", "test"], help="what is judged on")
+    parser.add_argument("--split", default="test", choices=["validation", "test"], help="what is evaluated on")
     parser.add_argument("--only-tables", action="store_true", help="of what is there; train nothing")
     parser.add_argument("--root", type=Path, default=ROOT)
     parser.add_argument("overrides", nargs="*", help=f"overrides of {CONFIG}, key=value")

@@ -1,6 +1,6 @@
 """Is what went wrong named? Runs in which one cause is planted, and healthy ones: the confusion matrix of mua diagnose.
 
-    python -m tools.bench.diagnose [--only CAUSE...] [--tuning] [--keep FOLDER] [--write]
+    python -m tools.bench.diagnose [--only CAUSE...] [--most N] [--tuning] [--keep FOLDER] [--write]
 
 Every run is made by the real trainer with its store (:mod:`tools.bench.planted_runs`) and diagnosed from its folder, as
 a person would. Exit status 1 if fewer than 90 % of the planted causes are named first, or more than one healthy run is
@@ -400,11 +400,16 @@ def cases(tuning: bool) -> list[Case]:
 def main() -> None:
     parser = kit.parser(__doc__)
     parser.add_argument("--only", nargs="*", help="causes, or healthy")
+    parser.add_argument("--most", type=int, default=sys.maxsize, help="runs of each cause")
     parser.add_argument("--tuning", action="store_true")
     parser.add_argument("--keep", type=Path, help="folder that runs are left in, and taken from where they are there")
     parser.add_argument("--write", action="store_true")
     options = parser.parse_args()
-    chosen = [case for case in cases(options.tuning) if not options.only or case.cause in options.only]
+    chosen, counts = [], Counter[str]()
+    for case in cases(options.tuning):
+        counts[case.cause] += 1
+        if (not options.only or case.cause in options.only) and counts[case.cause] <= options.most:
+            chosen.append(case)
     with tempfile.TemporaryDirectory(prefix="mua-diagnose-") as scratch:
         root = options.keep or Path(scratch)
         root.mkdir(parents=True, exist_ok=True)
@@ -473,9 +478,9 @@ def page(found: list[tuple[Case, Diagnosis]]) -> str:
     return f"""# Diagnosis: what was planted and what was named
 
 `python -m tools.bench.diagnose --write` makes these runs and this page. Each is a run of the real trainer
-(Megatron-Core on CPU, a Qwen3 of 0.1 million parameters) with its store, users and verdicts; in the place of SGLang stands
-an engine whose texts follow a script and whose log-probabilities are those of the weights it was given. A fault is planted by a
-configuration, a script, or a change of the program for that run; then `mua diagnose` reads the folder.
+(Megatron-Core on CPU, a Qwen3 of 0.1 million parameters) with its store, users and verdicts. In the place of SGLang
+stands an engine whose texts follow a script and whose log-probabilities are those of the weights it was given. A fault
+is planted by a configuration, a script, or a change of the program for that run; then `mua diagnose` reads the folder.
 
 Thresholds were set on other domains ({", ".join(TUNED)}) and seeds (`--tuning`) and on made-up series
 (`tests/unit/test_diagnosis.py`), not on these runs.

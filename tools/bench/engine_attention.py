@@ -2,7 +2,7 @@
 
     python -m tools.bench.engine_attention [--sequences 256]
 
-The shapes are those of the demonstration's policy (6 heads on 3, 32 dimensions) in a rollout: 100 to 320 tokens a
+The shapes are those of the demonstration's policy (6 heads on 3, 32 dimensions) in a rollout: 100 to 320 tokens per
 sequence; one new token each, then 5 to 50 after a cached beginning. Both run in one process, alternately; the best of
 nine counts.
 """

@@ -43,7 +43,7 @@ def print_table(steps: Sequence[Mapping[str, Any]], policy: Path) -> None:
     print(f"\n{policy}, {len(steps)} steps, {kit.machine()}\n\n{timeline.tables(steps)}\n")
     mean = partial(timeline.mean, steps)
     sampled = mean("engine/sampled_tokens")
-    print(f"sampled {sampled:.0f} tokens a step, {sampled / mean('time/wait_seconds'):.0f} a second of rollout")
+    print(f"sampled {sampled:.0f} tokens per step, {sampled / mean('time/wait_seconds'):.0f} per second of rollout")
     print(f"prefix-cache hit rate {mean('engine/prefix_cache_hit_rate'):.2f}")
     print(f"sync {mean('engine/sync/bytes') / 1e6:.1f} MB in {mean('engine/sync/seconds'):.2f} s")
 

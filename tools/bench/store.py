@@ -158,7 +158,7 @@ def report(found: Sequence[tuple[Round, Round]], episodes: int) -> str:
         kit.table((f"{len(found)} pairs, an episode", "without", "with the store", "ratio: median (interval)"), rows),
         "",
         f"{episodes} episodes a round; sampled tokens {off[0]} to {off[-1]} without, {on[0]} to {on[-1]} with; "
-        f"of the writer's thread {written:.2f} ms an episode; {kit.machine()}",
+        f"of the writer's thread {written:.2f} ms per episode; {kit.machine()}",
     ])  # fmt: skip
 
 

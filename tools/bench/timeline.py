@@ -200,10 +200,10 @@ class Calibration:
         engine, setting = self.setting.speed, self.setting
         assert isinstance(engine, MeasuredEngine)
         return (
-            f"engine: {1e3 * engine.alone:.2f} ms an iteration + {1e3 * engine.each:.3f} ms a request; prefill "
-            f"{1e3 * engine.token:.3f} ms a token + {1e3 * engine.request:.2f} ms a request "
+            f"engine: {1e3 * engine.alone:.2f} ms per iteration + {1e3 * engine.each:.3f} ms per request; prefill "
+            f"{1e3 * engine.token:.3f} ms per token + {1e3 * engine.request:.2f} ms per request "
             f"(residual {self.error:.0%})\ntrainer: {1e6 * setting.score_seconds:.0f} + "
-            f"{1e6 * setting.train_seconds:.0f} us a token, sync {setting.sync_seconds:.3f} s, batch "
+            f"{1e6 * setting.train_seconds:.0f} us per token, sync {setting.sync_seconds:.3f} s, batch "
             f"{setting.batch_seconds:.3f} s, records {setting.record_seconds:.3f} s"
         )
 

@@ -53,7 +53,7 @@ _VOCABULARIES: dict[str, Vocabulary] = {}
 
 
 class _Found(MuaError):
-    """The planted reply has been judged; the rest of the dialogue is of no interest."""
+    """The planted reply has been checked; the rest of the dialogue is of no interest."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Scene:
 
 
 class Watched:
-    """A user whose replies are judged as they would be if a language model had written them."""
+    """A user whose replies are checked as they would be if a language model had written them."""
 
     def __init__(self, inner: User, check: ReplyCheck) -> None:
         self._inner = inner

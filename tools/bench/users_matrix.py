@@ -1,4 +1,4 @@
-"""Policies trained with one population of users, judged with every one: the help desk's matrix.
+"""Policies trained with one population of users, evaluated with every one: the help desk's matrix.
 
     python -m tools.bench.users_matrix [--sft-steps 300] [--steps 14] [--tasks 128] [--write]
 
@@ -108,7 +108,7 @@ def page(folder: Path, sft_steps: int, steps: int, tasks: int) -> str:
         f"population; one seed. Each cell: {tasks} tasks of the test split, one episode of each at temperature 1, 95 % "
         "intervals over tasks. Populations, by personas of `mua/users/personas.py`:"
     )
-    title = "# Trained with one population of users, judged with another"
+    title = "# Trained with one population of users, evaluated with another"
     return f"{title}\n\n{fill(how, 120)}\n\n{populations}\n{matrix[matrix.index('## Success') :]}"
 
 

@@ -1,7 +1,7 @@
 """Stand-in for ``sgl_kernel`` on hosts without CUDA: the names SGLang's CPU engine imports, and one function.
 
 Reason: every wheel of ``sgl-kernel`` / ``sglang-kernel`` on PyPI links libcuda and libnvrtc. Upstream: sglang
-0.5.23. ``torch.ops.sgl_kernel.convert_weight_packed`` stays undefined on purpose: SGLang then knows that there
+0.5.23. ``torch.ops.sgl_kernel.convert_weight_packed`` stays undefined deliberately: SGLang then knows that there
 is no AMX and gives every layer its plain PyTorch forward. The functions it imports by name serve speculative
 decoding and linear attention; they refuse when called.
 """
