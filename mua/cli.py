@@ -184,7 +184,7 @@ def _checked(path: Path, overrides: list[str] | None, verb: StartVerb, only: boo
         raise typer.Exit(MISTAKE if found.problems() else 0)
     config = found.refuse()
     for line in found.warnings():
-        print(f"mua: warning: {line}", file=sys.stderr)
+        print(f"mua warning: {line}", file=sys.stderr)
     return config
 
 
@@ -586,7 +586,7 @@ def launch_slurm(
     assert job is not None
     problems = [] if unchecked else found.problems()
     for line in found.warnings():
-        print(f"mua: warning: {line}", file=sys.stderr)
+        print(f"mua warning: {line}", file=sys.stderr)
     for problem in problems:
         print(f"mua: {problem}", file=sys.stderr)
     text = slurm.render(job)

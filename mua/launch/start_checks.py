@@ -643,6 +643,8 @@ def checkpoint_bytes(config: ExperimentConfig) -> int:
 def _disk(start: Start) -> Iterator[Check]:
     """Room for the checkpoints that are kept and the one being written."""
     config = start.config
+    if not os.access(_existing(config.output), os.W_OK | os.X_OK):  # which the check of the output tells
+        return
     try:
         one = checkpoint_bytes(config)
     except MuaError:  # which the check of the model tells

@@ -64,7 +64,8 @@ def test_a_checkpoint_of_another_shape_is_refused_and_kept(workshop: Workshop, t
 def test_an_unwritable_output_folder_is_named(workshop: Workshop, tmp_path: Path) -> None:
     # /proc refuses even root.
     line = refused("train", workshop.recipe, "output=/proc/self/runs", cwd=tmp_path)
-    assert line.startswith("mua: output: cannot write into /proc/self/runs")
+    assert "output: " in line
+    assert "/proc/self" in line
 
 
 # ---- the user's endpoint
