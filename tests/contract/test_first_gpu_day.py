@@ -49,8 +49,8 @@ def test_a_tool_takes_its_options(line: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("line", [line for line in OURS if "plan configs/qwen3-8b" in line or "--dry-run" in line])
-def test_commands_that_start_nothing_run(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("line", [line for line in OURS if "--dry-run" in line])
+def test_a_dry_run_starts_nothing(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MUA_USER_BASE_URL", "http://user.example:30000/v1")
     command = [sys.executable, "-m", "mua.cli", *shlex.split(line)[1:]]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200)
@@ -59,7 +59,7 @@ def test_commands_that_start_nothing_run(line: str, monkeypatch: pytest.MonkeyPa
     missing = [line for line in told if ": model.path: " in line or ": output: " in line]
     assert told == missing, done.stderr
     assert done.returncode == (2 if missing else 0)
-    assert "It fits." in done.stdout or "# submit with: sbatch" in done.stdout
+    assert "# submit with: sbatch" in done.stdout
 
 
 def test_every_check_is_explained() -> None:
