@@ -169,10 +169,11 @@ def begin(
         with _together(folder):
             if dist.get_rank() == 0:
                 _prepare(partial, description)
-                if model_files is not None:
-                    _copy_model_files(model_files, partial / checkpoint_manifest.HF_FILES)
         with _together(folder):
             request = _plan(partial, networks, text)
+            # After the plan: Megatron takes a folder that is not empty for the rest of a broken checkpoint.
+            if model_files is not None and dist.get_rank() == 0:
+                _copy_model_files(model_files, partial / checkpoint_manifest.HF_FILES)
         return PendingSave(folder, content, request, background=background)
 
 

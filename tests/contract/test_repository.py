@@ -13,6 +13,7 @@ import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 from collections.abc import Iterable
 from functools import cache
 from importlib import metadata
@@ -68,7 +69,8 @@ def test_the_cpu_runs_the_versions_that_ship() -> None:
 def test_this_environment_is_the_pinned_one() -> None:
     wanted = [*pins(ROOT / "constraints/cpu-py312.txt"), *pins(ROOT / "constraints/cpu-py312-nodeps.txt")]
     installed = {
-        re.sub(r"[-_.]+", "-", item.name).lower(): item.version.split("+")[0] for item in metadata.distributions()
+        re.sub(r"[-_.]+", "-", item.name).lower(): item.version.split("+")[0]
+        for item in metadata.distributions(path=[sysconfig.get_paths()["purelib"]])  # not what setuptools brings along
     }
     other = {
         pin: found

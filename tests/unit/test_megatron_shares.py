@@ -144,7 +144,7 @@ def _equal(one: Any, other: Any) -> bool:
 
 def differing(own: dict[str, Any], expected: dict[str, Any]) -> list[str]:
     """Results that are not the same to the bit; seconds aside."""
-    names = {name for name in own.keys() | expected.keys() if not name.startswith("batch/")}
+    names = {name for name in own.keys() | expected.keys() if not name.startswith("resources/batch/")}
     return [name for name in names if not name.endswith("_seconds") and not np.array_equal(own[name], expected[name])]
 
 
