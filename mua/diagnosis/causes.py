@@ -92,7 +92,7 @@ GRADIENT_RISE = 10.0
 """Times the median gradient norm of the run's beginning."""
 REFERENCE_KL = 1.0
 """Nats of each token between policy and reference; usual are 0.01 to 0.3."""
-LEAP = 0.4
+LEAP = 0.5
 """Share by which mean entropy changes from one step to the next; between two batches of one policy it differs by some
 hundredths, and learning moves it by as much."""
 LEAP_NATS = 0.3
