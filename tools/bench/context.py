@@ -59,6 +59,7 @@ STAGES: Mapping[str, tuple[str, Sequence[str]]] = {
     "all": ("short", ("optimizer.learning_rate=1e-3", "trainer.steps=150")),
     "more": ("all", ("optimizer.learning_rate=2e-3", "trainer.steps=220", "sft.batch_size=8", "seed=2")),
     "sft": ("more", ("optimizer.learning_rate=2e-3", "trainer.steps=320", "sft.batch_size=8", "seed=3")),
+    "long": ("sft", ("optimizer.learning_rate=2e-3", "trainer.steps=900", "seed=4")),
 }
 """Of the cold start: what each begins with, and its settings. Short episodes come first, which teach to copy names."""
 
@@ -173,7 +174,7 @@ class Bench:
 
     @property
     def start(self) -> Path:
-        return self.root / "sft" / "hf"
+        return self.root / [*STAGES][-1] / "hf"
 
     def prepare(self) -> None:
         """Tokenizer, expert, cold start."""
