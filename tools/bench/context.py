@@ -24,6 +24,7 @@ from typing import TypeAlias
 
 import numpy as np
 
+import mua
 from environments.qa.own import other_tasks, question
 from environments.qa.pages import page_of, read
 from environments.qa.world import world, world_key
@@ -44,7 +45,8 @@ from mua.tokens.family_loading import load_family
 from mua.types import Generation, Json, Outcome, Trajectory
 from tools import kit
 from tools.tiny import build_policy
-from workbench.commands import mua, say
+from workbench.commands import mua as run_mua
+from workbench.commands import say
 
 ROOT = Path("runs/context")
 CONFIG, SFT = "configs/tiny-context.yaml", "configs/tiny-context-sft.yaml"
@@ -189,23 +191,23 @@ class Bench:
                 f"output={self.root / stage}",
                 f"sft.stored.store={self.root / 'expert'}",
             ]
-            self._once(stage, lambda: mua("sft", SFT, *stored, *settings))  # noqa: B023 - called at once
+            self._once(stage, lambda: run_mua("sft", SFT, *stored, *settings))  # noqa: B023 - called at once
 
     def reinforced(self, strategy: str, seed: int) -> Json:
         """Reinforcement learning under ``strategy``; how the policy did before and after it."""
         name = f"{self.split}/{strategy}/seed-{seed}"
         given = [f"model.path={self.start}", f"output={self.root / name}", f"context.strategy={strategy}"]
         given += [f"evaluation.report_split={self.split}", f"seed={seed}"]
-        self._once(name, lambda: mua("train", CONFIG, *given, *self.overrides))
-        files = sorted((self.root / name / "evaluations" / self.split).glob("step_*.jsonl"))
-        return {"before": list(read_traces(files[0])), "after": list(read_traces(files[-1]))}
+        self._once(name, lambda: run_mua("train", CONFIG, *given, *self.overrides))
+        with mua.open_run(self.root / name) as run:
+            return {label: list(run.trajectories.where(round=place)) for place, label in ((1, "before"), (2, "after"))}
 
     def wide(self) -> list[Trajectory]:
         """The cold start in a window in which nothing overflows."""
         name = f"{self.split}/wide"
         given = [f"model.path={self.start}", f"output={self.root / name}", f"rollout.max_tokens={WIDE}"]
-        given += [f"evaluation.split={self.split}", f"model.max_length={WIDE}"]
-        self._once(name, lambda: mua("eval", CONFIG, *given, *self.overrides))
+        given += [f"evaluation.split={self.split}", f"model.max_length={WIDE}", "observe.traces=true"]
+        self._once(name, lambda: run_mua("eval", CONFIG, *given, *self.overrides))
         return list(read_traces(self.root / name / "traces"))
 
     def done(self, strategy: str, seed: int) -> bool:
