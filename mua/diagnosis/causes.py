@@ -97,7 +97,7 @@ LEAP = 0.5
 """Share by which mean entropy changes from one step to the next; between two batches of one policy it differs by some
 hundredths, and learning moves it by as much."""
 SWINGS, SWING = 5, 0.25
-"""Of so many steps in a row half change entropy by this share, up or down."""
+"""Of so many steps in a row half change entropy by this share, up and down: a steady fall is another matter."""
 LEAP_NATS = 0.3
 """And so many nats at least: near 0 shares mean little."""
 USER_FAULTS, USER_RETRIES = 0.1, 0.25
@@ -460,7 +460,9 @@ def large_steps(seen: Evidence) -> Symptom | None:
             usual_share, usual_swing = (
                 np.median(sliding_window_view(values, SWINGS), axis=1) for values in (swing_shares, swings)
             )
-            wild = np.flatnonzero(above(usual_share, SWING) & above(usual_swing, LEAP_NATS))
+            signs = np.sign(np.diff(entropy))
+            turns = sliding_window_view(signs[1:] * signs[:-1] < 0, SWINGS - 1).sum(axis=1)
+            wild = np.flatnonzero(above(usual_share, SWING) & above(usual_swing, LEAP_NATS) & (turns >= 2))
             if len(wild):
                 begins = int(wild[0]) + int(np.flatnonzero(above(swing_shares[wild[0] :], SWING))[0])
                 note(
