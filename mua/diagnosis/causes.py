@@ -452,7 +452,10 @@ def large_steps(seen: Evidence) -> Symptom | None:
         moved, swings = np.abs(after - before), np.abs(np.diff(entropy))
         swing_shares = swings / np.maximum(entropy[:-1], entropy[1:])
         leaps = np.flatnonzero(
-            above(moved / np.maximum(before, after), LEAP) & above(moved, LEAP_NATS) & above(swing_shares[:-1], LEAP)
+            above(moved / np.maximum(before, after), LEAP)
+            & above(moved, LEAP_NATS)
+            & above(swing_shares[:-1], LEAP)
+            & above(swings[:-1], LEAP_NATS)
         )
         first = int(leaps[0]) if len(leaps) else None
         note(first, lambda at: f"entropy goes from {before[at]:.3g} to {after[at]:.3g} in a step", entropy=entropy)
