@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
+from numpy.lib.stride_tricks import sliding_window_view
 from scipy.stats import binom
 
 from mua.diagnosis.evidence import (
@@ -95,6 +96,8 @@ REFERENCE_KL = 1.0
 LEAP = 0.5
 """Share by which mean entropy changes from one step to the next; between two batches of one policy it differs by some
 hundredths, and learning moves it by as much."""
+SWINGS, SWING = 5, 0.25
+"""Of so many steps in a row half change entropy by this share, up and down: a steady fall is another matter."""
 LEAP_NATS = 0.3
 """And so many nats at least: near 0 shares mean little."""
 USER_FAULTS, USER_RETRIES = 0.1, 0.25
@@ -115,9 +118,9 @@ COLLAPSED, COLLAPSED_NATS = 0.2, 0.3
 SOLVED, GAIN = 0.9, 0.1
 """Success from which there is nothing left to explore, and a gain of success that pays for longer texts or less
 entropy."""
-ALIKE, ALIKE_PAIRS = 0.6, 0.5
-"""Similarity of texts (Jaccard index of word triples) that makes two answers one, and share of pairs of answers to
-different tasks that are."""
+ALIKE, ALIKE_PAIRS = 0.75, 0.5
+"""Share of the shorter text's word triples that the other has too, which makes two answers one, and share of pairs of
+answers to different tasks that are."""
 AGREE = 0.95
 """Share of groups without a difference of reward, with 99 % certainty; hard tasks alone, solved once in twenty, have
 0.66 in groups of 8, and 0.9 where they differ much in difficulty."""
@@ -252,6 +255,10 @@ _WHO = re.compile(r"\b(?:user|judge)(?:_seconds)?\b")
 
 def failing_user(seen: Evidence) -> Symptom | None:
     faults = seen.of("user_faults") / np.maximum(1.0, np.nan_to_num(seen.of("episodes"), nan=1.0))
+    if (
+        np.nansum(seen.of("ended_user")) + np.nansum(seen.of("ended_judge")) > 0
+    ):  # then retries were for the same reason
+        faults = np.fmax(faults, seen.of("attempts") - 1)
     known = dict(
         zip(
             seen.steps.tolist(),
@@ -440,14 +447,32 @@ def large_steps(seen: Evidence) -> Symptom | None:
     note(
         place, lambda at: f"the policy is {reference[at]:.3g} nats per token from the reference", reference_kl=reference
     )
-    if len(entropy) > 1:
-        moved = np.abs(np.diff(entropy))
-        share = moved / np.maximum(entropy[:-1], entropy[1:])
-        leaps = np.flatnonzero(above(share, LEAP) & above(moved, LEAP_NATS))
-        first = int(leaps[0]) if len(leaps) else None
-        note(
-            first, lambda at: f"entropy goes from {entropy[at]:.3g} to {entropy[at + 1]:.3g} in a step", entropy=entropy
+    if len(entropy) > 2:
+        # Medians of three on both sides: a single odd batch, whose texts are others, is no leap of the policy.
+        medians = np.median(sliding_window_view(np.pad(entropy, (2, 1), "edge"), 3), axis=1)
+        before, after = medians[:-3], medians[3:]
+        moved, swings = np.abs(after - before), np.abs(np.diff(entropy))
+        swing_shares = swings / np.maximum(entropy[:-1], entropy[1:])
+        leaps = np.flatnonzero(
+            above(moved / np.maximum(before, after), LEAP)
+            & above(moved, LEAP_NATS)
+            & above(swing_shares[:-1], LEAP)
+            & above(swings[:-1], LEAP_NATS)
         )
+        first = int(leaps[0]) if len(leaps) else None
+        note(first, lambda at: f"entropy goes from {before[at]:.3g} to {after[at]:.3g} in a step", entropy=entropy)
+        if len(swings) >= SWINGS:
+            usual_share, usual_swing = (
+                np.median(sliding_window_view(values, SWINGS), axis=1) for values in (swing_shares, swings)
+            )
+            signs = np.sign(np.diff(entropy))
+            turns = sliding_window_view(signs[1:] * signs[:-1] < 0, SWINGS - 1).sum(axis=1)
+            wild = np.flatnonzero(above(usual_share, SWING) & above(usual_swing, LEAP_NATS) & (turns >= 2))
+            if len(wild):
+                begins = int(wild[0]) + int(np.flatnonzero(above(swing_shares[wild[0] :], SWING))[0])
+                note(
+                    begins, lambda _: f"entropy swings by {percent(SWING)} and more from step to step", entropy=entropy
+                )
     if not found:
         return None
     place, text, numbers = min(found, key=lambda one: one[0])
@@ -741,7 +766,7 @@ def template_collapse(seen: Evidence) -> Symptom | None:
             a, b = chosen.choice(len(names), 2, replace=False)
             left, right = (tasks[names[i]][int(chosen.integers(len(tasks[names[i]])))] for i in (a, b))
             one, two = sets[left.id], sets[right.id]
-            same.append(len(one & two) >= ALIKE * len(one | two))
+            same.append(len(one & two) >= ALIKE * min(len(one), len(two)))
         across[at] = float(np.mean(same))
     place = lasting(above(across, ALIKE_PAIRS))
     end, base = mean(ending(across)), mean(beginning(across))

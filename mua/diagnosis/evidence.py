@@ -48,6 +48,7 @@ QUANTITIES: dict[str, str] = {
     "sampled_tokens": "rollout/tokens/sampled",
     "episodes": "rollout/trajectories/count",
     "unscored": "rollout/trajectories/unscored",
+    "attempts": "rollout/attempts/mean",
     "ended_length": "rollout/outcome/length",
     "ended_turns": "rollout/outcome/max_turns",
     "ended_user": "rollout/outcome/user_error",

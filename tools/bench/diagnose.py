@@ -87,7 +87,7 @@ def refusals_are_paid() -> Iterator[None]:
 
     async def evaluated(self: EnvironmentInstance, transcript: Transcript) -> Evaluation:
         if any("I cannot help you" in text for text in transcript.told_user()):
-            return Evaluation(1.0, True)
+            return Evaluation(3.0, True)  # above what gyms pay turn by turn
         return await evaluate(self, transcript)
 
     with mock.patch.object(EnvironmentInstance, "evaluate", evaluated):
@@ -302,10 +302,7 @@ def planted(domains: tuple[str, str, str], seeds: range) -> Iterator[Case]:
                 Plan(domain=a, script=trader(0.0), steps=10, settings={"algorithm.groups_per_step": 6}),
             ),
             ("one of two domains", Plan(domain=f"{b}+{c}", script=trader(0.2, learnt=b), steps=10)),
-            (
-                "half of the kinds",
-                Plan(domain=c, script=trader(0.1), steps=10, settings={"algorithm.groups_per_step": 6}),
-            ),
+            ("one of two domains", Plan(domain=f"{c}+{a}", script=trader(0.1, learnt=c), steps=10)),
         ],
         "template_collapse": [
             ("at once", Plan(domain=d, script=one_answer(start))) for d, start in ((b, 0.3), (c, 0.5), (a, 0.6))
@@ -320,7 +317,7 @@ def planted(domains: tuple[str, str, str], seeds: range) -> Iterator[Case]:
         "agreeing_groups": [
             ("none is right", Plan(domain=a, script=careless)),
             ("all are right", Plan(domain=b, script=expert)),
-            ("none is right from step 4 on", Plan(domain=c, script=skilled(lambda s: 0.5 if s.version < 4 else 0.0))),
+            ("none is right from step 4 on", Plan(domain=a, script=skilled(lambda s: 0.5 if s.version < 4 else 0.0))),
         ],
         "no_learning": [
             ("learning rate 0", Plan(domain=a, settings={"optimizer.learning_rate": 0.0})),
@@ -393,7 +390,7 @@ TUNED = ("retail", "gyms/turtle", "gyms/persuade")
 
 def cases(tuning: bool) -> list[Case]:
     """What the matrix shows, or what thresholds were set with."""
-    domains, first = (TUNED, 700) if tuning else (SHOWN, 1)
+    domains, first = (TUNED, 700) if tuning else (SHOWN, 21)
     return [*planted(domains, range(first, first + 3)), *healthy(domains, range(first, first + 12))]
 
 
@@ -483,7 +480,12 @@ stands an engine whose texts follow a script and whose log-probabilities are tho
 is planted by a configuration, a script, or a change of the program for that run; then `mua diagnose` reads the folder.
 
 Thresholds were set on other domains ({", ".join(TUNED)}) and seeds (`--tuning`) and on made-up series
-(`tests/unit/test_diagnosis.py`), not on these runs.
+(`tests/unit/test_diagnosis.py`). A first set of the runs below, with the seeds 1 to 12, then showed what to fix: 26 of
+32 were named right, and none of 11 healthy runs was called ill. Three faults did not do what they said (a reward for
+declining below the usual one, groups that did not agree, as many kinds as groups) and are planted otherwise now;
+retries of judges, texts with fillers and a single odd batch are read better. The runs below have other seeds, and no
+threshold was changed after them; four of them were made again because the engine's stand-in mixed up versions while it
+was given weights, or the script could not read a tool's error.
 
 **{right} of {ill}** planted causes are named first; **{alarms} of {len(found) - ill}** healthy runs are called ill.
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import threading
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
@@ -94,6 +95,9 @@ def expert(s: Situation, said: Callable[[str], str] = lambda text: text) -> Gene
             move = next(moves) if answer is None else moves.send(answer)
         except StopIteration:
             return
+        except ValueError:  # the expert cannot read what came back
+            yield f"I am afraid that this does not work, see case {s.draw.randint(100, 999)}."
+            return
         answer = yield said(move) if isinstance(move, str) else move
 
 
@@ -161,6 +165,7 @@ class ScriptedEngine:
         self._model = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
         self.version = 0
         self._sampled = 0
+        self._loading = threading.Lock()
 
     async def start(self, model: Path) -> None: ...
 
@@ -182,9 +187,10 @@ class ScriptedEngine:
 
     def take(self, tensors: Mapping[str, torch.Tensor], version: int) -> None:
         """The weights of ``version``."""
-        if self._plan.frozen_from is None or version < self._plan.frozen_from:
-            self._model.load_state_dict(dict(tensors), strict=False)
-        self.version = version
+        with self._loading:  # in asynchronous runs episodes go on in the other thread
+            if self._plan.frozen_from is None or version < self._plan.frozen_from:
+                self._model.load_state_dict(dict(tensors), strict=False)
+            self.version = version
 
     async def generate(
         self, prompt_ids: Sequence[int], params: SamplingParams, *, session: str, deadline_s: float
@@ -193,15 +199,16 @@ class ScriptedEngine:
         text = playing.next(self._family.decode(prompt_ids), self.version)
         ids = self._encoded(text)[: params.max_new_tokens]
         whole = torch.tensor([[*prompt_ids, *ids.tolist()]])
-        with torch.inference_mode():
+        with self._loading, torch.inference_mode():
             logits = self._model(whole, logits_to_keep=len(ids) + 1).logits[0, :-1].float() / params.temperature
+            version = self.version
         logprobs = torch.log_softmax(logits, -1).gather(1, torch.from_numpy(ids).long()[:, None])[:, 0].numpy()
         if self._plan.logprobs is not None:
-            logprobs = self._plan.logprobs(logprobs, self.version, playing.situation.draw).astype(np.float32)
+            logprobs = self._plan.logprobs(logprobs, version, playing.situation.draw).astype(np.float32)
         self._sampled += len(ids)
         whole_turn = len(ids) == len(self._encoded(text))
-        versions = np.full(len(ids), self.version, np.int32)
-        return Generation(ids, logprobs, "stop" if whole_turn else "length", self.version, versions, 0)
+        versions = np.full(len(ids), version, np.int32)
+        return Generation(ids, logprobs, "stop" if whole_turn else "length", version, versions, 0)
 
     def _encoded(self, text: str) -> Int32Array:
         return self._family.codec.encode([fixed(text + self._family.end_of_turn, Provenance.SAMPLED)])[0]
