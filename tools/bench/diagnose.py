@@ -499,8 +499,8 @@ Rows: planted; columns: named first.
 
 {runs}
 
-Not shown by these runs: domains that nothing was changed after, entropy that falls in the trainer and not in the texts alone,
-policies that are really sampled, models of a useful size, runs of thousands of steps.
+Not shown by these runs: domains that nothing was changed after, entropy that falls in the trainer and not in the
+texts alone, policies that are really sampled, models of a useful size, runs of thousands of steps.
 """
 
 
