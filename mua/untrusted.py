@@ -153,6 +153,14 @@ def printable(text: str, longest: int = 500) -> str:
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in cut)
 
 
+_PICTURES = {code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"} | {0x7F: 0x2421}
+
+
+def pictured(text: str) -> str:
+    """``text`` with control characters, such as terminal escapes, as their Unicode pictures; lines and tabs stay."""
+    return text.translate(_PICTURES)
+
+
 def open_file(path: Path) -> BinaryIO:
     """A regular file, open for reading bytes.
 

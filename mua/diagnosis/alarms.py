@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,8 @@ import numpy as np
 from mua.diagnosis.causes import CAUSES, Cause, Symptom
 from mua.diagnosis.evidence import Evidence, Floats, series
 from mua.types import Json
+
+log = logging.getLogger(__name__)
 
 KEPT = 120
 """Steps that are looked at: the first of the run, as a beginning to compare with, and the newest."""
@@ -21,28 +24,45 @@ AT_ONCE = ("wrong_tokens", "leaking_user", "failing_user", "engine_mismatch", "s
 
 
 class Alarms:
-    """Looks at each step's metrics as it comes; each cause is told once. Under a millisecond per step."""
+    """Looks at each step's metrics as it comes; each cause is told once. About a millisecond per step.
+
+    A fault of this code ends no run: it is logged once, and nothing is looked at any more.
+    """
 
     def __init__(self, config: Json, before: Sequence[Mapping[str, Any]] = ()) -> None:
         """``config`` is the run's, as plain values; ``before`` are the lines of metrics of its earlier starts, whose
         alarms were given then."""
-        self._config = config
+        self._config, self._broken = config, False
         kept = before if len(before) < KEPT else [*before[:FIRST], *before[FIRST - KEPT :]]
-        self._seen = series(kept) if before else None
-        self._told = {cause.name for cause, _ in self._found()}
+        self._seen: Evidence | None = None
+        self._told: set[str] = set()
+        if before:
+            self._safely(lambda: self._new(kept), "before")
 
     def look(self, step: int, metrics: Mapping[str, float]) -> list[str]:
-        """What is new after ``step``, one line a cause."""
-        new = series([{"step": step, **metrics}])
+        """What is new after ``step``, one line per cause."""
+        return self._safely(lambda: self._new([{"step": step, **metrics}]), f"after step {step}")
+
+    def _safely(self, look: Callable[[], list[str]], when: str) -> list[str]:
+        if self._broken:
+            return []
+        try:
+            return look()
+        except Exception:
+            self._broken = True
+            log.exception("alarms: a fault of their own %s; this start of the run has none from here on", when)
+            return []
+
+    def _new(self, lines: Sequence[Mapping[str, Any]]) -> list[str]:
+        """What shows after these lines of metrics and did not before them."""
+        new = series(lines)
         self._seen = new if self._seen is None else _longer(self._seen, new)
-        lines = []
-        for cause, found in self._found():
-            if cause.name not in self._told:
-                self._told.add(cause.name)
-                lines.append(
-                    f"{cause.title}, from step {found.step}: {found.text}; try: {found.remedy or cause.remedy}"
-                )
-        return lines
+        found = [(cause, symptom) for cause, symptom in self._found() if cause.name not in self._told]
+        self._told |= {cause.name for cause, _ in found}
+        return [
+            f"{cause.title}, from step {symptom.step}: {symptom.text}; try: {symptom.remedy or cause.remedy}"
+            for cause, symptom in found
+        ]
 
     def _found(self) -> Iterator[tuple[Cause, Symptom]]:
         if (seen := self._seen) is None:

@@ -16,11 +16,12 @@ from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 
+from mua.untrusted import pictured
+
 FOLDER = "logs"
 OWN = ("mua", "megatron_bridge", "environments", "workbench")
 """Loggers of this project."""
 _FORMAT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
-_PICTURES = {code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"} | {0x7F: 0x2421}
 
 
 class _Lines(logging.Formatter):
@@ -28,7 +29,7 @@ class _Lines(logging.Formatter):
         return datetime.fromtimestamp(record.created).astimezone().isoformat(timespec="milliseconds")
 
     def format(self, record: logging.LogRecord) -> str:
-        return super().format(record).translate(_PICTURES).replace("\n", "\n    ")
+        return pictured(super().format(record)).replace("\n", "\n    ")
 
 
 class _LogFile(logging.FileHandler):

@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from mua.types import EVALUATION_ORDINALS, Outcome, Provenance, Segment, Trajectory
+from mua.untrusted import pictured
 
 LEGEND = "⟦ ⟧, green and underlined: sampled by the policy, carries loss. Everything else is context."
 
@@ -23,8 +24,6 @@ _LABELS = {
     Provenance.TEMPLATE: ("template", "dim"),
     Provenance.SAMPLED: ("agent", "green"),
 }
-# A policy may sample terminal escapes; control characters are shown as their Unicode pictures instead.
-_PICTURES = {code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"} | {0x7F: 0x2421}
 
 
 def render_trajectory(trajectory: Trajectory, decode: Callable[[list[int]], str]) -> RenderableType:
@@ -45,11 +44,11 @@ def render_trajectory(trajectory: Trajectory, decode: Callable[[list[int]], str]
     error = [("error", trajectory.error)] if trajectory.error else []
     facts = Table.grid(padding=(0, 2))
     for name, value in [*listed.items(), *((n, str(v)) for n, v in trajectory.details.items()), *error]:
-        facts.add_row(Text(name, style="dim"), Text(_shown(value)))
+        facts.add_row(Text(name, style="dim"), Text(pictured(value)))
     colour = "green" if trajectory.success else "yellow"
     if not trajectory.scored or trajectory.outcome is Outcome.MALFORMED:
         colour = "red"
-    title = Text(_shown(f"task {trajectory.task_id}"))
+    title = Text(pictured(f"task {trajectory.task_id}"))
     parts: list[RenderableType] = [Panel(facts, title=title, border_style=colour, expand=False)]
     for number, segment in enumerate(trajectory.segments, start=1):
         if len(trajectory.segments) > 1:
@@ -74,7 +73,7 @@ def _segment(segment: Segment, decode: Callable[[list[int]], str]) -> Table:
         provenance = Provenance(int(segment.provenance[start]))
         label, colour = _LABELS[provenance]
         turn = f"{int(segment.turn[start])} "
-        text = _shown(decode(segment.ids[start:end].tolist()))
+        text = pictured(decode(segment.ids[start:end].tolist()))
         marked = Text(text.strip("\n"))
         if provenance is Provenance.SAMPLED:
             text = text[:-1] + "⏎" if text.endswith("\n") else text
@@ -83,7 +82,3 @@ def _segment(segment: Segment, decode: Callable[[list[int]], str]) -> Table:
             marked = Text(text.replace("\n", "⏎"), style="dim")
         table.add_row(Text(turn + label, style=colour), marked)
     return table
-
-
-def _shown(text: str) -> str:
-    return text.translate(_PICTURES)

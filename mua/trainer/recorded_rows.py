@@ -63,8 +63,7 @@ def _files(folder: Path, key: str) -> list[Path]:
         splits = _told(folder / "dataset_dict.json", key, "splits")
         return _files(folder / _chosen(splits, folder, key), key)
     if (folder / "state.json").is_file():
-        files = [file["filename"] for file in _told(folder / "state.json", key, "_data_files")]
-        return [folder / name for name in files]
+        return [folder / name for name in _told(folder / "state.json", key, "_data_files")]
     within = [place for place in (folder, folder / "data") if place.is_dir()]
     files = sorted(f for place in within for f in place.iterdir() if f.is_file() and f.name.endswith(ENDINGS))
     files = [file for file in files if file.name not in ("dataset_info.json", "dataset_infos.json")]
@@ -92,14 +91,23 @@ def _chosen(splits: list[str], folder: Path, key: str) -> str:
     return found
 
 
-def _told(path: Path, key: str, name: str) -> list[Any]:
+def _told(path: Path, key: str, name: str) -> list[str]:
+    """Names of files or folders beside ``path``, which Hugging Face's library wrote."""
     try:
         found = json.loads(path.read_bytes())[name]
         if not isinstance(found, list) or not found:
             raise ValueError(f"{name} is no list, or empty")
+        names = [entry["filename"] if isinstance(entry, dict) else entry for entry in found]
+        if odd := [each for each in names if not _is_name(each)]:
+            raise ValueError(f"{name} has {odd[0]!r:.100}, which is no name of a file or folder in it")
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ConfigError(f"{key}: {path}: not as Dataset.save_to_disk writes it ({one_line(error)})") from None
-    return found
+    return names
+
+
+def _is_name(name: Any) -> bool:
+    """Whether it names something directly within a folder: a dataset of others must not lead out of its own."""
+    return isinstance(name, str) and name not in ("", ".", "..") and Path(name).name == name
 
 
 def _of_file(path: Path, key: str) -> Iterator[tuple[str, Any]]:

@@ -197,6 +197,20 @@ def test_an_alarm_is_given_once_and_when_it_happens() -> None:
     assert told[0][1].startswith("engine and trainer disagree, from step 20: ")
 
 
+@pytest.mark.parametrize("before", [[], [{"step": 0}]])
+def test_a_fault_of_the_alarms_ends_no_run_and_is_told_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, before: list[dict[str, int]]
+) -> None:
+    def broken(*_: object) -> None:
+        raise KeyError("planted")
+
+    monkeypatch.setattr("mua.diagnosis.alarms.series", broken)
+    alarms = Alarms({}, before)
+    assert alarms.look(1, {}) == alarms.look(2, {}) == []
+    assert caplog.text.count("a fault of their own") == 1
+    assert "planted" in caplog.text
+
+
 # ---- causes that need episodes
 
 
