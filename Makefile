@@ -60,12 +60,13 @@ fuzz: $(READY) ## Damage files and texts by the thousand: each must be refused i
 site: $(READY) ## Build the documentation as a site in build/site; a broken link or anchor is an error
 	@NO_MKDOCS_2_WARNING=1 $(PYTHON) -m mkdocs build --strict
 
-docs: $(READY) ## Write the generated pages: configuration and commands from the code, the recipes' plans into planning.md
+docs: $(READY) ## Write what the pages have from code: configuration, commands, metrics, diagnosis, the recipes' plans
 	@$(PYTHON) -m mua.cli config docs > docs/configuration.md.new
 	@mv docs/configuration.md.new docs/configuration.md
 	@$(PYTHON) -m mua.cli metrics docs > docs/metrics.md.new
 	@mv docs/metrics.md.new docs/metrics.md
 	@$(PYTHON) -m tools.commands_page
+	@$(PYTHON) -m tools.diagnosis_page
 	@PYTHONWARNINGS=ignore $(PYTHON) -m tools.planning_page
 
 goldens: $(READY) ## Write what each recipe becomes on a GPU into tests/data/golden, and what differs without TE into docs

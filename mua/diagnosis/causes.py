@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -417,6 +417,39 @@ def stale_data(seen: Evidence) -> Symptom | None:
     )
 
 
+def _unsteady(entropy: Floats) -> Iterator[tuple[int, str]]:
+    """Where entropy leaps from one step to the next, and where it swings up and down."""
+    if len(entropy) <= 2:
+        return
+    # Medians of three on both sides: a single odd batch, whose texts are others, is no leap of the policy.
+    medians = np.median(sliding_window_view(np.pad(entropy, (2, 1), "edge"), 3), axis=1)
+    before, after = medians[:-3], medians[3:]
+    moved, swings = np.abs(after - before), np.abs(np.diff(entropy))
+    with np.errstate(divide="ignore", invalid="ignore"):  # an entropy of 0
+        moved_shares = moved / np.maximum(before, after)
+        swing_shares = swings / np.maximum(entropy[:-1], entropy[1:])
+    leaps = np.flatnonzero(
+        above(moved_shares, LEAP)
+        & above(moved, LEAP_NATS)
+        & above(swing_shares[:-1], LEAP)
+        & above(swings[:-1], LEAP_NATS)
+    )
+    if len(leaps):
+        at = int(leaps[0])
+        yield at, f"entropy goes from {before[at]:.3g} to {after[at]:.3g} in a step"
+    if len(swings) < SWINGS:
+        return
+    usual_share, usual_swing = (
+        np.median(sliding_window_view(values, SWINGS), axis=1) for values in (swing_shares, swings)
+    )
+    signs = np.sign(np.diff(entropy))
+    turns = sliding_window_view(signs[1:] * signs[:-1] < 0, SWINGS - 1).sum(axis=1)
+    wild = np.flatnonzero(above(usual_share, SWING) & above(usual_swing, LEAP_NATS) & (turns >= 2))
+    if len(wild):
+        begins = int(wild[0]) + int(np.flatnonzero(above(swing_shares[wild[0] :], SWING))[0])
+        yield begins, f"entropy swings by {percent(SWING)} and more from step to step"
+
+
 def large_steps(seen: Evidence) -> Symptom | None:
     loss = seen.setting("algorithm.loss", "grpo")
     clipped = seen.of("clipped_low") + seen.of("clipped_high")
@@ -447,32 +480,8 @@ def large_steps(seen: Evidence) -> Symptom | None:
     note(
         place, lambda at: f"the policy is {reference[at]:.3g} nats per token from the reference", reference_kl=reference
     )
-    if len(entropy) > 2:
-        # Medians of three on both sides: a single odd batch, whose texts are others, is no leap of the policy.
-        medians = np.median(sliding_window_view(np.pad(entropy, (2, 1), "edge"), 3), axis=1)
-        before, after = medians[:-3], medians[3:]
-        moved, swings = np.abs(after - before), np.abs(np.diff(entropy))
-        swing_shares = swings / np.maximum(entropy[:-1], entropy[1:])
-        leaps = np.flatnonzero(
-            above(moved / np.maximum(before, after), LEAP)
-            & above(moved, LEAP_NATS)
-            & above(swing_shares[:-1], LEAP)
-            & above(swings[:-1], LEAP_NATS)
-        )
-        first = int(leaps[0]) if len(leaps) else None
-        note(first, lambda at: f"entropy goes from {before[at]:.3g} to {after[at]:.3g} in a step", entropy=entropy)
-        if len(swings) >= SWINGS:
-            usual_share, usual_swing = (
-                np.median(sliding_window_view(values, SWINGS), axis=1) for values in (swing_shares, swings)
-            )
-            signs = np.sign(np.diff(entropy))
-            turns = sliding_window_view(signs[1:] * signs[:-1] < 0, SWINGS - 1).sum(axis=1)
-            wild = np.flatnonzero(above(usual_share, SWING) & above(usual_swing, LEAP_NATS) & (turns >= 2))
-            if len(wild):
-                begins = int(wild[0]) + int(np.flatnonzero(above(swing_shares[wild[0] :], SWING))[0])
-                note(
-                    begins, lambda _: f"entropy swings by {percent(SWING)} and more from step to step", entropy=entropy
-                )
+    for place, text in _unsteady(entropy):
+        found.append((place, text, {"entropy": float(entropy[place])}))
     if not found:
         return None
     place, text, numbers = min(found, key=lambda one: one[0])
