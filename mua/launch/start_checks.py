@@ -127,17 +127,25 @@ def checked(start: Start, *, everything: bool = True) -> list[Check]:
 
 def _guarded(listed: Listed, start: Start) -> Iterator[Check]:
     """Its checks with its name. What it raises for people is a failure; a fault of the check itself refuses no run."""
+
+    def named(check: Check) -> Check:
+        return Check(listed.name, check.state, mask_credentials(check.text), mask_credentials(check.fix), check.key)
+
     try:
-        for check in listed.check(start):
-            yield Check(listed.name, check.state, mask_credentials(check.text), mask_credentials(check.fix), check.key)
+        yield from map(named, listed.check(start))
     except MuaError as error:
-        for line in str(error).splitlines():
-            key = match[1] if (match := _KEY.match(line)) and _is_key(match[1]) else ""
-            yield Check(listed.name, "failure", mask_credentials(line[len(key) + 2 :] if key else line), key=key)
+        yield from map(named, _failures(error))
     except Exception as error:
         yield Check(
             listed.name, "warning", f"the check of {listed.name} failed itself: {mask_credentials(one_line(error))}"
         )
+
+
+def _failures(error: MuaError) -> Iterator[Check]:
+    """One for each line of its message, with the key that the line begins with."""
+    for line in str(error).splitlines():
+        key = match[1] if (match := _KEY.match(line)) and _is_key(match[1]) else ""
+        yield failure(key, line[len(key) + 2 :] if key else line)
 
 
 def _is_key(text: str) -> bool:
@@ -269,9 +277,7 @@ def _raised(call: Callable[[], object]) -> Iterator[Check]:
     try:
         call()
     except MuaError as error:
-        for line in str(error).splitlines():
-            key = match[1] if (match := _KEY.match(line)) and _is_key(match[1]) else ""
-            yield failure(key, line[len(key) + 2 :] if key else line)
+        yield from _failures(error)
 
 
 # ---- the policy
