@@ -1,7 +1,7 @@
 """What of mua works on this machine's GPU, and how fast: one command, each check in a process of its own.
 
     python tools/gpu_check.py --list
-    python tools/gpu_check.py --out FOLDER [--budget SECONDS] [--only NAME ...] [--device cpu]
+    python tools/gpu_check.py --out FOLDER [--budget SECONDS] [--only NAME ...] [--engine KEY=VALUE ...] [--device cpu]
 
 It needs a Python with torch 2.11 or later and one CUDA device, no internet, and no other package: a check whose package
 is not installed is ``skipped`` and names it. Without CUDA the same checks run on the CPU at toy size, which proves this
@@ -91,6 +91,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--device", choices=["auto", "cpu"], default="auto", help="cpu: toy sizes though there is a GPU"
     )
+    parser.add_argument(
+        "--engine",
+        nargs="+",
+        default=[],
+        metavar="KEY=VALUE",
+        help="keys of the section engine, or SGLang's own arguments, for the checks with engines",
+    )
     parser.add_argument("--host-memory", type=float, metavar="GB", help="what one check may take of the host's memory")
     arguments = parser.parse_args(argv)
     if arguments.list:
@@ -104,6 +111,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if arguments.out is None:
             raise Usage("--out FOLDER is needed, for results, table and log")
+        if wrong := [entry for entry in arguments.engine if "=" not in entry]:
+            raise Usage(f"--engine takes KEY=VALUE, such as attention_backend=triton; {wrong[0]!r} is none")
+        os.environ[child.ENGINE] = " ".join(arguments.engine)
         session = Session(arguments.out, arguments.device, arguments.budget, arguments.host_memory)
         return session.run(CHECKS, arguments.only, arguments.retry)
     except (Usage, OSError) as error:

@@ -43,6 +43,8 @@ _STARTS = 3
 that was killed meanwhile."""
 _KILLED = re.compile(rb"(exit code:|terminated with|with code) -\d")
 """How SGLang's main process says that a scheduler of its own ended by a signal."""
+_RAISED = b"Scheduler hit an exception"
+"""What a scheduler says before SGLang's main process kills itself, which leaves the status of one that was killed."""
 _MANAGED = frozenset(
     {
         "model_path", "host", "port", "device", "dtype", "tp_size", "tensor_parallel_size", "context_length",
@@ -186,7 +188,8 @@ class SglangServer:
                                 return
                     await asyncio.sleep(0.1)
             said = b"" if self.log_file is None else self.log_file.read_bytes()[self._log_start :]
-            killed = not 0 <= (self.status or 0) <= 128 or _KILLED.search(said) is not None
+            by_signal = not 0 <= (self.status or 0) <= 128
+            killed = _KILLED.search(said) is not None or (by_signal and _RAISED not in said)
             lost_a_port = b"address already in use" in said.lower()  # its own or its process group's
             if not left or not (killed or lost_a_port):
                 message = f"{self.label} exited while starting with status {self.status}; {self._evidence()}"

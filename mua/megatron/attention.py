@@ -28,7 +28,15 @@ def _varlen() -> Any:
         from torch.nn.attention.varlen import varlen_attn
     except ImportError:
         return None
-    return varlen_attn if {"scale", "window_size", "enable_gqa"} <= signature(varlen_attn).parameters.keys() else None
+    known = signature(varlen_attn).parameters.keys()
+    if not {"scale", "window_size"} <= known:
+        return None
+    # torch 2.11's takes grouped heads without being told.
+    return varlen_attn if "enable_gqa" in known else _untold(varlen_attn)
+
+
+def _untold(kernel: Any) -> Any:
+    return lambda *tensors, enable_gqa, **options: kernel(*tensors, **options)
 
 
 _varlen_attn = _varlen()

@@ -44,6 +44,7 @@ from megatron_bridge.plan import PlannedParameter, TensorSpec, as_matrix, attach
 from megatron_bridge.safetensors_io import SafetensorsFolder
 from megatron_bridge.safetensors_writer import SafetensorsWriter
 from mua.compat.checkpoint_reading import check_pickles
+from mua.compat.without_cuda import without_cuda
 from mua.config.schema import MegatronConfig, ModelConfig
 from mua.errors import ModelError, MuaError, one_line
 from mua.megatron import checkpoint_manifest
@@ -91,7 +92,7 @@ def megatron_to_hf(
     described = checkpoint_manifest.read_manifest(checkpoint)
     checkpoint_manifest.check_files(checkpoint, described)
     check_pickles(checkpoint)
-    mapping = _mapping(read_hf_config(source), described["dtype"].removeprefix("torch."))
+    mapping = without_cuda(_mapping, read_hf_config(source), described["dtype"].removeprefix("torch."))
     job = _export_job(checkpoint, max_shard_bytes)
     allowed = replaceable(foreign_files, force=force)
     with closing(TorchDistReader(checkpoint)) as reader, staged_folder(out, job=job, foreign=allowed) as folder:
@@ -155,7 +156,7 @@ def hf_to_megatron(
             found = main_dtype([TensorSpec(n, weights.entry(n).shape, weights.entry(n).dtype) for n in weights.names])
             if found not in _DTYPES:
                 raise ModelError(f"{source} is of {found}; choose a dtype of {' or '.join(_DTYPES.values())}")
-        mapping = _mapping(config, dtype or _DTYPES[found])
+        mapping = without_cuda(_mapping, config, dtype or _DTYPES[found])
         specs = [spec for parameter, _ in mapping for spec in parameter.sources()]
         check_coverage(specs, weights, config)
         chunks = [(parameter, chunk, rows) for parameter, regions in mapping

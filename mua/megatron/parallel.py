@@ -133,8 +133,11 @@ def meta_rank(megatron: MegatronConfig, rank: int) -> Iterator[None]:
     other in one process.
 
     Raises:
-        MuaError: the layout is not a tested one, has no such rank, or this process already has process groups.
+        MuaError: the layout is not a tested one, has no such rank, or this process already has process groups, or sees
+            CUDA (:func:`mua.compat.without_cuda.without_cuda`).
     """
+    if torch.cuda.is_available():
+        raise MuaError("a rank on the meta device needs a process that sees no CUDA; set CUDA_VISIBLE_DEVICES= for it")
     if dist.is_initialized():
         raise MuaError("a rank on the meta device needs a process without process groups of its own")
     if not 0 <= rank < megatron.world_size:

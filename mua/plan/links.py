@@ -20,6 +20,7 @@ from megatron_bridge.blocks import Split
 from megatron_bridge.family import EXPERT
 from megatron_bridge.plan import PlannedParameter, attach_hf_config, in_order, plan_rank
 from megatron_bridge.reshard import ALIGNMENT, Holders, Routes, Target, bucket_layouts, whole_tensors
+from mua.compat.without_cuda import without_cuda
 from mua.config.schema import ClusterConfig, ExperimentConfig
 from mua.engine.slices import broadcast_roots, engine_target, loaded_together, share_out
 from mua.megatron.architecture import Architecture
@@ -60,6 +61,10 @@ class Sync:
 
 def plan_sync(architecture: Architecture, config: ExperimentConfig) -> Sync:
     """Bytes and time of one synchronisation with the engines of ``config``."""
+    return without_cuda(_sync, architecture, config)
+
+
+def _sync(architecture: Architecture, config: ExperimentConfig) -> Sync:
     return planned_links(architecture, config).sum_up(config.cluster)
 
 

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any
 
+from mua.compat.without_cuda import without_cuda
 from mua.config.schema import ExperimentConfig
 from mua.megatron.architecture import Architecture, architecture_of
 from mua.megatron.capabilities import TRANSFORMER_ENGINE, Capabilities
@@ -155,7 +156,7 @@ def make_plan(
     ranks = range(0, world, 1 if every_rank else world // config.megatron.pipeline_parallel)
     gpu = GPUS[config.cluster.gpu]
     options = memory_options(architecture, config)
-    stages = stage_plans(architecture, config, ranks, options)
+    stages = without_cuda(stage_plans, architecture, config, ranks, options)
     free = gpu.memory - int(config.cluster.reserve_gigabytes * 1e9)
     fullest = max(trainer_at_start(stage.rank, config) for stage in stages)
     found_free = max(0, free - fullest)

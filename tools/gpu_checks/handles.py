@@ -27,7 +27,7 @@ def ipc(place: Place) -> Found:
     found = Found()
     if place.cuda and absent("sglang"):
         return _torch_alone(place, found)
-    random_policy(place.work / "policy", place, scale=place.pick(32, 1), layers=place.pick(6, 2))
+    random_policy(place.work / "policy", place, scale=place.pick(4, 1), layers=place.pick(6, 2))
     receiver, sent, taken, tensors = _receiver(place), 0, 0.0, 0
     try:
         with learner(place.work / "policy", place.pick("bfloat16", "float32")) as built:

@@ -13,8 +13,8 @@ from typing import Any
 from tools.gpu_checks.child import Found, Place
 
 PACKAGES = (
-    "torch", "triton", "megatron-core", "transformer-engine", "transformer-engine-torch", "sglang", "transformers",
-    "torch-memory-saver", "flash-attn", "apex", "nvidia-nccl-cu13", "numpy", "safetensors",
+    "torch", "triton", "megatron-core", "transformer-engine", "transformer-engine-torch", "sglang", "sglang-kernel",
+    "transformers", "torch-memory-saver", "flash-attn", "apex", "nvidia-nccl-cu13", "numpy", "safetensors",
 )  # fmt: skip
 ROOT = Path(__file__).resolve().parents[2]
 

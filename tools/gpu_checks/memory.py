@@ -55,7 +55,7 @@ def _state(built: Learner, given: object) -> tuple[str, str]:
 def offload(place: Place) -> Found:
     """What another process sees free before and after the trainer gives its memory back, and that nothing is lost."""
     found, dtype = Found(), place.pick("bfloat16", "float32")
-    random_policy(place.work / "policy", place, scale=place.pick(32, 1), layers=place.pick(6, 2))
+    random_policy(place.work / "policy", place, scale=place.pick(8, 1), layers=place.pick(6, 2))
     given = sequences(LENGTHS)
     with learner(place.work / "policy", dtype) as built:
         built.train_step(batch(given), likelihood)

@@ -88,6 +88,17 @@ def _transformers(model: torch.nn.Module, given: Sequence[TrainSequence]) -> _Co
     return found, {name: value for fused, gradient in gradients for name, value in _single(fused, gradient)}
 
 
+@torch.no_grad()
+def scored(model: torch.nn.Module, sequences: Sequence[np.ndarray]) -> list[Float32Array]:
+    """Log-probabilities of each sequence's tokens but the first, by transformers, each sequence by itself."""
+    found, device = [], next(model.parameters()).device
+    for ids in sequences:
+        given = torch.from_numpy(ids.astype(np.int64)).to(device)[None]
+        logprobs = torch.log_softmax(model(given).logits[0, :-1].float(), -1)
+        found.append(logprobs.gather(1, given[0, 1:, None])[:, 0].cpu().numpy())
+    return found
+
+
 def _mean_error(ours: Sequence[Float32Array], theirs: Sequence[Float32Array]) -> float:
     return float(np.abs(np.concatenate(list(ours)) - np.concatenate(list(theirs))).mean())
 

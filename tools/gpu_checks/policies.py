@@ -24,8 +24,8 @@ VOCABULARY = 1000
 def random_policy(folder: Path, place: Place, *, experts: int = 0, layers: int = 2, scale: int = 1) -> Any:
     """Write a random float32 policy of the Qwen3 family and give it as transformers' model, on the device.
 
-    No weight has a special value, norms included, so that no mistake in their use stays hidden. Heads are 64 wide on a
-    GPU, which every kernel takes, 16 on a CPU.
+    No weight has a special value, norms included, so that no mistake in their use stays hidden; no token pads, for
+    transformers gives its embedding no gradient. Heads are 64 wide on a GPU, which every kernel takes, 16 on a CPU.
     """
     from transformers import Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
@@ -35,20 +35,21 @@ def random_policy(folder: Path, place: Place, *, experts: int = 0, layers: int =
         "vocab_size": VOCABULARY, "hidden_size": 8 * head * scale, "intermediate_size": 24 * head * scale,
         "num_hidden_layers": layers, "num_attention_heads": 8 * scale, "num_key_value_heads": 2 * scale,
         "head_dim": head, "max_position_embeddings": 4096, "tie_word_embeddings": False, "initializer_range": 0.05,
-        "eos_token_id": None, "bos_token_id": None, "pad_token_id": 0,
+        "eos_token_id": None, "bos_token_id": None, "pad_token_id": None,
     }  # fmt: skip
     model: Any
-    if experts:
-        sparse = {"num_experts": experts, "num_experts_per_tok": 2, "moe_intermediate_size": 4 * head * scale}
-        model = Qwen3MoeForCausalLM(Qwen3MoeConfig(**shape, **sparse, norm_topk_prob=True))
-    else:
-        model = Qwen3ForCausalLM(Qwen3Config(**shape))
+    with torch.device(place.device):  # a processor draws a billion numbers in a minute
+        if experts:
+            sparse = {"num_experts": experts, "num_experts_per_tok": 2, "moe_intermediate_size": 4 * head * scale}
+            model = Qwen3MoeForCausalLM(Qwen3MoeConfig(**shape, **sparse, norm_topk_prob=True))
+        else:
+            model = Qwen3ForCausalLM(Qwen3Config(**shape))
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.ndim == 1:
                 parameter.add_(torch.randn_like(parameter) * 0.1)
     model.save_pretrained(folder)
-    return model.to(place.device).eval()
+    return model.eval()
 
 
 def sequences(lengths: Sequence[int], vocabulary: int = VOCABULARY, seed: int = 0) -> list[TrainSequence]:

@@ -1,0 +1,61 @@
+"""What Megatron builds on the meta device, where Python sees CUDA: plans and conversions as without it.
+
+CUDA is only said to be there. That the process which is started sees none on a machine that has it was seen on no GPU
+yet; ``tools/gpu_check.py`` plans before it trains.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from mua.compat.without_cuda import without_cuda
+from mua.config.load import load_config
+from mua.errors import ConfigError, MuaError
+from mua.megatron.conversion import convert_to_hf, convert_to_megatron
+from mua.megatron.parallel import meta_rank
+from mua.plan.planner import make_plan
+from tests.unit.test_plan_meta import LAYOUT
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+
+
+def ends() -> None:
+    raise SystemExit(3)
+
+
+@pytest.mark.usefixtures("cuda")
+def test_errors_are_raised_here_and_no_answer_is_one() -> None:
+    with pytest.raises(ConfigError, match=r"nowhere\.yaml"):
+        without_cuda(load_config, Path("nowhere.yaml"))
+    with pytest.raises(MuaError, match="ends in a process without CUDA ended with status 3 and no result"):
+        without_cuda(ends)
+
+
+@pytest.mark.usefixtures("cuda")
+def test_a_rank_on_the_meta_device_is_refused_beside_cuda() -> None:
+    with pytest.raises(MuaError, match="sees no CUDA"), meta_rank(LAYOUT, 0):
+        pass
+
+
+@pytest.mark.slow
+def test_a_plan_is_the_one_without_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = load_config(ROOT / "configs/qwen3-30b-a3b-2x8.yaml")
+    expected = make_plan(config).as_json()
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert make_plan(config).as_json() == expected
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("cuda")
+def test_conversion_goes_both_ways(tmp_path: Path) -> None:
+    convert_to_megatron(ROOT / "tools/base", tmp_path / "checkpoint", None)
+    convert_to_hf(tmp_path / "checkpoint", tmp_path / "hf")
+    assert (tmp_path / "hf/model.safetensors").is_file()
