@@ -57,6 +57,9 @@ run_step() {
   local ended
   "$@" &
   step=$!
+  # A signal that came just before could not reach it.
+  [ -z "$leaving" ] || forward USR1
+  [ -z "$cancelled" ] || forward TERM
   while true; do
     ended=0
     wait "$step" || ended=$?
@@ -64,6 +67,15 @@ run_step() {
   done
   step=
   return "$ended"
+}
+
+# Wait so many seconds, or until the job is cancelled. Short sleeps: one that Slurm does not find may outlive the script.
+pause() {
+  local left=$1
+  while [ -z "$cancelled" ] && [ "$left" -gt 0 ]; do
+    sleep 1
+    left=$((left - 1))
+  done
 }
 
 # one_task_a_node NODE,NODE ... srun's arguments: with all of the job's cores there, in the container if there is one.
@@ -119,7 +131,8 @@ keep_engines() {
   local ended=0 node=$1
   shift
   # srun passes on SIGUSR1, at which engines leave once their requests have ended; for SIGTERM it kills.
-  trap 'cancelled=1; forward USR1; (sleep 60; forward TERM) &' TERM
+  trap 'cancelled=1; forward USR1' TERM
+  trap 'forward TERM' ALRM
   trap '' USR1  # the trainer saves and leaves; then its engines are ended
   export MUA_RANK_LOGS=$MUA_ATTEMPT/engines MUA_RANKS_PER_NODE=1
   if [ "${#trainer_nodes[@]}" != 0 ] && [ "${#engine_group[@]}" = 0 ]; then
@@ -138,8 +151,9 @@ keep_engines() {
     esac
     say "engines of $node ended with $ended"
     still_ours "$node" || { say "Slurm has taken $node from the job: its engines are gone, the run goes on"; return 75; }
-    run_step sleep "${MUA_ENGINE_SECONDS:-20}"
+    pause "${MUA_ENGINE_SECONDS:-20}"
   done
+  return 75
 }
 
 # on_engine_node LOG NODE VERB ...: one step there.
@@ -174,10 +188,23 @@ still_ours() {
   scontrol show hostnames "$list" | grep -qxF "$1"
 }
 
+# Ask engines to leave, and after a minute end those that have not. The script itself counts the seconds: Slurm may not
+# find, and so not end, what outlives it.
 end_engines() {
-  [ "${#keepers[@]}" = 0 ] || kill -s TERM "${keepers[@]}" 2>/dev/null
-  wait "${keepers[@]}" 2>/dev/null
+  local asked=("${keepers[@]}") left=$((${MUA_LEAVE_SECONDS:-60} * 5))
   keepers=()
+  [ "${#asked[@]}" != 0 ] || return 0
+  kill -s TERM "${asked[@]}" 2>/dev/null
+  while kill -0 "${asked[@]}" 2>/dev/null; do
+    if [ "$left" = 0 ]; then
+      say "engines have not left: ended"
+      kill -s ALRM "${asked[@]}" 2>/dev/null
+      break
+    fi
+    left=$((left - 1))
+    sleep 0.2
+  done
+  wait "${asked[@]}" 2>/dev/null
 }
 
 # The simulated user's server, started by another job: wait for its address file and for something that listens there.
@@ -249,6 +276,6 @@ requeue() {
   fi
   say "requeueing; the next attempt continues from the newest checkpoint"
   scontrol requeue "$SLURM_JOB_ID" || [ -n "$cancelled" ] || { say "Slurm does not requeue this job; submit it again to continue"; exit 75; }
-  sleep 60 & wait $!  # Slurm ends this script
+  pause 60  # Slurm ends this script
   exit 75
 }
