@@ -14,6 +14,7 @@ import asyncio
 import logging
 import os
 import socket
+import time
 from collections.abc import Callable
 from time import monotonic
 from typing import Any
@@ -43,7 +44,7 @@ def give_engines(
     Args:
         leave: whether somebody wants the machine back.
         address: of this machine, as the run sees it; None: the one that it is reached from.
-        rejoin: wait for the same run to be started again, instead of ending, when rank 0 is lost.
+        rejoin: when rank 0 is lost, wait until it answers again or the same run is started again, instead of ending.
 
     Raises:
         ConfigError: the run was configured otherwise, or the machine's GPUs do not fit.
@@ -54,17 +55,16 @@ def give_engines(
     if config.placement != "separate":
         raise ConfigError("mua engines needs placement: separate; with colocated the trainer starts its engines itself")
     check_engine_machine(config, visible_gpus())
-    ended_run = ""
     while True:
         member = _Member(config, leave, address)
         try:
-            asyncio.run(member.serve(ended_run))
+            asyncio.run(member.serve())
             return
         except RankLost as error:
             if not rejoin:
                 raise
-            _log.warning("%s; waiting for the run to be started again", error)
-            ended_run = member.run
+            _log.warning("%s; waiting for the run to answer, or to be started again", error)
+            time.sleep(_ALIVE_SECONDS)  # a rank 0 that answers and has no use for this machine is not asked without end
 
 
 class _Member:
@@ -74,13 +74,11 @@ class _Member:
         self._config, self._leave, self._own = config, leave, address
         self._file = config.output / ADDRESS_FILE
         self._name = f"{socket.gethostname()}:{os.getpid()}"
-        self.run = ""
-        """Of the run it belongs to, or belonged to."""
         self._first = 0
 
-    async def serve(self, ended_run: str) -> None:
-        """Until the run has ended. ``ended_run`` is one whose address file may still be there."""
-        rank0 = await self._join(ended_run)
+    async def serve(self) -> None:
+        """Until the run has ended."""
+        rank0 = await self._join()
         url = urlsplit(rank0.url)
         own = self._own or address_towards(str(url.hostname), url.port or 1)
         # It answers on a thread of its own, so that this one may do what takes time.
@@ -93,8 +91,8 @@ class _Member:
 
     # ---- joining
 
-    async def _join(self, ended_run: str) -> Address:
-        """Wait for a run and register with it."""
+    async def _join(self) -> Address:
+        """Wait for a run and register with it. A run that was lost may be there still, silent for a while."""
         seconds = self._config.engine.start_seconds
         began, refused_since = monotonic(), None
         while True:
@@ -102,11 +100,9 @@ class _Member:
                 raise Preempted("asked to leave by a signal before there was a run")
             address, found = Address.read(self._file), "it is not there"
             try:
-                if address is not None and address.run != ended_run:
+                if address is not None:
                     self._first = await self._register(address)
-                    self.run = address.run
                     return address
-                found = "it is of the run that was lost" if address else found
                 refused_since = None
             except _WrongKey:
                 now = monotonic()

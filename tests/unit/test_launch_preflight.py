@@ -34,6 +34,7 @@ from mua.launch.serve import Service, publish_address, withdraw_address
 from mua.masking import HIDDEN
 from mua.types import Json
 
+ROOT = Path(__file__).resolve().parents[2]
 RECIPE = """\
 name: preflight
 output: {folder}/out
@@ -164,7 +165,8 @@ def _two_ranks(recipe: Path, *arguments: str) -> subprocess.CompletedProcess[str
 
 @pytest.mark.slow
 def test_two_ranks_check_each_other(recipe: Path, tmp_path: Path) -> None:
-    done = _two_ranks(recipe, "megatron.data_parallel=2", "--capture", str(tmp_path / "record"))
+    model = [f"model.path={ROOT / 'tools/base'}", "model.max_length=2048", "rollout.max_tokens=2048"]
+    done = _two_ranks(recipe, "megatron.data_parallel=2", *model, "--capture", str(tmp_path / "record"))
     assert done.returncode == 0, done.stderr
     for name in ("versions", "all-reduce", "clocks", "ports", "shared folder", "disk", "environment"):
         assert f"ok       {name}" in done.stdout
