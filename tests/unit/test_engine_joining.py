@@ -1,4 +1,4 @@
-"""A machine that gives engines, beside a rank 0 that is silent for a while: with ``rejoin`` it comes back to the same run.
+"""A machine that gives engines, beside a rank 0 that falls silent: with ``rejoin`` it comes back to the same run.
 
 Rank 0 is a stand-in that speaks its protocol; no engine starts. Real ones: tests/e2e/test_separate.py.
 """

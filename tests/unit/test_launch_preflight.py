@@ -165,7 +165,7 @@ def _two_ranks(recipe: Path, *arguments: str) -> subprocess.CompletedProcess[str
 
 @pytest.mark.slow
 def test_two_ranks_check_each_other(recipe: Path, tmp_path: Path) -> None:
-    model = [f"model.path={ROOT / 'tools/base'}", "model.max_length=2048", "rollout.max_tokens=2048"]
+    model = [f"model.path={ROOT / 'tools/base'}", "model.max_length=2048", "rollout.max_tokens=1024"]
     done = _two_ranks(recipe, "megatron.data_parallel=2", *model, "--capture", str(tmp_path / "record"))
     assert done.returncode == 0, done.stderr
     for name in ("versions", "all-reduce", "clocks", "ports", "shared folder", "disk", "environment"):
