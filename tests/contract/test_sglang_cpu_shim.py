@@ -28,7 +28,7 @@ def test_the_installed_sglang_is_the_one_the_shim_was_written_for() -> None:
     assert importlib.metadata.version("sglang") == sglang_cpu.SGLANG_VERSION
 
 
-@pytest.mark.slow
+@pytest.mark.grid
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the shim is for hosts without CUDA")
 def test_sglang_does_not_import_without_the_shim() -> None:
     """The day this fails, mua/compat/sglang_cpu can go. That it does with the shim is what every engine here shows."""

@@ -129,7 +129,7 @@ def engine_works(output: Path) -> bool:
     return log.exists() and log.read_text(errors="replace").count("Prefill batch") > 4
 
 
-@pytest.mark.slow
+@pytest.mark.grid  # tests/e2e/test_engine_lost.py kills one twice and compares what is left bit for bit
 def test_an_engine_that_is_killed_comes_back_and_no_episode_is_missing(recipe: Path, tmp_path: Path) -> None:
     output = tmp_path / "out"
     with running("train", recipe, *SLOW_ROLLOUT, cwd=tmp_path, own_engine=True) as process:

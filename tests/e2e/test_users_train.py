@@ -23,7 +23,7 @@ from mua.types import Json, Outcome, Provenance, Trajectory
 from tests.served_support import PROMPT, Served, customers, random_model, serving
 from workbench.demonstrate import demonstrate, write_conversations
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+pytestmark = pytest.mark.timeout(1200)
 
 STEPS = 2
 RECIPE = """\
@@ -133,6 +133,7 @@ def assert_only_the_policy_is_trained(trajectories: list[Trajectory], model: Pat
     assert set(others) <= seen
 
 
+@pytest.mark.slow
 def test_a_policy_is_trained_with_a_served_user_and_a_served_judge(
     customer: Served, prompt: Path, tuned: Path, workshop: object, tmp_path: Path
 ) -> None:
@@ -171,6 +172,7 @@ def phone_policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tuned_on(short, folder, "telecom", 2048)
 
 
+@pytest.mark.slow
 def test_a_policy_is_trained_with_users_who_act_on_their_phone(phone_policy: Path, tmp_path: Path) -> None:
     mua("train", recipe(tmp_path, phone_policy, "graded_phone", 2048), cwd=tmp_path)
     found = trained(tmp_path / "out")
@@ -182,6 +184,7 @@ def test_a_policy_is_trained_with_users_who_act_on_their_phone(phone_policy: Pat
     assert sum(t.metrics.get("user_actions", 0) for t in found) == sum(len(m["actions"]) for m in acted)
 
 
+@pytest.mark.grid  # served users train in the test before, and this user, scripted, in another
 def test_a_policy_is_trained_with_a_served_user_who_acts_on_its_phone(phone_policy: Path, tmp_path: Path) -> None:
     """The user's model is random: the server makes it call some tool, and choose a sentence."""
     model = random_model(tmp_path / "model", customers(60), 16_384)

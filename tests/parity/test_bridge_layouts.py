@@ -170,7 +170,11 @@ def proven():
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.grid if n % 2 else pytest.mark.slow) for n, name in enumerate(GRID)]
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.grid if n % 2 or name == "TP2 PP4" else pytest.mark.slow)
+        for n, name in enumerate(GRID)
+    ],
 )
 def test_every_example_in_every_layout(sources, proven, tmp_path, name):
     assert name not in DENSE_LAYOUTS or GRID[name] == tuple(EXAMPLES)

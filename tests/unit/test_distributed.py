@@ -98,8 +98,9 @@ def test_a_rank_that_does_not_answer_is_named_and_killed() -> None:
     assert len(run_on_workers(1, identity, 0)) == 1
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("how", ["leaves", "is killed"])
+@pytest.mark.parametrize(
+    "how", [pytest.param("leaves", marks=pytest.mark.grid), pytest.param("is killed", marks=pytest.mark.slow)]
+)
 def test_workers_end_with_their_parent(how: str) -> None:
     script = (
         "from tests.distributed import run_on_workers\nfrom tests.unit.test_distributed import identity\n"

@@ -70,8 +70,15 @@ def train(folder: str, root: str, first: int, last: int, settings: dict[str, Any
         return exported(built)
 
 
-@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("distributed_optimizer", [True, False])
+@pytest.mark.parametrize(
+    ("distributed_optimizer", "dtype"),
+    [
+        (True, "float32"),
+        (False, "float32"),
+        pytest.param(True, "bfloat16", marks=pytest.mark.slow),
+        pytest.param(False, "bfloat16", marks=pytest.mark.grid),
+    ],
+)
 def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(
     folder: Path, tmp_path: Path, dtype: str, distributed_optimizer: bool
 ) -> None:
