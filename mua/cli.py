@@ -239,7 +239,9 @@ def engines(
     host: Annotated[
         str | None, option("--host", "address of this machine; by default the one it reaches the run from")
     ] = None,
-    rejoin: Annotated[bool, option("--rejoin", "when the run is lost, wait for it to answer or to be started again")] = False,
+    rejoin: Annotated[
+        bool, option("--rejoin", "when the run is lost, wait until it answers or is started again")
+    ] = False,
     check: OnlyCheck = False,
     as_json: AsJson = False,
 ) -> None:

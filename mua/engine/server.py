@@ -29,7 +29,7 @@ from mua.compat import sglang_cpu, sglang_keys
 from mua.compat.sglang_shards import LOADER
 from mua.config.schema import EngineConfig
 from mua.cores import all_cores
-from mua.engine.variables import for_engine
+from mua.engine.variables import for_engine, with_cuda_runtime
 from mua.errors import EngineError
 from mua.ports import LOOPBACK, free_port
 
@@ -249,7 +249,7 @@ class SglangServer:
         environment |= for_engine(inherited)
         environment = sglang_keys.with_plugin(environment)
         if self.cuda:
-            return environment
+            return with_cuda_runtime(environment) if self.arguments.get("enable-memory-saver") else environment
         return sglang_cpu.cpu_environment(tensor_parallel=self.tensor_parallel, base=environment)
 
     def _evidence(self) -> str:

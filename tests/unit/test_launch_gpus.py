@@ -19,7 +19,7 @@ from mua import cores
 from mua.config.load import load_config
 from mua.config.schema import ExperimentConfig
 from mua.engine.server import start_process
-from mua.engine.variables import for_engine
+from mua.engine.variables import for_engine, with_cuda_runtime
 from mua.launch import cuda_variables, gpu_checks, gpus
 from mua.launch.checks import Check
 from mua.launch.cuda_variables import check_variables, set_variables
@@ -232,6 +232,19 @@ def test_a_rank_gets_what_it_needs_and_an_engine_does_not_inherit_it(
     untouched: dict[str, str] = {}
     set_variables(config("megatron.tensor_parallel=2"), untouched)
     assert untouched == {}
+
+
+def test_what_is_preloaded_finds_the_cuda_runtime_of_pip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "nvidia/cu13/lib"
+    folder.mkdir(parents=True)
+    (folder / "libcudart.so.13").touch()
+    spec = SimpleNamespace(submodule_search_locations=[str(tmp_path / "nvidia")])
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: spec if name == "nvidia" else None)
+    assert with_cuda_runtime({}) == {"LD_LIBRARY_PATH": str(folder)}
+    told = {"LD_LIBRARY_PATH": f"/own:{folder}"}
+    assert with_cuda_runtime({"LD_LIBRARY_PATH": "/own"}) == with_cuda_runtime(told) == told
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert with_cuda_runtime({"A": "b"}) == {"A": "b"}
 
 
 def test_a_rank_stays_near_its_gpu_and_what_it_starts_does_not(tmp_path: Path) -> None:
