@@ -26,7 +26,7 @@ __all__ = ["engine_pool", "forked_engines", "other_qwen3_folder", "postgres", "t
 # examples, so that no change fails for another's. `--hypothesis-profile=search` draws others each time.
 busy = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("search", busy, max_examples=1000)
-settings.register_profile("mua", busy, derandomize=True, database=None)
+settings.register_profile("mua", busy, derandomize=True, database=None, max_examples=50)
 settings.load_profile("mua")
 
 RUNS = "critic|distillation|evaluation|make_|ports|refill|shrunk_recipe|two_nodes|variants|zero_learning_rate"

@@ -27,6 +27,7 @@ EPISODES = 32
 # ---- what the configuration names is not there
 
 
+@pytest.mark.slow
 def test_an_unknown_environment_is_named_with_the_nearest(workshop: Workshop, tmp_path: Path) -> None:
     line = refused("rollout", workshop.recipe, "environment.name=help_dsk", cwd=tmp_path)
     assert "'help_dsk'" in line
@@ -34,16 +35,19 @@ def test_an_unknown_environment_is_named_with_the_nearest(workshop: Workshop, tm
 
 
 @pytest.mark.parametrize("verb", ["train", "eval"])
+@pytest.mark.slow
 def test_a_missing_model_folder_is_named(workshop: Workshop, tmp_path: Path, verb: str) -> None:
     assert "nowhere" in refused(verb, workshop.recipe, "model.path=nowhere", cwd=tmp_path)
 
 
+@pytest.mark.slow
 def test_a_missing_checkpoint_is_named(trained: Path, tmp_path: Path) -> None:
     missing = trained / "checkpoints" / "step_00000099"
     assert str(missing) in refused("convert", "megatron-to-hf", missing, tmp_path / "hf", cwd=tmp_path)
     assert not (tmp_path / "hf").exists()
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_another_shape_is_refused_and_kept(workshop: Workshop, trained: Path, tmp_path: Path) -> None:
     from transformers import AutoConfig, AutoTokenizer, Qwen3ForCausalLM
 
@@ -61,6 +65,7 @@ def test_a_checkpoint_of_another_shape_is_refused_and_kept(workshop: Workshop, t
     assert sorted(path.name for path in checkpoints.iterdir()) == before
 
 
+@pytest.mark.slow
 def test_an_unwritable_output_folder_is_named(workshop: Workshop, tmp_path: Path) -> None:
     # /proc refuses even root.
     line = refused("train", workshop.recipe, "output=/proc/self/runs", cwd=tmp_path)

@@ -24,7 +24,7 @@ from mua.observe.traces import read_traces
 from mua.types import Outcome, Provenance
 from tools.timeline import EPISODE_PARTS
 
-pytestmark = pytest.mark.timeout(900)  # a busy machine; the fixtures' runs count too
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # a busy machine; the fixtures' runs count too
 
 FIELD_NAMES = {
     "step", "reward/mean", "reward/std", "reward/success", "policy/loss", "policy/entropy", "policy/ppo_kl",
@@ -133,7 +133,6 @@ def test_a_converted_checkpoint_is_the_trained_policy(trained: Path, tmp_path: P
     assert "Where is my order?" in texts.pop()
 
 
-@pytest.mark.slow
 def test_rollout_prints_a_conversation(recipe: Path, tmp_path: Path) -> None:
     shown = mua("rollout", recipe, "environment.name=help_desk", "evaluation.tasks=2", cwd=tmp_path)
     trajectories = list(read_traces(tmp_path / "out" / "traces"))
@@ -144,7 +143,6 @@ def test_rollout_prints_a_conversation(recipe: Path, tmp_path: Path) -> None:
     assert (tmp_path / "out" / "config-rollout.yaml").is_file()
 
 
-@pytest.mark.slow
 def test_evaluation_writes_success_with_its_interval(recipe: Path, tmp_path: Path) -> None:
     shown = mua("eval", recipe, "environment.name=help_desk", "evaluation.samples=2", cwd=tmp_path)
     result = json.loads((tmp_path / "out" / "evaluation.json").read_text())
@@ -154,6 +152,5 @@ def test_evaluation_writes_success_with_its_interval(recipe: Path, tmp_path: Pat
     assert "success on validation" in shown
 
 
-@pytest.mark.slow
 def test_doctor_finds_every_tensor_in_the_engine(recipe: Path, tmp_path: Path) -> None:
     assert "every tensor in every engine equals the trainer's" in mua("doctor", "sync", recipe, cwd=tmp_path)

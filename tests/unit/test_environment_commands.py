@@ -101,7 +101,7 @@ BROKEN = {
 
 def test_a_broken_domain_is_shown_as_broken(folder: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(environments, "__path__", [str(folder / "environments")])
-    monkeypatch.setattr(registry, "entry_points", lambda group: ())
+    monkeypatch.setattr(registry, "_registered", lambda path: ())
     for name, text in BROKEN.items():
         path = folder / "environments" / name / "__init__.py"
         path.parent.mkdir()
@@ -136,7 +136,13 @@ def test_a_broken_domain_is_shown_as_broken(folder: Path, monkeypatch: pytest.Mo
 # ---- new
 
 
-@pytest.mark.parametrize(("arguments", "name"), [(["theatre_b"], "theatre_b"), (["guess_b", "--gym"], "gyms/guess_b")])
+@pytest.mark.parametrize(
+    ("arguments", "name"),
+    [
+        pytest.param(["theatre_b"], "theatre_b", marks=pytest.mark.slow),
+        (["guess_b", "--gym"], "gyms/guess_b"),
+    ],
+)
 def test_a_new_domain_keeps_the_whole_contract(
     folder: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], name: str
 ):
@@ -194,7 +200,8 @@ def test_in_another_project_a_domain_is_a_package_with_an_entry_point(
     assert "# kept" in found["pyproject.toml"]
     assert written(ROOT / "environments") | written(ROOT / "tests" / "unit") == before
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(registry, "entry_points", lambda group: [EntryPoint(name, name, group)])
+    points = [EntryPoint(name, name, registry.ENTRY_POINT_GROUP)]
+    monkeypatch.setattr(registry, "_registered", lambda path: points)
     assert name in domain_names()
     names: dict[str, object] = {}
     exec(found[f"tests/test_{name}.py"], names)

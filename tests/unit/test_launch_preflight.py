@@ -175,6 +175,7 @@ def test_two_ranks_check_each_other(recipe: Path, tmp_path: Path) -> None:
     assert not list((tmp_path / "out").iterdir())
 
 
+@pytest.mark.slow
 def test_a_failure_is_status_2_and_named(recipe: Path, tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "mua.cli", "doctor", "preflight", recipe, f"model.path={tmp_path}/nowhere"],

@@ -126,6 +126,7 @@ def meet(program: str):
         box = ["hello"]
         dist.broadcast_object_list(box, src=0)
         dist.barrier()
+        dist.destroy_process_group()  # as runs do: threads of a group that is left may abort the interpreter at its end
     print("met")
 
 sys.argv[:] = [sys.argv[0], "meet", sys.argv[1]]
@@ -141,6 +142,7 @@ box = [None]
 dist.broadcast_object_list(box, src=0)
 assert box == ["hello"]
 dist.barrier()
+dist.destroy_process_group()
 """
 
 
