@@ -28,7 +28,7 @@ from mua.errors import ConfigError, MuaError
 from mua.evaluation.evaluator import play_at_endpoint, play_on_engine, servable
 from mua.observe.output import find_config
 from mua.rollout.runner import Placed, evaluation_places
-from mua.types import Json, Trajectory
+from mua.types import Json, Outcome, Trajectory
 from mua.users.factory import Placement
 from workbench.play import PersonUser, Terminal, differences, pick
 
@@ -196,7 +196,7 @@ async def typed(ask: Callable[[], Result]) -> Result:
 
 
 def show_verdict(terminal: Terminal, played: Trajectory, domain: Domain) -> None:
-    """What the agent did, and what the environment says of it. Raises :class:`MuaError` for an unscored episode."""
+    """What the agent did unseen, and what the environment says of it. Raises :class:`MuaError` for an unscored episode."""
     terminal.title("what the agent did")
     for message in played.messages:
         for call in message.get("tool_calls") or ():
@@ -204,6 +204,9 @@ def show_verdict(terminal: Terminal, played: Trajectory, domain: Domain) -> None
             terminal.show("agent calls", f"{called.get('name')} {called.get('arguments')}")
         if message.get("role") == "tool":
             terminal.show("tool", str(message.get("content")))
+    last = played.messages[-1] if played.messages else {}
+    if played.outcome == Outcome.LENGTH and last.get("role") == "assistant" and last.get("content"):
+        terminal.show("agent, cut off", str(last["content"]))  # it never reached the person
     terminal.title("verdict")
     if not played.scored:
         raise MuaError(f"the episode ended as {played.outcome} and is not scored: {played.error}")

@@ -77,6 +77,12 @@ def test_a_checkpoint_plays_as_its_run_did(
     assert said.count("agent: I do not know.") == 2
     assert "no success" in said
 
+    pool = ScriptedPool(chat_family("qwen3", False), lambda session, turn: "Leo " * 5000)
+    status, said = play("--policy", str(tmp_path / "run/hf"), "--task", TASK.id, typed="Hello?\n")
+    assert status == 0, said
+    assert "it ended as length" in said
+    assert "agent, cut off: Leo Leo" in said
+
 
 @pytest.mark.parametrize(
     ("words", "message"),
