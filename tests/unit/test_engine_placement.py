@@ -123,7 +123,7 @@ async def open_run(config: ExperimentConfig, **facts: str) -> AsyncIterator[Engi
 async def joined(config: ExperimentConfig) -> int:
     """Number of the first engine of a machine with ``config``."""
     member = joining._Member(config, lambda: False, None)
-    await member._join("")
+    await member._join()
     return member._first
 
 
@@ -136,7 +136,7 @@ async def test_machines_are_numbered_and_the_address_is_private_and_taken_back(t
         assert await joined(config) == 0
         other = joining._Member(config, lambda: False, None)
         other._name = "another:1"
-        await other._join("")
+        await other._join()
         assert other._first == 2
     assert not file.exists()
 
@@ -203,7 +203,7 @@ async def test_address_files_that_are_not_this_runs(tmp_path: Path, monkeypatch:
 
 async def test_a_machine_leaves_before_it_has_joined(tmp_path: Path) -> None:
     with pytest.raises(Preempted, match="before there was a run"):
-        await joining._Member(config_of(tmp_path), lambda: True, None)._join("")
+        await joining._Member(config_of(tmp_path), lambda: True, None)._join()
 
 
 async def test_a_run_without_engines_waits_for_machines_and_then_ends(tmp_path: Path) -> None:
