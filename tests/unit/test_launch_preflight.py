@@ -33,6 +33,9 @@ from mua.launch.provenance import capture_environment, without_secrets
 from mua.launch.serve import Service, publish_address, withdraw_address
 from mua.masking import HIDDEN
 from mua.types import Json
+from tests.engine_fixtures import CONTEXT, write_qwen3
+from tests.tokens_fixtures import CORPUS
+from workbench.tokenizer import train_tokenizer
 
 RECIPE = """\
 name: preflight
@@ -164,8 +167,11 @@ def _two_ranks(recipe: Path, *arguments: str) -> subprocess.CompletedProcess[str
 
 @pytest.mark.slow
 def test_two_ranks_check_each_other(recipe: Path, tmp_path: Path) -> None:
-    done = _two_ranks(recipe, "megatron.data_parallel=2", "--capture", str(tmp_path / "record"))
-    assert done.returncode == 0, done.stderr
+    model = write_qwen3(tmp_path / "whole", 0)
+    train_tokenizer(CORPUS, model, family="qwen3", vocab_size=480)
+    two = [f"model.path={model}", f"model.max_length={CONTEXT}", "megatron.data_parallel=2"]
+    done = _two_ranks(recipe, *two, "--capture", str(tmp_path / "record"))
+    assert done.returncode == 0, done.stdout + done.stderr
     for name in ("versions", "all-reduce", "clocks", "ports", "shared folder", "disk", "environment"):
         assert f"ok       {name}" in done.stdout
     assert "2 ranks, gloo" in done.stdout
