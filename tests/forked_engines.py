@@ -52,16 +52,14 @@ class EngineForker:
     def address(self, environment: Mapping[str, str]) -> str:
         """The socket where engines are asked for; ``environment`` is that of the commands which will."""
         if self._folder is None:
-            from mua.compat import sglang_cpu, sglang_keys
-
             self._folder = tempfile.TemporaryDirectory(prefix="mua-engines-")
             with socket.socket(socket.AF_UNIX) as listener:
                 listener.bind(f"{self._folder.name}/socket")
                 listener.listen(64)
                 self._process = subprocess.Popen(
                     [sys.executable, "-m", "tests.forked_engines", str(listener.fileno()), str(os.getpid())],
-                    env=sglang_cpu.cpu_environment(base=sglang_keys.with_plugin(environment)),
-                    pass_fds=[listener.fileno()], stdin=subprocess.DEVNULL, start_new_session=True,
+                    env=_environment(environment), pass_fds=[listener.fileno()], stdin=subprocess.DEVNULL,
+                    start_new_session=True,
                 )  # fmt: skip
         return f"{self._folder.name}/socket"
 
@@ -72,6 +70,13 @@ class EngineForker:
             self._process.wait()
             self._folder.cleanup()
             self._process = self._folder = None
+
+
+def _environment(base: Mapping[str, str]) -> dict[str, str]:
+    """Variables under which SGLang can be imported."""
+    from mua.compat import sglang_cpu, sglang_keys
+
+    return sglang_cpu.cpu_environment(base=sglang_keys.with_plugin(base))
 
 
 FORKER = EngineForker()
@@ -163,7 +168,14 @@ def _become_server(command: list[str], prepare: Callable[[], None]) -> NoReturn:
 
 
 def main() -> None:
-    """Serves the listening socket whose descriptor is the first argument, until the process of the second ends."""
+    """Serves the listening socket whose descriptor is the first argument, until the process of the second ends.
+
+    Without arguments it imports what it would fork, so that the bytecode is there.
+    """
+    if len(sys.argv) == 1:
+        names = ", ".join(PRELOADED)
+        subprocess.run([sys.executable, "-c", f"import {names}"], env=_environment(os.environ), check=True)
+        return
     listener, parent = socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2])
     _end_with(parent)
     select.select([listener], [], [])

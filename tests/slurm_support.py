@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
-from e2e_support import environment
+from e2e_support import environment, finish
 
+from tests.forked_commands import FORKER
 from tools.slurm_cluster import Cluster, SlurmUnavailable
 
 SECONDS = 600.0
@@ -34,13 +35,14 @@ class Jobs:
         return environment() | slurm | {"MUA_TEST_API_KEY": "sk-this-must-not-appear", "MUA_ENGINE_SECONDS": "2"}
 
     def mua(self, *arguments: str | Path, cwd: Path, status: int = 0) -> str:
-        """``mua arguments`` on the login node, which must end with ``status``; what it said."""
-        done = subprocess.run(
-            [sys.executable, "-m", "mua.cli", *map(str, arguments)],
-            cwd=cwd, env=self.environment, capture_output=True, text=True, timeout=SECONDS,
-        )  # fmt: skip
-        assert done.returncode == status, done.stdout + done.stderr
-        return done.stdout + done.stderr
+        """``mua arguments`` on the login node, which must end with ``status``; what it said.
+
+        Forked from an interpreter that has imported everything. What a job runs is started as the scripts say.
+        """
+        process = FORKER.start([*map(str, arguments)], cwd, self.environment)
+        found, out, err = finish(process, cwd, SECONDS)
+        assert found == status, out + err
+        return out + err
 
     def launch(self, folder: Path, *arguments: str | Path) -> tuple[str, Path]:
         """``mua launch slurm arguments`` from ``folder``; the job's number and its log."""

@@ -46,7 +46,7 @@ KILLED_AT = 5
 """Requests to load a bucket, of two engines: in the middle of the third bucket."""
 SEPARATE = (
     "placement=separate", "engine.health_seconds=1", "engine.leave_seconds=5", "engine.start_seconds=300",
-    "trainer.silence_seconds=6",
+    "trainer.silence_seconds=20",
 )  # fmt: skip
 ASYNCHRONOUS = (
     "trainer.max_staleness=1", "algorithm.correction=truncate", "algorithm.old_logprobs=recompute", "trainer.steps=400",
