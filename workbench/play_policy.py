@@ -196,7 +196,7 @@ async def typed(ask: Callable[[], Result]) -> Result:
 
 
 def show_verdict(terminal: Terminal, played: Trajectory, domain: Domain) -> None:
-    """What the agent did unseen, and what the environment says of it. Raises :class:`MuaError` for an unscored episode."""
+    """What the agent did unseen, and the verdict. Raises :class:`MuaError` for an unscored episode."""
     terminal.title("what the agent did")
     for message in played.messages:
         for call in message.get("tool_calls") or ():
