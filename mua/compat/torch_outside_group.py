@@ -13,6 +13,7 @@ Upstream: torch 2.14.1, sglang 0.5.23. Goes when:
 
 from __future__ import annotations
 
+import socket
 from datetime import timedelta
 from typing import Any
 
@@ -20,16 +21,34 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 
+def meeting_socket() -> socket.socket:
+    """Listens on a free port of every address of this machine; whoever connects waits for :func:`outside_group`.
+
+    A port that is only looked for here and bound later may be taken in between.
+    """
+    return socket.create_server(("", 0), backlog=1024)
+
+
 def outside_group(
-    backend: str, host: str, port: int, *, world_size: int, name: str, timeout: timedelta
+    backend: str, host: str, meeting: socket.socket, *, world_size: int, name: str, timeout: timedelta
 ) -> dist.ProcessGroup:
-    """Join, as rank 0, the group ``name`` that ``world_size - 1`` other processes join at ``tcp://host:port``.
+    """Join, as rank 0, the group ``name`` that ``world_size - 1`` other processes join at the port of ``meeting``.
 
     Blocks until all have come or ``timeout`` has passed, which raises torch's ``DistStoreError`` or ``RuntimeError``.
+    ``meeting``, of :func:`meeting_socket`, is the group's afterwards, or closed.
     """
     public: Any = dist  # its stubs do not export the stores
     private: Any = distributed_c10d
-    store = public.TCPStore(host, port, world_size, is_master=True, timeout=timeout, wait_for_workers=True)
+    port = meeting.getsockname()[1]
+    store = public.TCPStore(
+        host,
+        port,
+        world_size,
+        is_master=True,
+        timeout=timeout,
+        wait_for_workers=True,
+        master_listen_fd=meeting.detach(),
+    )
     group, _ = private._new_process_group_helper(
         world_size, 0, [], dist.Backend(backend), public.PrefixStore(name, store), group_name=name, timeout=timeout
     )

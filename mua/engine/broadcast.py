@@ -13,6 +13,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import socket
 import time
 from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,7 +24,6 @@ from mua.config.schema import EngineConfig
 from mua.engine.member import Engine, Targets
 from mua.engine.placement import address_towards, trainer_address
 from mua.errors import EngineError
-from mua.ports import free_port
 
 _log = logging.getLogger(__name__)
 _POLL_SECONDS = 0.0005
@@ -61,28 +61,32 @@ class FeederGroup:
         self._config = config
         self._seconds = config.control_seconds
         self.backend = "nccl" if cuda else "gloo"
-        self._address = ("", 0)
+        self._host = ""
+        self._meeting: socket.socket | None = None
         self._group: Any = None
         self._sending: tuple[Any, Any] | None = None
         """The broadcast under way, and its buffer."""
 
     def listen(self) -> tuple[str, int]:
-        """Leave the group there was; where engines are to look for the next one."""
+        """Leave the group there was; where engines are to look for the next one. They may come at once."""
+        from mua.compat.torch_outside_group import meeting_socket
+
         self._drop()
         address = trainer_address(self._config)
         if int(os.environ.get("GROUP_RANK", "0")) > 0:  # not rank 0's machine
             address = address_towards(address, int(os.environ.get("MASTER_PORT", "1")))
-        self._address = address, free_port(address)
-        return self._address
+        self._host, self._meeting = address, meeting_socket()
+        return address, self._meeting.getsockname()[1]
 
     def form(self, name: str, size: int) -> None:
         """Wait until all engine ranks have come, or the deadline is over."""
         from mua.compat.torch_outside_group import outside_group
 
-        host, port = self._address
+        meeting, self._meeting = self._meeting, None
+        assert meeting is not None
         limit = timedelta(seconds=self._seconds)
         try:
-            self._group = outside_group(self.backend, host, port, world_size=size, name=name, timeout=limit)
+            self._group = outside_group(self.backend, self._host, meeting, world_size=size, name=name, timeout=limit)
         except RuntimeError as error:
             _log.warning("engines did not join the process group %s of the weights: %s", name, error)
 
@@ -118,6 +122,9 @@ class FeederGroup:
         self._drop()
 
     def _drop(self) -> None:
+        meeting, self._meeting = self._meeting, None
+        if meeting is not None:
+            meeting.close()
         group, self._group = self._group, None
         if group is not None:
             import torch.distributed as dist

@@ -29,7 +29,6 @@ from aiohttp import web
 from mua.config.schema import EngineConfig, ExperimentConfig
 from mua.engine.server import SglangServer, engine_server
 from mua.errors import ConfigError, EngineError, one_line
-from mua.ports import free_port
 
 if TYPE_CHECKING:
     import torch.distributed as dist
@@ -151,14 +150,13 @@ class EngineHost:
         self._thread = threading.Thread(target=self._loop.run_forever, name="engine host", daemon=True)
         self._thread.start()
         self._runner = web.AppRunner(self._application(), access_log=None, handler_cancellation=True)
-        port = free_port(address)
 
         async def serve() -> None:
             await self._runner.setup()
-            await web.TCPSite(self._runner, address, port).start()
+            await web.TCPSite(self._runner, address, 0).start()
 
         self._wait(serve(), PATIENCE_SECONDS)
-        self.url = f"http://{address}:{port}"
+        self.url = f"http://{address}:{self._runner.addresses[0][1]}"
 
     def close(self) -> None:
         """Stop the servers and the thread. Safe to call twice."""

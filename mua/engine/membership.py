@@ -40,7 +40,6 @@ from mua.config.schema import EngineConfig, ExperimentConfig
 from mua.engine.host import PATIENCE_SECONDS, Joining, RemoteServer, authorised
 from mua.engine.member import Engine, Machine
 from mua.errors import ModelError, one_line
-from mua.ports import free_port
 
 _log = logging.getLogger(__name__)
 ADDRESS_FILE = Path("engines") / "address"
@@ -168,8 +167,8 @@ class Membership:
         """Answer, and say where."""
         self._runner = web.AppRunner(self._application(), access_log=None, handler_cancellation=True)
         await self._runner.setup()
-        port = free_port(self._joining.address)
-        await web.TCPSite(self._runner, self._joining.address, port).start()
+        await web.TCPSite(self._runner, self._joining.address, 0).start()
+        port = self._runner.addresses[0][1]
         since = datetime.now().astimezone().isoformat(timespec="seconds")
         url = f"http://{self._joining.address}:{port}"
         Address(url, self._key, self._run, socket.gethostname(), os.getpid(), since).write(self.file)
