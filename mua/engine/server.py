@@ -194,7 +194,7 @@ class SglangServer:
             if not left or not (killed or lost_a_port):
                 message = f"{self.label} exited while starting with status {self.status}; {self._evidence()}"
                 # Where the log is not read nobody knows that it was no fault that passes.
-                raise EngineError(message, passing=killed or self.log_file is None)
+                raise EngineError(message, passing=by_signal or killed or self.log_file is None)
             found = "was killed while starting" if killed else "found a port taken that was free before"
             _log.warning("%s %s; starting it again", self.label, found)
             await self.stop()

@@ -95,6 +95,17 @@ async def test_a_server_that_is_killed_at_every_start_may_be_tried_again_later(
     assert raised.value.passing
 
 
+async def test_a_server_whose_scheduler_raises_is_not_started_again_at_once(
+    tmp_path: Path, tiny_qwen3_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SGLang kills itself then; a launcher may start the whole command again, as the fault may be the machine's."""
+    raises = "import os; print('Scheduler hit an exception: Traceback', flush=True); os.kill(os.getpid(), 9)"
+    monkeypatch.setattr(SglangServer, "command", starts(raises, ANSWERS))
+    with pytest.raises(EngineError, match="exited while starting") as raised:
+        await server(tmp_path).start(tiny_qwen3_folder)
+    assert raised.value.passing
+
+
 async def test_the_start_deadline_is_named_and_nothing_is_left(tmp_path: Path, tiny_qwen3_folder: Path) -> None:
     late = server(tmp_path, start_seconds=2.0)
     others = engine_processes()
