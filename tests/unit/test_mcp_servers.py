@@ -280,7 +280,7 @@ def test_a_server_that_does_not_start_ends_the_run() -> None:
     assert isinstance(met.value, MuaError)
     with pytest.raises(ServerNotStarted, match="start_seconds"):
         opened(server("--mute", start_seconds=0.3))
-    with pytest.raises(ServerNotStarted, match="process (ended|closed its standard input)"):
+    with pytest.raises(ServerNotStarted, match="process ended"):
         opened(server("--leaves"))
     with pytest.raises(ServerNotStarted, match=r"none that the protocol knows.*ListToolsResult"):
         opened(server(*listing("a", schema={"type": "string"})))

@@ -251,4 +251,4 @@ async def _write(
                 process.writer.write(text.encode() + b"\n")
                 await process.writer.drain()
         except (ConnectionError, OSError, RuntimeError):
-            health.lose(ServerFaultKind.CRASHED, "its process closed its standard input")
+            health.lose(ServerFaultKind.CRASHED, "its process ended or closed its standard input")
