@@ -101,7 +101,8 @@ BROKEN = {
 
 def test_a_broken_domain_is_shown_as_broken(folder: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(environments, "__path__", [str(folder / "environments")])
-    monkeypatch.setattr(registry, "_registered", lambda path: ())
+    monkeypatch.setattr(registry, "_registered", registry._registered.__wrapped__)
+    monkeypatch.setattr(registry, "entry_points", lambda group: ())
     for name, text in BROKEN.items():
         path = folder / "environments" / name / "__init__.py"
         path.parent.mkdir()
@@ -200,8 +201,8 @@ def test_in_another_project_a_domain_is_a_package_with_an_entry_point(
     assert "# kept" in found["pyproject.toml"]
     assert written(ROOT / "environments") | written(ROOT / "tests" / "unit") == before
     monkeypatch.syspath_prepend(tmp_path)
-    points = [EntryPoint(name, name, registry.ENTRY_POINT_GROUP)]
-    monkeypatch.setattr(registry, "_registered", lambda path: points)
+    monkeypatch.setattr(registry, "_registered", registry._registered.__wrapped__)
+    monkeypatch.setattr(registry, "entry_points", lambda group: [EntryPoint(name, name, group)])
     assert name in domain_names()
     names: dict[str, object] = {}
     exec(found[f"tests/test_{name}.py"], names)

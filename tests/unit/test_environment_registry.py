@@ -25,7 +25,8 @@ from mua.types import ToolSchema
 def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder that stands for ``environments/``; modules imported from it are forgotten afterwards."""
     monkeypatch.setattr(environments, "__path__", [str(tmp_path)])
-    monkeypatch.setattr(registry, "_registered", lambda path: ())
+    monkeypatch.setattr(registry, "_registered", registry._registered.__wrapped__)  # not what was found before
+    monkeypatch.setattr(registry, "entry_points", lambda group: ())
     before = set(sys.modules)
     yield tmp_path
     for name in set(sys.modules) - before:
@@ -97,7 +98,7 @@ def test_third_parties_register_by_entry_point(packages: Path, monkeypatch: pyte
     module.DOMAIN = SimpleNamespace(name="theirs")
     monkeypatch.setitem(sys.modules, "their_package", module)
     points = [EntryPoint("theirs", "their_package", registry.ENTRY_POINT_GROUP)]
-    monkeypatch.setattr(registry, "_registered", lambda path: points)
+    monkeypatch.setattr(registry, "entry_points", lambda group: points if group == "mua.environments" else [])
     assert domain_names() == ["theirs"]
     assert get_domain("theirs") is module.DOMAIN
 
@@ -105,7 +106,7 @@ def test_third_parties_register_by_entry_point(packages: Path, monkeypatch: pyte
 def test_two_domains_of_one_name_are_an_error(packages: Path, monkeypatch: pytest.MonkeyPatch):
     write(packages, "bakery_d", GOOD.format(name="bakery_d"))
     points = [EntryPoint("bakery_d", "their_package", registry.ENTRY_POINT_GROUP)]
-    monkeypatch.setattr(registry, "_registered", lambda path: points)
+    monkeypatch.setattr(registry, "entry_points", lambda group: points)
     with pytest.raises(ConfigError, match="two domains are called 'bakery_d'"):
         domain_names()
 
