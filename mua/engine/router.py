@@ -27,7 +27,6 @@ from mua.engine.member import EngineLoad
 from mua.engine.routed import CONTRACT, CONTRACT_HEADER, fault_json, generation_json
 from mua.engine.sampler import Sampler, SamplingParams
 from mua.errors import DeadlineExceeded, EngineError
-from mua.ports import free_port
 from mua.types import Json
 
 log = logging.getLogger(__name__)
@@ -68,8 +67,7 @@ class EngineRouter:
         await runner.setup()
         address = self._config.address
         try:
-            port = self._config.port or free_port(address)
-            await web.TCPSite(runner, address, port).start()
+            await web.TCPSite(runner, address, self._config.port or 0).start()
         except OSError as error:
             await runner.cleanup()
             raise EngineError(
@@ -78,7 +76,7 @@ class EngineRouter:
                 passing=False,
             ) from None
         self._runner = runner
-        self.url = f"http://{address}:{port}"
+        self.url = f"http://{address}:{runner.addresses[0][1]}"
 
     async def close(self) -> None:
         """Requests under way are given up."""
