@@ -18,7 +18,7 @@ from typing import Any
 MARK = "MUA_GPU_CHECK"
 """The variable by which processes are found that a check started."""
 ENGINE = "MUA_GPU_CHECK_ENGINE"
-"""The variable with entries of ``engine.extra``, ``KEY=VALUE`` with a blank between them."""
+"""The variable with what the command line says of engines, ``KEY=VALUE`` with a blank between them."""
 RESULT, OUTPUT = "result.json", "output.txt"
 _TRACE_MARGIN = 2.0
 """Seconds before its deadline at which a check that hangs shows where it is."""

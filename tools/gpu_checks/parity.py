@@ -78,9 +78,7 @@ def _transformers(model: torch.nn.Module, given: Sequence[TrainSequence]) -> _Co
     model.zero_grad()
     found, device = [], next(model.parameters()).device
     for sequence in given:
-        ids = torch.from_numpy(sequence.ids.astype(np.int64)).to(device)[None]
-        logits = model(ids).logits[0, :-1].float()
-        logprobs = torch.log_softmax(logits, -1).gather(1, ids[0, 1:, None])[:, 0]
+        logprobs = _logprobs(model, sequence.ids)
         if len(logprobs):
             (-(torch.from_numpy(sequence.weights[1:]).to(device) * logprobs).sum()).backward()
         found.append(np.concatenate([np.zeros(1, np.float32), logprobs.detach().cpu().numpy()]))
@@ -91,12 +89,12 @@ def _transformers(model: torch.nn.Module, given: Sequence[TrainSequence]) -> _Co
 @torch.no_grad()
 def scored(model: torch.nn.Module, sequences: Sequence[np.ndarray]) -> list[Float32Array]:
     """Log-probabilities of each sequence's tokens but the first, by transformers, each sequence by itself."""
-    found, device = [], next(model.parameters()).device
-    for ids in sequences:
-        given = torch.from_numpy(ids.astype(np.int64)).to(device)[None]
-        logprobs = torch.log_softmax(model(given).logits[0, :-1].float(), -1)
-        found.append(logprobs.gather(1, given[0, 1:, None])[:, 0].cpu().numpy())
-    return found
+    return [_logprobs(model, ids).cpu().numpy() for ids in sequences]
+
+
+def _logprobs(model: torch.nn.Module, ids: np.ndarray) -> Tensor:
+    given = torch.from_numpy(ids.astype(np.int64)).to(next(model.parameters()).device)[None]
+    return torch.log_softmax(model(given).logits[0, :-1].float(), -1).gather(1, given[0, 1:, None])[:, 0]
 
 
 def _mean_error(ours: Sequence[Float32Array], theirs: Sequence[Float32Array]) -> float:
