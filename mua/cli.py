@@ -1,13 +1,12 @@
 """The command line: one verb, one function. Each loads its configuration and calls the part that does the work.
 
-What a person is meant to read is one line on standard error (see :func:`readable`) and exit status 2 or 75 (see
+What a person is meant to read is one line on standard error (see :mod:`mua.readable`) and exit status 2 or 75 (see
 :mod:`mua.errors`); a bug keeps its traceback and leaves with 1. ``MUA_TRACEBACK=1`` shows the traceback of everything.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import functools
 import json
 import os
@@ -24,11 +23,11 @@ import typer
 import mua
 from mua.config.load import dump_config, load_config, read_config
 from mua.config.schema import ExperimentConfig
-from mua.errors import INTERRUPTED, MISTAKE, PASSING, ConfigError, MuaError, Preempted, exit_status
+from mua.errors import INTERRUPTED, MISTAKE, PASSING, ConfigError, Preempted, exit_status
 from mua.masking import masked_tree
-from mua.missing_package import advice
 from mua.observe.logs import logging_to
 from mua.observe.output import CONFIG_FILE, output_of, prepare_output
+from mua.readable import readable
 from mua.trainer.preempt import Preemption
 
 Parameters = ParamSpec("Parameters")
@@ -105,27 +104,6 @@ StartVerb = Literal["train", "sft", "eval", "rollout", "gateway", "sync", "engin
 Force = Annotated[bool, option("--force", "replace the target whatever it holds")]
 STATUS_FILE = "MUA_STATUS_FILE"
 """Names a file that rank 0 leaves its exit status in, because torchrun turns every status but 0 into 1."""
-_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM)
-
-
-def readable(error: BaseException) -> Iterator[str]:
-    """The lines that tell a person what to fix; none for a fault of the program.
-
-    Readable are the project's own errors, errors of the operating system that name a file or say that a disk is full
-    or closed to us, missing packages of an extra, and groups (of concurrent tasks) that hold nothing else.
-    """
-    bridge = sys.modules.get("megatron_bridge.plain_files")  # loaded whenever one of its errors can have been raised
-    if isinstance(error, MuaError) or (bridge and isinstance(error, bridge.BridgeError)):
-        yield from str(error).splitlines() or [type(error).__name__]
-    elif isinstance(error, OSError) and (error.filename is not None or error.errno in _DISK):
-        name = f"{os.fsdecode(error.filename)}: " if isinstance(error.filename, str | bytes | os.PathLike) else ""
-        yield f"{name}{error.strerror} (MUA_TRACEBACK=1 shows where)"
-    elif isinstance(error, ModuleNotFoundError) and (line := advice(error)):
-        yield line
-    elif isinstance(error, BaseExceptionGroup):
-        lines = [list(readable(inner)) for inner in error.exceptions]
-        if all(lines):
-            yield from dict.fromkeys(line for inner in lines for line in inner)
 
 
 def verb(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
@@ -254,7 +232,8 @@ def engines(
             loaded, _ = shrunk(loaded)
         import mua.engine.joining
 
-        mua.engine.joining.give_engines(loaded, lambda: preemption.requested, address=host, rejoin=rejoin)
+        with logging_to(loaded.output, "engines", one_of_many=True):
+            mua.engine.joining.give_engines(loaded, lambda: preemption.requested, address=host, rejoin=rejoin)
 
 
 @command(app)
@@ -266,9 +245,14 @@ def sample(
         Path | None, option("--config", "the run's configuration, where it has secrets, which no store keeps")
     ] = None,
     wait: Annotated[float, option("--wait", "seconds to wait for a run, and for one to be started again")] = 1800.0,
+    logs: Annotated[
+        Path | None,
+        option("--logs", "keep a log in logs/ of this folder, one file for each sampler; else none is kept"),
+    ] = None,
 ) -> None:
     """Roll out episodes for a running mua train, from any machine; as many as like, for as long as they like."""
-    with Preemption() as preemption:
+    kept = contextlib.nullcontext() if logs is None else logging_to(logs, "sample", one_of_many=True)
+    with Preemption() as preemption, kept:
         import mua.rollout.sample
 
         mua.rollout.sample.sample(
@@ -412,6 +396,53 @@ def rollout(config: ConfigFile, overrides: Overrides = None, check: OnlyCheck = 
 
 
 @command(app)
+def conversations(
+    config: ConfigFile,
+    out: Annotated[Path, argument("OUT", "file of JSON lines to write")],
+    overrides: Overrides = None,
+    agent: Annotated[
+        Literal["expert", "policy"], option("--agent", "who plays: the domains' experts, or evaluation.policy")
+    ] = "expert",
+    count: Annotated[int, option("--count", "conversations to write")] = 1000,
+    seed: Annotated[int, option("--seed", "expert: seed of tasks and users")] = 1,
+    loose: Annotated[float, option("--loose", "expert: how often it departs from the prescribed way, 0 to 1")] = 0.0,
+    keep: Annotated[
+        Literal["successful", "all"], option("--keep", "expert: which conversations are written")
+    ] = "successful",
+    endpoint: Annotated[str | None, option("--endpoint", "policy: address of an OpenAI API")] = None,
+    model: Annotated[str | None, option("--model", "policy: name of the model there")] = None,
+    samples: Annotated[int, option("--samples", "policy: episodes of each task")] = 4,
+    per_task: Annotated[int, option("--per-task", "policy: conversations kept of one task, the best")] = 1,
+    tasks: Annotated[int | None, option("--tasks", "policy: the first so many tasks of each domain; else all")] = None,
+    minutes: Annotated[
+        float | None, option("--minutes", "policy: deadline of playing; the same command goes on later")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write conversations for mua sft: of the domains' experts, or of a policy's successes against the users."""
+    given = list(overrides or ())
+    if endpoint:
+        given += ["evaluation.policy.kind=endpoint", f"evaluation.policy.endpoint.base_url={endpoint}"]
+    if model:
+        given.append(f"evaluation.policy.endpoint.model={model}")
+    loaded = load_config(config, given)
+    import workbench.collect
+    import workbench.conversations
+
+    with _told(as_json) as tell:
+        if agent == "policy":
+            seconds = None if minutes is None else 60 * minutes
+            wanted = workbench.collect.Wanted(count, samples, per_task, tasks, seconds)
+            report = workbench.conversations.by_policy(loaded, out, wanted)
+        else:
+            report = workbench.conversations.by_experts(
+                loaded, out, count, seed=seed, loose=loose, keep_failures=keep == "all"
+            )
+        print(f"{out}: {report['written']} conversations")
+        tell(report)
+
+
+@command(app)
 def gateway(config: ConfigFile, overrides: Overrides = None, check: OnlyCheck = False, as_json: AsJson = False) -> None:
     """Serve the policy to agents by OpenAI's interface, with a task's tools and user, until Ctrl-C or SIGTERM."""
     from mua.rollout.by_hand import by_hand
@@ -469,6 +500,33 @@ def convert_hf_to_megatron(
     with _told(as_json) as tell:
         mua.megatron.conversion.convert_to_megatron(hf_folder, checkpoint_out, dtype, force, allow_nan)
         tell({"written": checkpoint_out, "from": hf_folder})
+
+
+@command(convert_app, "run")
+def convert_every_step(
+    run: Annotated[Path, argument("RUN", "output folder of mua train or mua sft")],
+    out: Annotated[Path | None, option("--out", "where the model folders go; by default RUN/hf-steps")] = None,
+    source: Annotated[
+        Path | None,
+        option("--source", "folder with config.json and tokenizer; by default the run's model.path"),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write every checkpoint of a run that is not converted yet as a Hugging Face folder; status 1 if one is faulty."""
+    import workbench.convert_run
+
+    with _told(as_json) as tell:
+        found = workbench.convert_run.convert_run(run, out, source)
+        faults = found["faults"]
+        print(
+            f"{found['written']}: {found['converted']} converted, {found['already']} were there already, "
+            f"{len(faults)} failed"
+        )
+        for fault in faults:
+            print(f"mua: {fault}", file=sys.stderr)
+        tell(found)
+    if faults:
+        raise typer.Exit(1)
 
 
 @command(convert_app, "verify")
@@ -799,6 +857,20 @@ def diagnose(
     print(json.dumps(found.to_json(), indent=2) if as_json else "\n".join(found.lines(shlex.quote(place))))
     if not found.healthy:
         raise typer.Exit(1)
+
+
+@command(app)
+def timeline(
+    run: Annotated[Path, argument("RUN", "output folder of mua train")],
+    skip: Annotated[int, option("--skip", "steps at the beginning that the means leave out")] = 1,
+    width: Annotated[int, option("--width", "characters of the longest step")] = 100,
+    as_json: AsJson = False,
+) -> None:
+    """Show where the time of a run's steps went: trainer, engines, episodes, and every step as a bar."""
+    import workbench.timeline
+
+    found = workbench.timeline.means(run, skip)
+    print(json.dumps(found, indent=2) if as_json else workbench.timeline.timeline(run, skip, width))
 
 
 def _filters(only: list[str] | None) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""``tools.make_conversations --agent policy`` in a folder of its own."""
+"""``mua conversations --agent policy`` in a folder of its own."""
 
 from __future__ import annotations
 
@@ -21,10 +21,13 @@ trainer: {steps: 1}
 
 
 def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
-    """The tool on ``collect.yaml`` in ``folder``, with its output in files there."""
+    """The command on ``collect.yaml`` in ``folder``, with its output in files there."""
     with (folder / "stdout").open("w") as out, (folder / "stderr").open("w") as err:
         return subprocess.Popen(
-            [sys.executable, "-m", "tools.make_conversations", "collect.yaml", "x.jsonl", "--agent=policy", *arguments],
+            [
+                *(sys.executable, "-m", "mua.cli", "conversations", "collect.yaml", "x.jsonl"),
+                *("--agent=policy", "--json", *arguments),
+            ],
             cwd=folder, env=environment(), stdin=subprocess.DEVNULL, stdout=out, stderr=err, text=True,
             start_new_session=True,
         )  # fmt: skip

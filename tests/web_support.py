@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import gzip
+import ssl
 import zlib
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -53,9 +55,10 @@ class Host:
 
 
 @asynccontextmanager
-async def host() -> AsyncIterator[Host]:
-    """A running host without any page."""
-    one = Host()
+async def _serving(
+    serve: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]], tls: ssl.SSLContext | None = None
+) -> AsyncIterator[int]:
+    """The port of a server, whose connections end with the block."""
     tasks: set[asyncio.Task[None]] = set()
 
     async def served(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -64,17 +67,74 @@ async def host() -> AsyncIterator[Host]:
         tasks.add(task)
         task.add_done_callback(tasks.discard)
         with suppress(asyncio.CancelledError):
-            await one.serve(reader, writer)
+            await serve(reader, writer)
 
-    server = await asyncio.start_server(served, "127.0.0.1", 0)
-    one.port = server.sockets[0].getsockname()[1]
+    server = await asyncio.start_server(served, "127.0.0.1", 0, ssl=tls)
     try:
-        yield one
+        yield server.sockets[0].getsockname()[1]
     finally:
         server.close()
         for task in list(tasks):
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+@asynccontextmanager
+async def host(tls: ssl.SSLContext | None = None) -> AsyncIterator[Host]:
+    """A running host without any page."""
+    one = Host()
+    async with _serving(one.serve, tls) as one.port:
+        yield one
+
+
+class Proxy:
+    """Leads every name to one host of this machine; remembers what it was asked."""
+
+    def __init__(self, behind: Host, login: str = "", refuses: tuple[str, ...] = ()) -> None:
+        """``login``: ``NAME:PASSWORD`` that it asks for; ``refuses``: names."""
+        self.lines: list[str] = []
+        self.port = 0
+        self._behind, self._refuses = behind, refuses
+        self._wanted = (
+            f"proxy-authorization: basic {base64.b64encode(login.encode()).decode()}".lower() if login else ""
+        )
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
+        first, *headers = head.split("\r\n")
+        self.lines.append(first)
+        if self._wanted and self._wanted not in [header.lower() for header in headers]:
+            writer.write(b"HTTP/1.1 407 Proxy Authentication Required\r\ncontent-length: 0\r\n\r\n")
+        elif any(name in first for name in self._refuses):
+            writer.write(b"HTTP/1.1 403 Forbidden\r\ncontent-length: 0\r\n\r\n")
+        else:
+            to_host, host_writer = await asyncio.open_connection("127.0.0.1", self._behind.port)
+            if first.startswith("CONNECT "):
+                writer.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
+            else:
+                method, url, version = first.split(" ")
+                path = "/" + url.split("/", 3)[3]
+                host_writer.write("\r\n".join([f"{method} {path} {version}", *headers]).encode("latin-1"))
+            await asyncio.gather(_carry(reader, host_writer), _carry(to_host, writer))
+        await writer.drain()
+        writer.close()
+
+
+async def _carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    with suppress(ConnectionError):
+        while data := await reader.read(65_536):
+            writer.write(data)
+            await writer.drain()
+    with suppress(ConnectionError, OSError):
+        writer.close()
+
+
+@asynccontextmanager
+async def proxy(behind: Host, login: str = "", refuses: tuple[str, ...] = ()) -> AsyncIterator[Proxy]:
+    """A running proxy before ``behind``."""
+    one = Proxy(behind, login, refuses)
+    async with _serving(one.serve) as one.port:
+        yield one
 
 
 def raw(data: bytes, *, close: bool = False) -> Answer:

@@ -45,7 +45,7 @@ FLOORS = (
         "mua.untrusted",
         "megatron_bridge",
     ),
-    ("mua.compat", "mua.config", "mua.named_callables", "mua.source_state"),
+    ("mua.compat", "mua.config", "mua.named_callables", "mua.readable", "mua.source_state"),
     ("mua.observe",),
     ("mua.store", "mua.sandbox"),
     ("mua.algorithms", "mua.endpoint", "mua.engine"),

@@ -58,14 +58,17 @@ of_pip() {
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
 
-# uv reads no configuration of pip's: it gets pip's index and certificates. What it still cannot do, pip may.
+# uv reads no configuration of pip's: it gets pip's index and certificates. What it still cannot do, pip may. pip's `config
+# get` reads one file alone, never /etc/pip.conf; `config list` has all files and variables together.
 uv_reads_pips_settings() {
-  local name key value
+  local settings name key section value
+  settings=$("$venv/bin/python" -m pip config list 2>/dev/null) || return 0
   while read -r name key; do
-    value=$("$venv/bin/python" -m pip config get "global.$key" 2>/dev/null) || continue
-    if [ -z "${!name:-}" ]; then export "$name=$value"; fi
+    for section in :env: install global; do
+      value=$(sed -n "s/^$section\\.$key='\\(.*\\)'\$/\\1/p" <<< "$settings")
+      if [ -n "$value" ] && [ -z "${!name:-}" ]; then export "$name=$value"; fi
+    done
   done <<< $'UV_DEFAULT_INDEX index-url\nSSL_CERT_FILE cert'
-  if [ -z "${UV_DEFAULT_INDEX:-}" ] && [ -n "${PIP_INDEX_URL:-}" ]; then export UV_DEFAULT_INDEX=$PIP_INDEX_URL; fi
 }
 
 install() {

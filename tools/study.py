@@ -30,9 +30,9 @@ from mua.errors import ConfigError
 from mua.observe.metrics_log import METRICS_FILE, read_metrics
 from mua.types import Json
 from tools import kit
-from tools.make_conversations import conversations
 from tools.tiny import build_policy
 from workbench.commands import mua, say
+from workbench.conversations import conversations
 from workbench.demonstrate import write_conversations
 
 ROOT = Path("runs/studies")

@@ -1,15 +1,17 @@
 """Build the wheel, install it away from the repository, and do there what a new user does.
 
-    python -m tools.wheel_check [--train] [--keep FOLDER]
+    python -m tools.wheel_check [--train] [--fresh] [--keep FOLDER]
 
 The wheel is built of the files that git knows, and installed without dependencies into a virtual environment that sees
-the packages of this one but not the repository. Commands then run in an empty folder, each printed with its time: help,
-recipes, a job script, a domain of one's own that an entry point registers. With ``--train`` also a plan and one step of
-reinforcement learning on that domain, from the base policy in the wheel.
+the packages of this one but not the repository; with ``--fresh`` into an empty one, by the commands of
+docs/installation.md. Commands then run in an empty folder, each printed with its time: help, recipes, a job script, a
+domain of one's own that an entry point registers. With ``--train`` that domain is trained on, from its conversations to
+the page that shows the run, and it must have learned; a table of all commands comes last.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import shutil
@@ -18,7 +20,7 @@ import sys
 import tempfile
 import time
 import zipfile
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from mua.shipped import FOLDERS
@@ -27,12 +29,19 @@ from tools import kit
 PACKAGES = ("mua", "megatron_bridge", "environments", "workbench")
 SECONDS = 3600.0
 """Of one command, on a machine that is slow and busy."""
-TRAIN = (
-    *("environment.name=shop", "user.personas=[plain]", "output=runs/shop", "trainer.steps=1", "trainer.save_every=0"),
-    *("trainer.evaluate_every=0", "trainer.export=last", "evaluation.report_split=null", "optimizer.warmup_steps=0"),
-    *("algorithm.groups_per_step=2", "algorithm.group_size=2", "algorithm.skip_zero_advantage=false"),
-    *("algorithm.curriculum.kind=off", "model.max_length=1024", "rollout.max_turns=3"),
-)
+OWN_CONFIG = """\
+extends: demo
+name: shop
+output: runs/shop
+model: {path: runs/shop-sft/hf}
+environment: {name: shop}
+user: {personas: []}
+algorithm: {groups_per_step: 12, curriculum: {kind: "off"}}
+trainer: {steps: 10, save_every: 5, evaluate_first: true, evaluate_every: 5}
+evaluation: {tasks: null}
+"""
+COLD_START = ("sft.data=shop.jsonl", "output=runs/shop-sft", "trainer.steps=24", "sft.batch_size=4")
+"""Short: what it leaves undone is for rewards to teach."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +50,10 @@ class Installed:
 
     venv: Path
     folder: Path
+    times: list[tuple[str, float]] = field(default_factory=list)
+    """Of every command that was run, seconds."""
+    bare: bool = False
+    """Whether its packages came from an index of their own, by its own pip."""
 
     def environment(self) -> dict[str, str]:
         """Of a shell that has the virtual environment active and knows of no repository."""
@@ -59,21 +72,27 @@ class Installed:
         if done.returncode != status:
             said = (done.stdout + done.stderr)[-6000:]
             raise RuntimeError(f"$ {shlex.join(command)}\n{said}\nstatus {done.returncode}")
-        print(f"{time.monotonic() - began:6.1f} s  {shlex.join(command)}", flush=True)
+        seconds, shown = time.monotonic() - began, shlex.join(command).replace(str(self.venv.parent), "~")
+        self.times.append((shown, seconds))
+        print(f"{seconds:6.1f} s  {shown}", flush=True)
         return done.stdout
 
 
 def main() -> None:
     parser = kit.parser(__doc__)
-    parser.add_argument("--train", action="store_true", help="also one step of training on the new domain")
+    parser.add_argument("--train", action="store_true", help="also train on the new domain")
+    parser.add_argument("--fresh", action="store_true", help="install everything from the package index")
     parser.add_argument("--keep", type=Path, help="folder to work in and leave; by default one that is removed")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         work = (arguments.keep or Path(temporary)).resolve()
-        installed = install(build(work), work)
+        wheel = build(work)
+        installed = fresh(wheel, work) if arguments.fresh else install(wheel, work)
         new_user(installed)
         if arguments.train:
             train(installed)
+        rows = [(f"`{command}`", f"{seconds:.1f}") for command, seconds in installed.times]
+        print(f"\n{kit.table(('command', 'seconds'), [*rows, ('all', f'{sum(s for _, s in installed.times):.0f}')])}")
 
 
 def build(work: Path) -> Path:
@@ -136,6 +155,18 @@ def install(wheel: Path, work: Path) -> Installed:
     return installed
 
 
+def fresh(wheel: Path, work: Path) -> Installed:
+    """Into a new virtual environment, with every requirement from the package index."""
+    installed = Installed(work / "venv", work / "empty", bare=True)
+    installed.folder.mkdir()
+    subprocess.run([sys.executable, "-m", "venv", str(installed.venv)], check=True, timeout=SECONDS)
+    installed.run("pip", "install", "-q", str(wheel))
+    pins, bare = (installed.run("mua", "files", f"constraints/cpu-py312{part}.txt").strip() for part in ("", "-nodeps"))
+    installed.run("pip", "install", "-q", "mua[cpu]", "-c", pins)
+    installed.run("pip", "install", "-q", "--no-deps", "-r", bare)
+    return installed
+
+
 def uv_install(venv: Path) -> list[str]:
     """An installer's command for ``venv``, without requirements and without an index."""
     return [sys.executable, "-m", "uv", "pip", "install", "-q", "--no-deps", "--offline", "--python", str(venv)]
@@ -164,20 +195,28 @@ def own_domain(installed: Installed) -> None:
     project = installed.folder / "shop"
     project.mkdir()
     installed.run("mua", "env", "new", "shop", "--into", "shop")
-    installed.run(*uv_install(installed.venv), "--no-build-isolation", "-e", "./shop")
+    editable = ("pip", "install", "-q") if installed.bare else (*uv_install(installed.venv), "--no-build-isolation")
+    installed.run(*editable, "-e", "./shop")
     expect("seats of a theatre", installed.run("mua", "env", "play", "shop"))
 
 
 def train(installed: Installed) -> None:
-    """A plan; one step on the new domain, and what it exported."""
+    """A plan; the new domain from its conversations to a policy that has learned it."""
     expect("training", installed.run("mua", "plan", "qwen3-8b-1x8"))
+    (installed.folder / "shop.yaml").write_text(OWN_CONFIG, encoding="utf-8")
     base = installed.run("mua", "files", "tools/base").strip()
-    command = ("mua", "train", "demo", f"model.path={base}", *TRAIN)
-    installed.run(*command, "--check")
-    installed.run(*command)
-    exported = installed.folder / "runs/shop/hf"
-    if not (exported / "model.safetensors").exists():
-        raise RuntimeError(f"{exported}: nothing was exported")
+    installed.run("mua", "conversations", "shop.yaml", "shop.jsonl", "--count", "40", f"model.path={base}")
+    installed.run("mua", "sft", "demo-sft", f"model.path={base}", *COLD_START)
+    installed.run("mua", "train", "shop.yaml", "--check")
+    installed.run("mua", "train", "shop.yaml")
+    installed.run("mua", "view", "runs/shop", "--export", "shop.html")
+    points = (installed.folder / "runs/shop/evaluations.jsonl").read_text(encoding="utf-8").splitlines()
+    before, *_, after = (json.loads(line)["evaluation/validation_success"] for line in points)
+    print(f"success on the validation split: {before:.3f} before rewards, {after:.3f} after them")
+    if after <= before:
+        raise RuntimeError("nothing was learned")
+    if not (installed.folder / "runs/shop/hf/model.safetensors").exists():
+        raise RuntimeError("runs/shop/hf: nothing was exported")
 
 
 def expect(text: str, said: str) -> None:

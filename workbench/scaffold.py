@@ -30,8 +30,8 @@ from environments.kit.scripted import ScriptedUser
 from mua.environment.protocol import Isolation, Move, PromptStyle, Split, Task
 from mua.types import Json
 
-ROWS: dict[Split, str] = {"train": "A", "validation": "B", "test": "C"}
-SEATS = Base({"seats": {f"{row}{number}": {"holder": None} for row in ROWS.values() for number in range(1, 41)}})
+SEATS = {f"{row}{place:02}": {"holder": None} for row in range(11, 27) for place in range(1, 21)}
+REMAINDERS: dict[Split, set[int]] = {"train": {0, 1, 2}, "validation": {3}, "test": {4}}
 
 
 def look(database: Overlay, seat: str) -> Json:
@@ -52,10 +52,10 @@ def book(database: Overlay, seat: str, name: str) -> str:
 class ${class_name}:
     name = "$name"
     isolation: Isolation = "inline"
-    desk = ServiceDesk(SEATS, [tool_of(look), tool_of(book)])
+    desk = ServiceDesk(Base({"seats": SEATS}), [tool_of(look), tool_of(book)])
 
     def tasks(self, split: Split) -> list[Task]:
-        seats = [f"{ROWS[split]}{number}" for number in range(1, 41)]
+        seats = [seat for seat in SEATS if (int(seat[:2]) + int(seat[2:])) % 5 in REMAINDERS[split]]
         return [Task(f"{self.name}/{seat}", self.name, split, self._data(seat)) for seat in seats]
 
     def _data(self, seat: str) -> Json:

@@ -68,7 +68,8 @@ def world_key(world: Split | int, *, plain: bool = False) -> str:
     """The key of a split's world, or of the practice world of that number, which belongs to no split.
 
     Practice worlds share names with one another, never with a split. Where names are ``plain``, each is made of two of
-    66 common words and 40 first names, so that it is new as a pair alone; else no split has a stem of another.
+    66 common words and 40 first names, joined as in a wiki (``AgataLamp``), so that it is new as a pair alone; else no
+    split has a stem of another.
     """
     return (_PLAIN if plain else "") + (f"{_PRACTICE}{world}" if isinstance(world, int) else world)
 
@@ -100,7 +101,8 @@ def world(key: str) -> Mapping[str, Entity]:
 
 def words_of(key: str) -> Mapping[str, Sequence[str]]:
     """What relations lead to that is no entity, by their target."""
-    rivers = [f"River {name}" for name in _names_of(key)["river"]]
+    river = "River" if key.startswith(_PLAIN) else "River "
+    rivers = [f"{river}{name}" for name in _names_of(key)["river"]]
     return {"river": rivers, "profession": PROFESSIONS, "product": PRODUCTS}
 
 
@@ -128,7 +130,7 @@ def _names_of(key: str) -> Mapping[str, Sequence[str]]:
 
 @lru_cache(maxsize=1)
 def _plain_names() -> tuple[Mapping[str, Mapping[str, Sequence[str]]], Mapping[str, Sequence[str]]]:
-    """Names of two common words of each kind, dealt to the splits, and those that are left."""
+    """Names of two common words of each kind, joined, dealt to the splits, and those that are left."""
     adjectives, nouns = _GIVEN["adjectives"].split(), _GIVEN["nouns"].split()
     words = [*adjectives, *nouns]
     pairs = {
@@ -145,7 +147,7 @@ def _plain_names() -> tuple[Mapping[str, Mapping[str, Sequence[str]]], Mapping[s
         dict[str, Sequence[str]](),
     )
     for kind, made in pairs.items():
-        names = [" ".join(pair).strip() for pair in made]
+        names = ["".join(pair).replace(" ", "") for pair in made]
         rng.shuffle(names)
         count = _plain_count(kind)
         for place, split in enumerate(SPLITS):

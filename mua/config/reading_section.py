@@ -62,6 +62,12 @@ class PagesConfig(Section):
     if it is not there. Several processes of one machine may share it."""
     user_agent: Annotated[str, Field(pattern=r"^[\x20-\x7e]{1,200}$")] = "mua"
     """How fetches introduce themselves."""
+    proxy: str = ""
+    """HTTP proxy through which pages are fetched, such as ``http://proxy.corp:3128`` or ``${HTTPS_PROXY}``; empty:
+    none, whatever the environment names. It connects to what a name means to it: have it refuse addresses inside."""
+    proxy_resolves: bool = False
+    """With ``proxy``, on machines without names of the internet: names are not looked up here, and that no address
+    inside is read is the proxy's to see to. Otherwise a name must be known here, and public, before it is asked for."""
 
     @model_validator(mode="after")
     def _hosts(self) -> Self:
@@ -73,6 +79,18 @@ class PagesConfig(Section):
                     raise ValueError(f"{key}: {error}") from None
                 if key == "allow_private" and port is None:
                     raise ValueError(f"allow_private: {entry!r} needs its port, as in {entry}:443")
+        return self
+
+    @model_validator(mode="after")
+    def _through_proxy(self) -> Self:
+        if self.proxy:
+            parts = urlsplit(self.proxy)
+            if parts.scheme not in ("http", "https") or not parts.hostname or parts.path not in ("", "/"):
+                raise ValueError(
+                    "proxy: write http://HOST:PORT, with NAME:PASSWORD@ before HOST where it asks for them"
+                )
+        elif self.proxy_resolves:
+            raise ValueError("proxy_resolves belongs to proxy; name one, or leave it out")
         return self
 
 

@@ -74,6 +74,12 @@ def _shared_memory() -> set[str]:
     return {path for path in paths if path.startswith(_SHARED_MEMORY)}
 
 
+def _reap() -> None:
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+
+
 def guard(parent: int, command: list[str]) -> int:
     """Run the server until it is time to end everything; its exit status."""
     received: set[int] = set()
@@ -107,9 +113,8 @@ def guard(parent: int, command: list[str]) -> int:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
         time.sleep(0.02)
-        with contextlib.suppress(ChildProcessError):
-            while os.waitpid(-1, os.WNOHANG)[0]:
-                pass
+        _reap()
+    _reap()  # whoever died since; left to init, it would keep its number for a while
     for path in shared_memory:
         with contextlib.suppress(OSError):
             os.unlink(path)

@@ -457,7 +457,7 @@ CATALOGUE: tuple[Metric, ...] = (
     Metric("time/{phase}_seconds", "s", "Of the trainer by phase: `wait` for episodes, `memory`, `batch`, `logprobs`, "
            "`optimizer`, `sync`, `evaluate`, `records`, `checkpoint`, `rest`; of SFT and offline training `train`, "
            "`read`, `validate`.", "`wait` and `optimizer` are most", "mostly `wait`: more engines, `max_staleness`; "
-           "mostly `optimizer`: a better layout; `python -m tools.timeline RUN`"),
+           "mostly `optimizer`: a better layout; `mua timeline RUN`"),
     Metric("time/overlap_efficiency", "share",
            "max(generation, training) over the step; 1 hides the shorter in the longer.",
            "near 1 with `max_staleness` above 0"),

@@ -1,7 +1,8 @@
 """The log file of a process: ``<output>/logs/<verb>.log``, with time, level and where; the terminal stays as it is.
 
 The leading rank keeps what the project's own code says (INFO) and what others warn of. Every other rank has a file of
-its own, ``<verb>-rank-<n>.log``, once it has a warning to keep. An error that ends the process is in the file with its
+its own, ``<verb>-rank-<n>.log``, once it has a warning to keep; commands of which many work for one run have a file per
+process, ``<verb>-<host>-<pid>.log``. An error that ends the process is in the file with its
 traceback. Texts of policies and users may hold anything: control characters are shown as pictures, further lines are
 indented, so that no text looks like a line of the log.
 """
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -53,16 +55,22 @@ class _Terminal(logging.StreamHandler):  # type: ignore[type-arg]
         super().emit(record)
 
 
-def log_file(output: Path, verb: str) -> Path:
+def log_file(output: Path, verb: str, *, one_of_many: bool = False) -> Path:
     """Where this process logs."""
+    if one_of_many:
+        return output / FOLDER / f"{verb}-{socket.gethostname()}-{os.getpid()}.log"
     rank = int(os.environ.get("RANK", "0"))
     return output / FOLDER / (f"{verb}.log" if rank == 0 else f"{verb}-rank-{rank}.log")
 
 
 @contextmanager
-def logging_to(output: Path, verb: str) -> Iterator[None]:
-    """A block whose log records go into :func:`log_file` as well. Where it cannot be made that is said, and no more."""
-    leads, path = os.environ.get("RANK", "0") == "0", log_file(output, verb)
+def logging_to(output: Path, verb: str, *, one_of_many: bool = False) -> Iterator[None]:
+    """A block whose log records go into :func:`log_file` as well. Where it cannot be made that is said, and no more.
+
+    ``one_of_many``: further processes of this verb work for the same run, on any machine.
+    """
+    leads = one_of_many or os.environ.get("RANK", "0") == "0"
+    path = log_file(output, verb, one_of_many=one_of_many)
     root = logging.getLogger()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,8 +1,8 @@
 """Where a run's metrics go besides its own files: TensorBoard, Weights & Biases, MLflow.
 
 One interface for all: scalars, histograms, texts, hyperparameters. TensorBoard writes files. The two services may be
-slow or away: a thread of its own talks to each, training never waits for it, and what could not be handed over is said
-in the log and counted. Their packages are no dependencies of this one.
+slow or away: a thread of its own talks to each and tries again what they did not take, in order; training never waits
+for it, and what could not be handed over is said in the log and counted. Their packages are no dependencies.
 """
 
 from __future__ import annotations
@@ -11,14 +11,16 @@ import contextlib
 import importlib
 import logging
 import math
+import os
 import queue
 import re
 import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -36,13 +38,18 @@ QUEUED = 256
 """Calls that wait for a service; more are dropped."""
 CLOSING_SECONDS = 60.0
 """How long the end of a run waits for a service."""
+RETRY_SECONDS = (1.0, 60.0)
+"""Between two tries of what a service did not take: at first, at most."""
+Ending: TypeAlias = Literal["finished", "left", "failed"]
+"""How a run ends: at its last step; asked to, to be continued; by an error."""
 
 
 class MetricSink(Protocol):
     """Takes what a run logs. Calls come from one thread, in the order of steps."""
 
-    def scalars(self, step: int, values: Mapping[str, float]) -> None:
-        """Values at ``step``; they may be infinite or no number."""
+    def scalars(self, step: int, values: Mapping[str, float], at: float | None = None) -> None:
+        """Values at ``step``; they may be infinite or no number. ``at``: when they were logged, seconds since 1970; now
+        by default."""
 
     def histograms(self, step: int, values: Mapping[str, Values]) -> None:
         """Samples, each ``[N]`` with N above 0."""
@@ -52,7 +59,7 @@ class MetricSink(Protocol):
     def hyperparameters(self, values: Mapping[str, Plain]) -> None:
         """What this run was set to; once, before everything else."""
 
-    def close(self) -> None:
+    def close(self, ending: Ending = "finished") -> None:
         """Hand over what is left. Safe to call twice."""
 
 
@@ -68,10 +75,10 @@ class TensorBoardSink:
         with naming(folder):
             self._board: Any = SummaryWriter(str(folder), purge_step=purge_step, flush_secs=30)
 
-    def scalars(self, step: int, values: Mapping[str, float]) -> None:
+    def scalars(self, step: int, values: Mapping[str, float], at: float | None = None) -> None:
         with naming(self._folder):
             for name, value in values.items():
-                self._board.add_scalar(name, value, step)
+                self._board.add_scalar(name, value, step, walltime=at)
             self._board.flush()
 
     def histograms(self, step: int, values: Mapping[str, Values]) -> None:
@@ -91,7 +98,7 @@ class TensorBoardSink:
             for summary in hparams(dict(values), dict.fromkeys(self._compared, 0.0)):
                 self._board.file_writer.add_summary(summary)
 
-    def close(self) -> None:
+    def close(self, ending: Ending = "finished") -> None:
         try:
             self._board.close()
         except OSError as error:
@@ -101,20 +108,24 @@ class TensorBoardSink:
 class ServiceSink:
     """Hands every call to ``make()``, a sink of a service, in a thread of its own.
 
-    The first failure of a kind is told in the log; training goes on.
+    What a service did not take for a passing fault is tried again until it is taken, and what came later waits behind
+    it; what it refuses (:func:`refused`) is dropped. Faults are told in the log, each kind once; training goes on.
     """
 
     def __init__(self, name: str, make: Callable[[], MetricSink]) -> None:
-        self._name = name
+        self._name, self._make = name, make
         self._calls: queue.Queue[Callable[[MetricSink], None] | None] = queue.Queue(QUEUED)
         self._told: set[str] = set()
         self._dropped = 0
-        self._thread = threading.Thread(target=self._work, args=(make,), name=name, daemon=True)
+        self._ending: Ending = "finished"
+        self._closing, self._until = threading.Event(), math.inf
+        self._thread = threading.Thread(target=self._work, name=name, daemon=True)
         self._thread.start()
 
-    def scalars(self, step: int, values: Mapping[str, float]) -> None:
-        kept = dict(values)
-        self._put(lambda sink: sink.scalars(step, kept))
+    def scalars(self, step: int, values: Mapping[str, float], at: float | None = None) -> None:
+        # A service that took a call and whose answer was lost gets it again: with one time both are the same point.
+        kept, when = dict(values), time.time() if at is None else at
+        self._put(lambda sink: sink.scalars(step, kept, when))
 
     def histograms(self, step: int, values: Mapping[str, Values]) -> None:
         kept = dict(values)
@@ -128,18 +139,19 @@ class ServiceSink:
         kept = dict(values)
         self._put(lambda sink: sink.hyperparameters(kept))
 
-    def close(self) -> None:
+    def close(self, ending: Ending = "finished") -> None:
         """Waits :data:`CLOSING_SECONDS` at most."""
-        until = time.monotonic() + CLOSING_SECONDS
+        if self._closing.is_set():
+            return
+        self._ending, self._until = ending, time.monotonic() + CLOSING_SECONDS
+        self._closing.set()
+        with contextlib.suppress(queue.Full):
+            self._calls.put(None, timeout=CLOSING_SECONDS)
+        self._thread.join(max(0.0, self._until - time.monotonic()))
         if self._thread.is_alive():
-            with contextlib.suppress(queue.Full):
-                self._calls.put(None, timeout=CLOSING_SECONDS)
-            self._thread.join(max(0.0, until - time.monotonic()))
-            if self._thread.is_alive():
-                self._tell("late", f"did not take everything within {CLOSING_SECONDS:.0f} s; its last steps may lack")
+            self._tell("late", f"did not take everything within {CLOSING_SECONDS:.0f} s; its last steps may lack")
         if self._dropped:
             log.warning("%s: %d calls were dropped; the run's own files have everything", self._name, self._dropped)
-            self._dropped = 0
 
     def _put(self, call: Callable[[MetricSink], None]) -> None:
         try:
@@ -148,29 +160,45 @@ class ServiceSink:
             self._dropped += 1
             self._tell("full", "does not keep up: what comes now is not sent")
 
-    def _work(self, make: Callable[[], MetricSink]) -> None:
-        sink: MetricSink | None = None
-        try:
-            sink = make()
-        except Exception as error:
-            self._tell("start", f"cannot be reached, so nothing is sent: {type(error).__name__}: {error}")
+    def _work(self) -> None:
+        made: list[MetricSink] = []
+        self._handed(lambda: made.append(self._make()), "cannot be reached")
         while (call := self._calls.get()) is not None:
-            if sink is None:
-                continue
+            if not made or not self._handed(partial(call, made[0]), "did not take a call"):
+                self._dropped += 1
+        if made:
+            self._handed(lambda: made[0].close(self._ending), "did not close")
+
+    def _handed(self, call: Callable[[], None], what: str) -> bool:
+        """Makes ``call``, again and again for as long as a fault may pass; False where it is refused, or where the run
+        has ended and the time of :meth:`close` is over."""
+        wait, longest = RETRY_SECONDS
+        while True:
             try:
-                call(sink)
+                call()
+                return True
             except Exception as error:
-                self._tell(type(error).__name__, f"refused a call: {type(error).__name__}: {error}")
-        if sink is not None:
-            try:
-                sink.close()
-            except Exception as error:
-                self._tell("close", f"did not close: {type(error).__name__}: {error}")
+                no = refused(error)
+                after = "and will not" if no else "it is tried again"
+                self._tell(f"{what} {type(error).__name__}", f"{what}, {after}: {type(error).__name__}: {error}")
+            if no or time.monotonic() + RETRY_SECONDS[0] > self._until:
+                return False
+            if self._closing.wait(wait):
+                time.sleep(RETRY_SECONDS[0])
+            wait = min(2 * wait, longest)
 
     def _tell(self, kind: str, words: str) -> None:
         if kind not in self._told:
             self._told.add(kind)
             log.warning("observe.%s: %s", self._name, words)
+
+
+def refused(error: Exception) -> bool:
+    """Whether a service would say the same again: what it was given is wrong, or who asks may not."""
+    status = getattr(error, "get_http_status_code", lambda: None)()
+    if isinstance(status, int):
+        return 400 <= status < 500 and status not in (408, 429)
+    return not isinstance(error, OSError)
 
 
 def wandb_sink(config: WandbConfig, name: str | None, output: Path) -> MetricSink:
@@ -203,15 +231,31 @@ class _Wandb:
         self._wandb = wandb
         kept = output / "wandb_run"
         chosen = kept.read_text(encoding="utf-8").strip() if kept.is_file() else uuid.uuid4().hex
-        self._run = wandb.init(
-            project=config.project, entity=config.entity, name=config.name or name, mode=config.mode, id=chosen,
-            resume="allow", dir=str(output), settings=wandb.Settings(console="off"),
-        )  # fmt: skip
+        # The package's own variable wins, as its users know it.
+        mode = os.environ.get("WANDB_MODE") or config.mode
+
+        def begin(mode: str) -> Any:
+            return wandb.init(
+                project=config.project, entity=config.entity, name=config.name or name, mode=mode, id=chosen,
+                resume="allow", dir=str(output), settings=wandb.Settings(console="off"),
+            )  # fmt: skip
+
+        try:
+            self._run = begin(mode)
+        except Exception as error:
+            if mode != "online":
+                raise
+            log.warning(
+                "observe.wandb: no run online (%s: %s): it is written to %s, for wandb sync",
+                type(error).__name__, " ".join(str(error).split()), output / "wandb",
+            )  # fmt: skip
+            wandb.teardown()  # or its service still holds the id
+            self._run = begin("offline")
         replace_text(kept, chosen + "\n")
         self._run.define_metric("step")
         self._run.define_metric("*", step_metric="step")
 
-    def scalars(self, step: int, values: Mapping[str, float]) -> None:
+    def scalars(self, step: int, values: Mapping[str, float], at: float | None = None) -> None:
         self._run.log({"step": step, **values})
 
     def histograms(self, step: int, values: Mapping[str, Values]) -> None:
@@ -226,8 +270,10 @@ class _Wandb:
     def hyperparameters(self, values: Mapping[str, Plain]) -> None:
         self._run.config.update(dict(values), allow_val_change=True)
 
-    def close(self) -> None:
-        self._run.finish()
+    def close(self, ending: Ending = "finished") -> None:
+        if ending == "left":
+            self._run.mark_preempting()
+        self._run.finish(exit_code=0 if ending == "finished" else 1)
 
 
 class _Mlflow:
@@ -255,8 +301,8 @@ class _Mlflow:
             self._run = self._client.create_run(of, run_name=config.name or name).info.run_id
             replace_text(kept, self._run + "\n")
 
-    def scalars(self, step: int, values: Mapping[str, float]) -> None:
-        now = int(time.time() * 1000)
+    def scalars(self, step: int, values: Mapping[str, float], at: float | None = None) -> None:
+        now = int((time.time() if at is None else at) * 1000)
         metrics = [
             self._entities.Metric(_allowed(name), value, now, step)
             for name, value in values.items()
@@ -278,8 +324,8 @@ class _Mlflow:
                 self._client.log_param(self._run, _allowed(name), str(value)[: self._LONGEST])
             self._set = True
 
-    def close(self) -> None:
-        self._client.set_terminated(self._run)
+    def close(self, ending: Ending = "finished") -> None:
+        self._client.set_terminated(self._run, status={"finished": "FINISHED", "left": "KILLED"}.get(ending, "FAILED"))
 
 
 def _allowed(name: str) -> str:

@@ -16,10 +16,10 @@ import numpy as np
 import psutil
 
 from megatron_bridge.atomic import replace_text
-from mua.errors import MuaError
+from mua.errors import MuaError, Preempted
 from mua.observe.catalogue import STRICT, unknown
 from mua.observe.files import LineFile, naming
-from mua.observe.metric_sinks import MetricSink, Plain, TensorBoardSink, Values, histogram_of
+from mua.observe.metric_sinks import Ending, MetricSink, Plain, TensorBoardSink, Values, histogram_of
 from mua.untrusted import JsonError, is_number, open_file, read_json
 
 log = logging.getLogger(__name__)
@@ -120,18 +120,25 @@ class MetricsWriter:
         self._told.update(lacking)
         log.warning("metrics that docs/metrics.md does not explain: %s", ", ".join(lacking))
 
-    def close(self) -> None:
+    def close(self, ending: Ending = "finished") -> None:
         """Every step is on disk already, so that a disk which is full now costs nothing but a line in the log."""
         self._file.close()
         self._details.close()
         for sink in self._sinks:
-            sink.close()
+            sink.close(ending)
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        self.close(ending_of(error))
+
+
+def ending_of(error: BaseException | None) -> Ending:
+    """How a run ends that is left with ``error``."""
+    if error is None:
+        return "finished"
+    return "left" if isinstance(error, (Preempted, KeyboardInterrupt)) else "failed"
 
 
 def read_metrics(path: Path) -> Iterator[dict[str, Any]]:

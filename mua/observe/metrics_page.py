@@ -27,17 +27,24 @@ value.
 `observe.wandb: {project: …}` and `observe.mlflow: {experiment: …}` send scalars, histograms, texts and
 hyperparameters to [Weights & Biases](https://docs.wandb.ai) and [MLflow](https://mlflow.org) as well, where their
 package is installed (they are no dependencies of this one); a configuration that names one that is not is refused. A
-thread of its own talks to each: training never waits for it, a service that is away is one warning in the log, and
-the end of a run waits a minute at most. A run that goes on from a checkpoint goes on there too (`<output>/wandb_run`,
-`mlflow_run`), but neither takes points back: steps that are taken again stand twice. Tests run against stand-ins of
-both packages; by hand it was run with wandb 0.31.0, offline, and mlflow-skinny 3.17.2, into SQLite. Not run: against
-their servers.
+thread of its own talks to each: training never waits for it. What a service did not take for a passing fault is tried
+again in order, 256 calls wait at most, the end of a run waits a minute, and what was dropped is counted in the log. The
+service is told how a run ended (finished; killed, where it was asked to leave; failed). A run that goes on from a
+checkpoint goes on there too (`<output>/wandb_run`, `mlflow_run`), but neither takes points back: steps that are taken
+again stand twice. Where Weights & Biases cannot be reached or has no key, the log says so and the run is written to
+`<output>/wandb` for `wandb sync`; `WANDB_MODE` goes before `observe.wandb.mode`.
+
+Tests run against stand-ins of both packages. By hand: a server of MLflow 3.17.2 that was killed and started again in
+the middle had all 60 steps in order and once, and the run as failed; wandb 0.31.0 without a key, and with one but
+without a network, kept its run offline (the package itself tries for 90 seconds). Not run: against the server of
+Weights & Biases.
 
 ## The log
 
 Each command that works in an output folder keeps `<output>/logs/<command>.log`, such as `train.log`: time, level,
 place, and what ended it with its traceback. Other ranks have `train-rank-<n>.log` once there is a warning or an
-error. Engines have logs of their own beside them. The terminal shows warnings, progress and results.
+error; `mua engines`, and `mua sample` with `--logs FOLDER`, have a file per process, `<command>-<host>-<pid>.log`.
+SGLang's logs stand beside them. The terminal shows warnings, progress and results.
 """
 
 

@@ -59,7 +59,9 @@ class Fetcher:
         self._config = config
         self.rules = HostRules(config)
         self._resolver = SystemResolver()
-        self._transport = CheckedTransport(self.rules, resolve or self._resolver)
+        self._transport = CheckedTransport(
+            self.rules, resolve or self._resolver, config.proxy, proxy_resolves=config.proxy_resolves
+        )
         self._turns: dict[str, _Turns] = defaultdict(lambda: _Turns(config.per_host))
 
     async def fetch(self, url: str) -> Fetched:

@@ -7,6 +7,9 @@
 Nothing resolves the name a second time, so an answer of the DNS that changes between the check and the connection
 (rebinding) changes nothing. Certificates are verified against the host's name. A kept connection serves only the host
 and port that it was made for.
+
+Through a proxy (``pages.proxy``) it is the proxy that connects, to what the name means to it: then the addresses that
+are known here are checked before each request, unless ``pages.proxy_resolves`` leaves that to the proxy.
 """
 
 from __future__ import annotations
@@ -17,18 +20,22 @@ from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, I
 from concurrent.futures import ThreadPoolExecutor
 from time import monotonic
 from typing import Any, TypeAlias
+from urllib.parse import unquote, urlsplit
 
 import httpcore
 import httpx
 
+from mua.errors import EnvironmentFault
 from mua.reading.hosts import HostRules
 from mua.reading.page_error import PageError
+from mua.untrusted import printable
 
 Resolve: TypeAlias = Callable[[str, int], Awaitable[Sequence[str]]]
 """The numeric addresses of a host; raises OSError."""
 _TRIED = 4
 """Addresses of one host that are connected to, one after the other."""
 _RESOLVERS = 32
+_PORTS = {"http": 80, "https": 443}
 
 
 class SystemResolver:
@@ -47,12 +54,30 @@ class SystemResolver:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
 
-class CheckedBackend(httpcore.AsyncNetworkBackend):
-    """Connects to addresses that the rules allow."""
+class AddressLookup:
+    """Looks hosts up and checks what is found."""
 
     def __init__(self, rules: HostRules, resolve: Resolve) -> None:
         self._rules = rules
         self._resolve = resolve
+
+    async def addresses(self, host: str, port: int) -> list[str]:
+        """All addresses of ``host``, each of which may be connected to. Raises :class:`PageError`."""
+        name = host.lower().removesuffix(".")
+        try:
+            found = await self._resolve(name, port)
+        except (OSError, UnicodeError):
+            found = ()
+        if not found:
+            raise PageError(f"no host {name} is known")
+        return self._rules.check_addresses(name, port, found)
+
+
+class CheckedBackend(httpcore.AsyncNetworkBackend):
+    """Connects to addresses that the rules allow."""
+
+    def __init__(self, checked: AddressLookup) -> None:
+        self._checked = checked
         self._inner = httpcore.AnyIOBackend()
 
     async def connect_tcp(
@@ -63,14 +88,7 @@ class CheckedBackend(httpcore.AsyncNetworkBackend):
         local_address: str | None = None,
         socket_options: Iterable[Any] | None = None,
     ) -> httpcore.AsyncNetworkStream:
-        name = host.lower().removesuffix(".")
-        try:
-            found = await self._resolve(name, port)
-        except (OSError, UnicodeError):
-            found = ()
-        if not found:
-            raise PageError(f"no host {name} is known")
-        addresses = self._rules.check_addresses(name, port, found)[:_TRIED]
+        addresses = (await self._checked.addresses(host, port))[:_TRIED]
         until = None if timeout is None else monotonic() + timeout
         for place, address in enumerate(addresses):
             left = None if until is None else max(0.001, (until - monotonic()) / (len(addresses) - place))
@@ -87,20 +105,55 @@ class CheckedBackend(httpcore.AsyncNetworkBackend):
         await asyncio.sleep(seconds)
 
 
+class ProxyBackend(httpcore.AsyncNetworkBackend):
+    """Connects to the proxy alone: where that fails, no page and no policy is to blame."""
+
+    def __init__(self, shown: str) -> None:
+        """``shown``: the proxy in messages."""
+        self._shown = shown
+        self._inner = httpcore.AnyIOBackend()
+
+    async def connect_tcp(
+        self,
+        host: str,
+        port: int,
+        timeout: float | None = None,
+        local_address: str | None = None,
+        socket_options: Iterable[Any] | None = None,
+    ) -> httpcore.AsyncNetworkStream:
+        try:
+            return await self._inner.connect_tcp(host, port, timeout, local_address, socket_options)
+        except (httpcore.ConnectError, httpcore.ConnectTimeout) as error:
+            raise EnvironmentFault(f"environment.tools.pages.proxy {self._shown}: no connection: {error}") from None
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+
 class CheckedTransport(httpx.AsyncBaseTransport):
     """Connections of one reader. Belongs to one event loop. Refusals are :class:`PageError`."""
 
-    def __init__(self, rules: HostRules, resolve: Resolve) -> None:
-        self._pool = httpcore.AsyncConnectionPool(
-            ssl_context=httpx.create_ssl_context(),
-            max_connections=None,
-            max_keepalive_connections=64,
-            keepalive_expiry=15.0,
-            network_backend=CheckedBackend(rules, resolve),
-        )
+    def __init__(self, rules: HostRules, resolve: Resolve, proxy: str = "", *, proxy_resolves: bool = False) -> None:
+        checked, self._proxied = AddressLookup(rules, resolve), bool(proxy)
+        self._ask_first = None if proxy_resolves or not proxy else checked
+        kept: dict[str, Any] = {
+            "ssl_context": httpx.create_ssl_context(), "max_connections": None, "max_keepalive_connections": 64,
+            "keepalive_expiry": 15.0,
+        }  # fmt: skip
+        if proxy:
+            parts = urlsplit(proxy)
+            login = (unquote(parts.username or ""), unquote(parts.password or "")) if parts.username else None
+            address = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
+            self._pool: httpcore.AsyncConnectionPool = httpcore.AsyncHTTPProxy(
+                address, proxy_auth=login, network_backend=ProxyBackend(address), **kept
+            )
+        else:
+            self._pool = httpcore.AsyncConnectionPool(network_backend=CheckedBackend(checked), **kept)
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         url = request.url
+        if self._ask_first is not None:
+            await self._ask_first.addresses(url.host, url.port or _PORTS[url.scheme])
         asked = httpcore.Request(
             request.method,
             httpcore.URL(scheme=url.raw_scheme, host=url.raw_host, port=url.port, target=url.raw_path),
@@ -108,9 +161,21 @@ class CheckedTransport(httpx.AsyncBaseTransport):
             content=request.stream,
             extensions=request.extensions,
         )
-        answer = await self._pool.handle_async_request(asked)
+        try:
+            answer = await self._pool.handle_async_request(asked)
+        except httpcore.ProxyError as error:
+            self._refused(str(error))
+            raise PageError(f"the proxy refused to connect: {printable(str(error), 100)}") from None
+        self._refused(str(answer.status))
         assert isinstance(answer.stream, AsyncIterable)
         return httpx.Response(answer.status, headers=answer.headers, stream=_Body(answer.stream))
+
+    def _refused(self, status: str) -> None:
+        """What a proxy says that wants another name and password is about the configuration, not about a page."""
+        if self._proxied and status.startswith("407"):
+            raise EnvironmentFault(
+                "environment.tools.pages.proxy asks for a name and password (407); write http://NAME:PASSWORD@HOST:PORT"
+            )
 
     async def aclose(self) -> None:
         await self._pool.aclose()

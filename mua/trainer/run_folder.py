@@ -30,6 +30,7 @@ from mua.observe.metric_sinks import MetricSink, mlflow_sink, wandb_sink
 from mua.observe.metrics_log import (
     METRICS_FILE,
     MetricsWriter,
+    ending_of,
     evaluation_of,
     memory_metrics,
     without_evaluation,
@@ -112,7 +113,7 @@ class Run:
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self.progress.close()
-        self._metrics.close()
+        self._metrics.close(ending_of(error))
         if error is None:
             self._finish_save()
 

@@ -162,6 +162,36 @@ def test_an_environment_of_another_python_is_left_alone(tmp_path: Path) -> None:
     assert sorted(path.name for path in binaries.iterdir()) == ["pip", "python"]
 
 
+@pytest.mark.parametrize(
+    ("written", "variables", "index"),
+    [
+        ("index-url = https://file.invalid/\n", {}, "https://file.invalid/"),
+        ("index-url = a\n[install]\nindex-url = https://narrow.invalid/\n", {}, "https://narrow.invalid/"),
+        ("index-url = a\n", {"PIP_INDEX_URL": "https://own.invalid/"}, "https://own.invalid/"),
+        ("index-url = a\n", {"UV_DEFAULT_INDEX": "https://uv.invalid/"}, "https://uv.invalid/"),
+    ],
+    ids=["a file", "a section of it", "a variable of pip's", "a variable of uv's"],
+)
+def test_uv_gets_the_index_and_the_certificates_that_pip_has(
+    tmp_path: Path, written: str, variables: dict[str, str], index: str
+) -> None:
+    """The real pip says what it has read; uv only notes what it was given, and nothing else is to be installed."""
+    binaries, configured, noted = tmp_path / "venv/bin", tmp_path / "pip.conf", tmp_path / "noted"
+    binaries.mkdir(parents=True)
+    configured.write_text(f"[global]\ncert = /of/pip.crt\n{written}", encoding="utf-8")
+    python = (
+        f'case "$*" in *"-m pip config"*) exec {sys.executable} "$@";; '
+        f'*"-m uv"*) echo "$UV_DEFAULT_INDEX $SSL_CERT_FILE" >> {noted};; esac'
+    )
+    for name, script in (("python", python), ("pip", "exit 1"), ("uv", "exit 1")):
+        (binaries / name).write_text(f"#!/bin/sh\n{script}\n", encoding="utf-8")
+        (binaries / name).chmod(0o755)
+    environment = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "PIP_CONFIG_FILE": str(configured)}
+    done = set_up(tmp_path / "venv", **environment, **variables)
+    assert done.returncode == 0, done.stderr
+    assert set(noted.read_text(encoding="utf-8").splitlines()) == {f"{index} /of/pip.crt"}
+
+
 def test_every_script_that_make_and_ci_name_exists() -> None:
     text = "".join((ROOT / name).read_text(encoding="utf-8") for name in ("Makefile", ".ci/run"))
     assert [name for name in sorted(set(re.findall(r"tools/\w+\.\w+", text))) if not (ROOT / name).is_file()] == []

@@ -22,7 +22,7 @@ from mua.observe import catalogue
 from mua.observe.timeline import EngineActivity, TrainerPhase
 from mua.observe.traces import read_traces
 from mua.types import Outcome, Provenance
-from tools.timeline import EPISODE_PARTS
+from workbench.timeline import EPISODE_PARTS
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # a busy machine; the fixtures' runs count too
 

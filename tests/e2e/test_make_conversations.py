@@ -1,4 +1,4 @@
-"""`tools.make_conversations --agent policy` by its command: killed, continued, and its result trained on.
+"""`mua conversations --agent policy`: killed, continued, and its result trained on.
 
 The policy is a scripted clerk over HTTP. What is refused and preferred is covered by tests/unit/test_rollout_curate.py
 and test_evaluation_collect.py, a model that `mua serve` serves by test_users_served.py.

@@ -18,6 +18,7 @@ import sqlalchemy as sa
 from e2e_support import (
     DETERMINISTIC,
     GROUPS,
+    SECONDS,
     SIZE,
     STEPS,
     Command,
@@ -37,7 +38,7 @@ from mua.ports import free_port
 from mua.rollout.sampler_code import made_with
 from mua.store.database import Store
 from mua.store.part_finding import router_row
-from mua.store.tables import engines, episodes, parts, runs, samplers, tasks, trajectories
+from mua.store.tables import engines, episodes, parts, runs, samplers, tasks, trajectories, uses
 from mua.store.verification import verify
 from mua.store.writer import Insert, execute
 from tests.postgres_support import PostgresServer, postgres_server
@@ -58,9 +59,9 @@ def server() -> Iterator[PostgresServer]:
         yield started
 
 
-def sampler(stack: ExitStack, folder: Path, url: str) -> Command:
+def sampler(stack: ExitStack, folder: Path, url: str, wait: float = 90.0) -> Command:
     folder.mkdir(exist_ok=True)
-    return stack.enter_context(running("sample", url, "--wait", "90", cwd=folder))
+    return stack.enter_context(running("sample", url, "--wait", str(wait), "--logs", folder, cwd=folder))
 
 
 @pytest.mark.parametrize("most", [pytest.param(4, marks=pytest.mark.slow), pytest.param(40, marks=pytest.mark.grid)])
@@ -113,7 +114,7 @@ def test_a_database_that_goes_away_and_a_trainer_that_is_killed(
         "train", recipe, f"trainer.steps={STEPS}", f"store.url={url}", "rollout.concurrency=1", *QUICK, *DETERMINISTIC,
     )  # fmt: skip
     with ExitStack() as stack:
-        player = sampler(stack, tmp_path / "sampler-0", url)  # before there is a run
+        player = sampler(stack, tmp_path / "sampler-0", url, SECONDS)  # before there is a run
         with running(*command, cwd=tmp_path) as run:
             until(lambda: metrics_of(output), run, "a step")
             server.stop(signal.SIGQUIT)
@@ -121,18 +122,56 @@ def test_a_database_that_goes_away_and_a_trainer_that_is_killed(
             assert run.poll() is None
             assert player.poll() is None
             server.start()
-            until(lambda: len(metrics_of(output)) > 1, run, "another step")
+            until(lambda: len(metrics_of(output)) > 1 and ended_ahead(url, output), run, "a group of a later step")
             kill_group(run)
         run = stack.enter_context(running(*command, cwd=tmp_path))
         with Store.open(url) as store:
             ended(run, tmp_path, 0)
             assert player.wait(60) == 0
+            (log,) = (tmp_path / "sampler-0" / "logs").glob("sample-*.log")
+            assert "sampling for run" in log.read_text()
             with store.read() as connection:
                 played = connection.execute(sa.select(episodes.c.sampler)).scalars()  # null: taken over from before
                 kinds = {name.partition("-")[0] for name in played if name is not None}
                 assert kinds == {"trainer", "sampler"}
                 assert list(verify(connection)) == []
+                assert taken_over(connection)
     assert_same_run(output, trained)
+    assert_nothing_left(tmp_path)
+
+
+@pytest.mark.slow
+def test_what_samplers_had_ended_ahead_is_trained_after_a_kill_within_its_bound_of_staleness(
+    recipe: Path, tmp_path: Path, server: PostgresServer
+) -> None:
+    """Episodes run up to two versions ahead; the start that goes on takes them from the one that was killed."""
+    url, output, steps = server.database(), tmp_path / "out", 8
+    command = (
+        "train", recipe, f"trainer.steps={steps}", "trainer.max_staleness=2", "algorithm.correction=truncate",
+        "algorithm.old_logprobs=recompute", f"store.url={url}", "samplers.inside=false", *QUICK,
+    )  # fmt: skip
+    with ExitStack() as stack:
+        players = [sampler(stack, tmp_path / f"sampler-{number}", url, SECONDS) for number in range(2)]
+        with running(*command, cwd=tmp_path) as run:
+            until(lambda: len(metrics_of(output)) > 1 and ended_ahead(url, output), run, "a group of a later step")
+            kill_group(run)
+        ended(stack.enter_context(running(*command, cwd=tmp_path)), tmp_path, 0)
+        assert [player.wait(60) for player in players] == [0, 0]
+    with Store.open(url) as store, store.read() as connection:
+        assert taken_over(connection)
+        last = sa.select(uses.c.step, sa.func.max(uses.c.part).label("part")).group_by(uses.c.step).subquery()
+        kept = (
+            sa.select(uses.c.step, uses.c.trajectory_id)
+            .distinct()
+            .join(last, (uses.c.step == last.c.step) & (uses.c.part == last.c.part))
+        )
+        names = [row.trajectory_id for row in connection.execute(kept)]
+        assert len(names) == len(set(names)), "trained in two steps"
+        ordinals = connection.execute(sa.select(tasks.c.ordinal).where(tasks.c.state == "taken")).scalars().all()
+        assert len(ordinals) == len(set(ordinals)) == steps * GROUPS
+        assert list(verify(connection)) == []
+    assert [line["step"] for line in metrics_of(output)] == list(range(steps))
+    assert 0 < max(line["mismatch/version_lag/max"] for line in metrics_of(output)) <= 2
     assert_nothing_left(tmp_path)
 
 
@@ -165,6 +204,19 @@ def test_a_router_out_of_reach_is_told(recipe: Path, tmp_path: Path) -> None:
     found = refused("sample", tmp_path / "store.sqlite", "samplers.other_code=warn", cwd=tmp_path, status=75)
     assert "run r goes on, but its engines' router at http://127.0.0.1:" in found
     assert "set samplers.address" in found
+
+
+def ended_ahead(url: str, output: Path) -> bool:
+    """Whether a group has ended of a step that is not done."""
+    with Store.open(url) as store, store.read() as connection:
+        ended = sa.select(sa.func.count()).select_from(tasks).where(tasks.c.state.in_(("complete", "taken")))
+        return bool(connection.execute(ended).scalar_one() > GROUPS * len(metrics_of(output)))
+
+
+def taken_over(connection: sa.Connection) -> set[str]:
+    """Trajectories of the first start that the second trained on."""
+    trained = connection.execute(sa.select(uses.c.trajectory_id).where(uses.c.part == 2)).scalars()
+    return {name for name in trained if name.split("/")[1] == "1"}
 
 
 def check_store(store: Store) -> None:

@@ -25,7 +25,7 @@ from mua.config.schema import JudgeConfig, LlmConfig
 from mua.endpoint.services import ChatClient, Services
 from mua.environment.protocol import ToolResult
 from mua.environment.user import UserReply
-from mua.errors import JudgeFault, UserFault, UserFaultKind
+from mua.errors import MISTAKE, JudgeFault, UserFault, UserFaultKind
 from mua.launch import checks
 from mua.rollout.runner import EpisodeRunner
 from mua.types import Json, Outcome, ToolSchema, Trajectory
@@ -231,11 +231,11 @@ def test_a_served_model_demonstrates_and_is_refused(served: Served, tmp_path: Pa
     policy = f"evaluation: {{policy: {{endpoint: {{api_key: {served.key}}}}}}}\n"
     (tmp_path / "collect.yaml").write_text(collecting.CONFIG + policy)
     arguments = [f"--endpoint={served.url}", "--model=tiny", "--samples=2", "--tasks=4"]
-    assert collecting.start(tmp_path, *arguments).wait(SECONDS) == 1
+    assert collecting.start(tmp_path, *arguments).wait(SECONDS) == MISTAKE
     assert "none of 8 episodes is a demonstration" in (tmp_path / "stderr").read_text()
     assert collecting.report(tmp_path)["episodes"] == sum(collecting.report(tmp_path)["refused"].values()) == 8
     assert not any(reason.startswith("not scored") for reason in collecting.report(tmp_path)["refused"])
     played = collecting.episodes(tmp_path)
     assert all(json.loads(line)["trajectory"]["metrics"]["completion_tokens"] > 0 for line in played)
-    assert collecting.start(tmp_path, *arguments).wait(SECONDS) == 1
+    assert collecting.start(tmp_path, *arguments).wait(SECONDS) == MISTAKE
     assert collecting.episodes(tmp_path) == played, "what stands in the file is not played again"

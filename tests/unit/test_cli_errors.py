@@ -19,12 +19,13 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from mua.cli import app, main, readable
+from mua.cli import app, main
 from mua.config.load import load_config
 from mua.config.schema import ExperimentConfig
 from mua.errors import ConfigError, DeadlineExceeded, EngineError, Preempted, RankLost, UserFault, exit_status
 from mua.megatron import checkpoint_manifest
 from mua.observe.output import LOCK_FILE
+from mua.readable import readable
 
 BASE = """\
 name: base

@@ -12,10 +12,11 @@ import pytest
 from typer.testing import CliRunner
 
 import mua.missing_package
-from mua.cli import app, readable
+from mua.cli import app
 from mua.config.load import load_config
 from mua.config.recipes import config_file, recipes
 from mua.errors import ConfigError
+from mua.readable import readable
 from mua.shipped import shipped, shipped_files
 
 

@@ -252,7 +252,7 @@ def test_an_installed_package_is_never_written_to(tmp_path: Path, monkeypatch: p
 
 
 FLAWS = {
-    "test_splits_are_disjoint_ids_unique_and_order_fixed": ('"validation": "B"', '"validation": "A"'),
+    "test_splits_are_disjoint_ids_unique_and_order_fixed": ('"validation": {3}', '"validation": {2}'),
     "test_the_gold_moves_earn_everything": ('"statements": [[seat]]', '"statements": [["thanks"]]'),
     "test_doing_nothing_never_pays": ('[booked], "statements": [[seat]]', '[], "statements": []'),
     "test_tasks_are_json_and_name_their_kind_and_difficulty": ('"difficulty": "easy"', '"difficulty": ("easy",)'),
@@ -422,11 +422,11 @@ def test_a_person_as_user_has_the_users_tools_and_gold_moves_where_there_is_no_e
     text = path.read_text().replace("[tool_of(look), tool_of(book)]", "[tool_of(look), tool_of(book)], [tool_of(look)]")
     path.write_text(text)
     sys.modules.pop("environments.theatre_c", None)
-    typed = 'A seat, please.\n/tools\n/look {"seat": "Z9"}\n/look {"seat": "C1"}\nOh, it is taken. ###STOP###\n'
+    typed = 'A seat, please.\n/tools\n/look {"seat": "Z9"}\n/look {"seat": "1103"}\nOh, it is taken. ###STOP###\n'
     found = mua("play", "theatre_c", "--as", "user", typed=typed)
     assert found.exit_code == 0, found.output
-    assert 'agent calls: book {"seat": "C1", "name": "Ada"}' in found.stdout
-    assert "agent: Seat C1 is booked." in found.stdout
+    assert 'agent calls: book {"seat": "1103", "name": "Ada"}' in found.stdout
+    assert "agent: Seat 1103 is booked." in found.stdout
     assert "look(seat)  Look a seat up." in found.stdout
     assert "tool: Error: there is no seat Z9" in found.stdout
     assert 'tool: {"holder": "Ada"}' in found.stdout

@@ -1,11 +1,12 @@
 """Weights & Biases and MLflow get what a run logs, in a thread that training never waits for.
 
 Against stand-ins of both packages that record their calls. Not covered: the services; that the real packages take these
-calls was tried by hand (wandb offline, MLflow in a SQLite file; docs/metrics.md says with which versions).
+calls was tried by hand (docs/metrics.md says with which versions).
 """
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 import types
@@ -18,11 +19,11 @@ import numpy as np
 import pytest
 
 from mua.config.schema import ExperimentConfig, MlflowConfig, WandbConfig
-from mua.errors import ConfigError
+from mua.errors import ConfigError, MuaError, Preempted
 from mua.observe import metric_sinks
 from mua.observe.hyperparameters import hyperparameters
 from mua.observe.metric_sinks import MetricSink, ServiceSink, mlflow_sink, wandb_sink
-from mua.observe.metrics_log import MetricsWriter
+from mua.observe.metrics_log import MetricsWriter, ending_of
 
 
 def logged(output: Path, sink: MetricSink) -> None:
@@ -77,7 +78,7 @@ def test_mlflow_gets_all_and_a_run_that_goes_on_is_the_same(monkeypatch: pytest.
     client.log_param.assert_called_once_with("r1", "seed", "1")
     client.log_text.assert_called_once_with("r1", "well", "rollout/episodes/solved/step_000000.txt")
     assert sum(client.log_dict.call_args.args[1]["reward/of_episodes"]["counts"]) == 2
-    client.set_terminated.assert_called_once_with("r1")
+    client.set_terminated.assert_called_once_with("r1", status="FINISHED")
     logged(tmp_path, mlflow_sink(config, "shop", tmp_path))
     assert client.create_run.call_count == client.log_param.call_count == 1
     client.update_run.assert_called_once_with("r1", status="RUNNING")
@@ -103,16 +104,18 @@ def test_a_service_that_fails_is_told_once_and_one_that_hangs_holds_nothing_up(
     def away() -> MetricSink:
         raise ConnectionError("no route")
 
+    monkeypatch.setattr(metric_sinks, "CLOSING_SECONDS", 0.2)
+    monkeypatch.setattr(metric_sinks, "RETRY_SECONDS", (0.01, 0.05))
     logged(tmp_path, ServiceSink("wandb", away))
-    assert caplog.text.count("observe.wandb: cannot be reached, so nothing is sent: ConnectionError: no route") == 1
+    assert caplog.text.count("observe.wandb: cannot be reached, it is tried again: ConnectionError: no route") == 1
+    assert "wandb: 5 calls were dropped; the run's own files have everything" in caplog.text
 
     refuses = MagicMock()
     refuses.scalars.side_effect = ValueError("full")
     logged(tmp_path, ServiceSink("mlflow", lambda: refuses))
-    assert caplog.text.count("observe.mlflow: refused a call: ValueError: full") == 1
+    assert caplog.text.count("observe.mlflow: did not take a call, and will not: ValueError: full") == 1
     refuses.texts.assert_called_once()
 
-    monkeypatch.setattr(metric_sinks, "CLOSING_SECONDS", 0.2)
     monkeypatch.setattr(metric_sinks, "QUEUED", 2)
     answers, hangs = threading.Event(), MagicMock()
     hangs.scalars.side_effect = lambda *_: answers.wait()
@@ -124,6 +127,97 @@ def test_a_service_that_fails_is_told_once_and_one_that_hangs_holds_nothing_up(
     assert "does not keep up" in caplog.text
     assert "did not take everything" in caplog.text
     assert "calls were dropped; the run's own files have everything" in caplog.text
+
+
+def test_what_a_service_did_not_take_is_tried_again_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metric_sinks, "RETRY_SECONDS", (0.01, 0.02))
+    faults: Iterator[Exception | None] = iter(
+        [OSError("no route"), None, ConnectionResetError(), TimeoutError(), None, ValueError("never"), None]
+    )
+    tried: list[tuple[int, float | None]] = []
+    taken: list[tuple[int, float | None]] = []
+
+    def scalars(step: int, values: Any, at: float | None = None) -> None:
+        tried.append((step, at))
+        if (fault := next(faults)) is not None:
+            raise fault
+        taken.append((step, at))
+
+    service = MagicMock()
+    service.scalars.side_effect = scalars
+    starts = iter([OSError("asleep"), service])
+
+    def make() -> MetricSink:
+        if isinstance(found := next(starts), Exception):
+            raise found
+        return found
+
+    sink = ServiceSink("mlflow", make)
+    for step in range(4):
+        sink.scalars(step, {"a": 1.0})
+    sink.close()
+    assert [step for step, _ in tried] == [0, 0, 1, 1, 1, 2, 3]
+    assert [step for step, _ in taken] == [0, 1, 3]
+    assert len({at for step, at in tried if step == 1}) == 1, "a call has one time, however often it is made"
+    service.close.assert_called_once_with("finished")
+
+
+class Answered(Exception):
+    """As MLflow's errors are: with the status of what a server answered."""
+
+    def __init__(self, status: int) -> None:
+        self._status = status
+
+    def get_http_status_code(self) -> int:
+        return self._status
+
+
+@pytest.mark.parametrize(("error", "no"), [
+    (Answered(500), False), (Answered(503), False), (Answered(429), False), (Answered(400), True),
+    (Answered(403), True), (ConnectionError(), False), (TimeoutError(), False), (TypeError(), True),
+])  # fmt: skip
+def test_what_may_pass_is_told_from_what_is_refused(error: Exception, no: bool) -> None:
+    assert metric_sinks.refused(error) is no
+
+
+@pytest.mark.parametrize(("error", "ending", "status", "code"), [
+    (None, "finished", "FINISHED", 0), (Preempted("a signal"), "left", "KILLED", 1),
+    (MuaError("x"), "failed", "FAILED", 1),
+])  # fmt: skip
+def test_services_are_told_how_a_run_ended(
+    error: BaseException | None, ending: str, status: str, code: int, wandb: Any, monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:  # fmt: skip
+    assert ending_of(error) == ending
+    client = MagicMock()
+    client.create_run.return_value.info.run_id = "r1"
+    monkeypatch.setitem(sys.modules, "mlflow", types.SimpleNamespace(MlflowClient=MagicMock(return_value=client)))
+    monkeypatch.setitem(sys.modules, "mlflow.entities", types.SimpleNamespace())
+    sinks = [
+        wandb_sink(WandbConfig(project="p"), "x", tmp_path),
+        mlflow_sink(MlflowConfig(experiment="e"), "x", tmp_path),
+    ]
+    with contextlib.suppress(MuaError), MetricsWriter(tmp_path, False, 0, sinks):
+        if error is not None:
+            raise error
+    client.set_terminated.assert_called_once_with("r1", status=status)
+    run = wandb.init.return_value
+    run.finish.assert_called_once_with(exit_code=code)
+    assert run.mark_preempting.called == (ending == "left")
+
+
+def test_a_run_that_cannot_begin_online_is_kept_for_later(
+    wandb: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.delenv("WANDB_MODE", raising=False)
+    wandb.init.side_effect = [RuntimeError("no key"), MagicMock()]
+    logged(tmp_path, wandb_sink(WandbConfig(project="p"), "x", tmp_path))
+    assert [call.kwargs["mode"] for call in wandb.init.call_args_list] == ["online", "offline"]
+    assert f"RuntimeError: no key): it is written to {tmp_path / 'wandb'}" in caplog.text
+    wandb.init.reset_mock(side_effect=True)
+    monkeypatch.setenv("WANDB_MODE", "disabled")
+    wandb_sink(WandbConfig(project="p"), "x", tmp_path).close()
+    assert wandb.init.call_args.kwargs["mode"] == "disabled"
 
 
 def test_hyperparameters_are_flat_and_masked() -> None:

@@ -36,7 +36,7 @@ from mua.types import Group, Outcome, Trajectory
 from tests.engine_stand_in import Source, StandInServer, stand_in_pool
 from tests.rollout_fixtures import FixedUser, TestDesk, call
 from tests.unit.test_rollout_episode import play
-from tools.timeline import bars, tables
+from workbench.timeline import bars, tables
 
 CANCEL = generate("train", 77, "cancel")
 

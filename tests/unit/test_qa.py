@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
+import re
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -110,8 +111,9 @@ async def test_smaller_worlds_ask_the_same_way_about_other_names():
         held = {name for key in keys for name in world(key)}
         assert len(held) == 3 * sum(COUNTS.values())
         assert not held & {name for number in range(3) for name in world(world_key(number, plain=plain))}
-    words = {word for key in (*SPLITS, 0) for name in world(world_key(key, plain=True)) for word in name.split()}
-    assert len(words) < 130
+    names = {name for key in (*SPLITS, 0) for name in world(world_key(key, plain=True))}
+    assert all(re.fullmatch("([A-Z][a-z]+){2,3}", name) for name in names)
+    assert len({word for name in names for word in re.findall("[A-Z][a-z]+", name)}) < 130
 
 
 def test_a_shorter_page_tells_a_part_of_what_the_longest_tells():

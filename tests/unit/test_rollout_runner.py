@@ -19,7 +19,6 @@ from hypothesis import strategies as st
 
 from environments.help_desk.tasks import generate
 from mua.algorithms.batch import make_batch
-from mua.cli import readable
 from mua.config.schema import AlgorithmConfig
 from mua.endpoint.services import Services
 from mua.environment import manager as manager_module
@@ -27,6 +26,7 @@ from mua.environment.manager import TooManyHungCalls
 from mua.environment.protocol import ToolResult
 from mua.errors import ConfigError, DeadlineExceeded, EngineError, UserFault
 from mua.observe.traces import TraceWriter
+from mua.readable import readable
 from mua.rollout import runner as runner_module
 from mua.rollout.runner import EpisodeRunner
 from mua.seeds import derived_seed

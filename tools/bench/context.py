@@ -53,17 +53,41 @@ CONFIG, SFT = "configs/tiny-context.yaml", "configs/tiny-context-sft.yaml"
 STRATEGIES = ("off", "discard_tool_results", "digest")
 PRACTICE = 40
 """Worlds that the expert searches; none is that of a split."""
-VOCABULARY = 896
+VOCABULARY = 1152
+SHAPE = {"hidden_size": 128, "intermediate_size": 352, "num_attention_heads": 4, "num_key_value_heads": 2}
+"""Of the policy, where it differs from :data:`tools.tiny.POLICY`."""
 WIDE = 2048
 """Tokens of a window in which nothing overflows."""
-STAGES: Mapping[str, tuple[str, Sequence[str]]] = {
-    "short": ("init", ("sft.short_first_steps=500", "trainer.steps=500")),
-    "all": ("short", ("optimizer.learning_rate=1e-3", "trainer.steps=150")),
-    "more": ("all", ("optimizer.learning_rate=2e-3", "trainer.steps=220", "sft.batch_size=8", "seed=2")),
-    "sft": ("more", ("optimizer.learning_rate=2e-3", "trainer.steps=320", "sft.batch_size=8", "seed=3")),
-    "long": ("sft", ("optimizer.learning_rate=2e-3", "trainer.steps=900", "seed=4")),
+HASTE = 0.4
+"""Share of the pages on the way after which a hasty expert answers with the name found there."""
+EPISODES, HASTY_EPISODES = 1_200, 500
+"""Of the experts, under each strategy."""
+DRILLS = 8_000
+"""Conversations in which names are read off pages."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A part of the cold start."""
+
+    start: str
+    """What it begins with: ``init`` or another stage."""
+    data: str
+    """``drills``, or whose episodes: ``expert`` or ``hasty``."""
+    settings: Sequence[str]
+
+
+STAGES: Mapping[str, Stage] = {
+    "reader": Stage("init", "drills", ("sft.short_first_steps=150", "trainer.steps=400", "sft.batch_size=24")),
+    "reader-2": Stage("reader", "drills", ("trainer.steps=400", "sft.batch_size=24", "seed=2")),
+    "reader-3": Stage("reader-2", "drills", ("trainer.steps=700", "sft.batch_size=24", "seed=3")),
+    "searcher": Stage("reader-3", "expert", ("optimizer.learning_rate=2e-3", "trainer.steps=300", "sft.batch_size=8")),
+    "searcher-2": Stage(
+        "searcher", "expert", ("optimizer.learning_rate=2e-3", "trainer.steps=600", "sft.batch_size=8", "seed=2")
+    ),
+    "hasty": Stage("searcher-2", "hasty", ("optimizer.learning_rate=5e-4", "trainer.steps=60", "sft.batch_size=8")),
 }
-"""Of the cold start: what each begins with, and its settings. Short episodes come first, which teach to copy names."""
+"""Drills teach to read names off pages, episodes to search; the last ones end too early: for rewards to put right."""
 
 
 # ---- the expert
@@ -86,9 +110,9 @@ class Expert:
     Its notes are the question that is left: what was found out stands in the place of what asked for it.
     """
 
-    def __init__(self, family: ChatFamily, tasks: Mapping[int, Task], instruction: str) -> None:
-        """``tasks``: by the ordinal of the episodes."""
-        self._family, self._tasks, self._instruction = family, tasks, instruction
+    def __init__(self, family: ChatFamily, tasks: Mapping[int, Task], instruction: str, haste: float = 0.0) -> None:
+        """``tasks``: by the ordinal of the episodes. ``haste``: share of pages on the way after which it answers."""
+        self._family, self._tasks, self._instruction, self._haste = family, tasks, instruction, haste
         self._searches: dict[str, _Search] = {}
 
     async def generate(
@@ -108,7 +132,7 @@ class Expert:
         if text.rpartition("<|im_start|>user")[2].strip().startswith(self._instruction):
             left = chain[len(search.known) - 1 :]
             message["content"] = question(found, left, data["world"]) if left else f"It is {found}."
-        elif len(search.known) > len(chain):
+        elif len(search.known) > len(chain) or (search.opened and self._tires(session, search)):
             message["content"] = f"<answer>{found}</answer>"
         else:
             search.opened += 1
@@ -120,11 +144,15 @@ class Expert:
         nothing = np.zeros(count, np.float32)
         return Generation(ids, nothing, "length" if cut else "stop", 0, np.zeros(count, np.int32), 0)
 
+    def _tires(self, session: str, search: _Search) -> bool:
+        """Whether it answers after this page; the same whenever it is asked."""
+        return random.Random(f"haste/{session.split('/')[0]}/{search.opened}").random() < self._haste
 
-async def _demonstrate(config: ExperimentConfig, strategies: Sequence[str]) -> Json:
-    """The expert's episodes under every strategy in turn, in the run's store; what they are like."""
+
+async def _demonstrate(config: ExperimentConfig, strategies: Sequence[str], count: int, haste: float) -> Json:
+    """The expert's episodes under every strategy in turn, ``count`` of each, in the run's store; what they are like."""
     tasks = other_tasks("train", PRACTICE, plain=True)
-    shuffled = random.Random("context bench").sample(range(len(tasks)), len(tasks))
+    shuffled = random.Random(f"context bench {haste}").sample(range(len(tasks)), count)
     found: dict[str, list[Trajectory]] = {}
     with recording(config) as recorder:
         for place, strategy in enumerate(strategies):
@@ -133,7 +161,7 @@ async def _demonstrate(config: ExperimentConfig, strategies: Sequence[str]) -> J
             selection = Selection.from_config(setting.environment, services)
             family = load_family(setting.model.path, thinking=setting.model.thinking)
             chosen = {place + len(strategies) * n: tasks[i] for n, i in enumerate(shuffled)}
-            expert = Expert(family, chosen, setting.context.instruction)
+            expert = Expert(family, chosen, setting.context.instruction, haste)
             runner = EpisodeRunner(setting, selection, family, expert, services, recorder=recorder)
             try:
                 ended = [runner.trajectory(task, ordinal, 0, temperature=1.0) for ordinal, task in chosen.items()]
@@ -179,19 +207,23 @@ class Bench:
         return self.root / [*STAGES][-1] / "hf"
 
     def prepare(self) -> None:
-        """Tokenizer, expert, cold start."""
+        """Tokenizer, drills, experts, cold start."""
         if not (self.root / "init" / "config.json").exists():
             say("a tokenizer, random weights")
-            build_policy(self.root / "init", _corpus(), 1, VOCABULARY)
-        self._once("expert", self._expert)
-        for stage, (start, settings) in STAGES.items():
-            weights = self.root / (f"{start}/hf" if start != "init" else start)
-            stored = [
-                f"model.path={weights}",
-                f"output={self.root / stage}",
-                f"sft.stored.store={self.root / 'expert'}",
-            ]
-            self._once(stage, lambda: run_mua("sft", SFT, *stored, *settings))  # noqa: B023 - called at once
+            build_policy(self.root / "init", _corpus(), 1, VOCABULARY, SHAPE)
+        drills = self.root / "drills.jsonl"
+        drills.write_text("".join(f"{json.dumps({'messages': drill})}\n" for drill in _drills()))
+        self._once("expert", lambda: self._demonstrated("expert", EPISODES, 0.0))
+        self._once("hasty-expert", lambda: self._demonstrated("hasty-expert", HASTY_EPISODES, HASTE))
+        sources = {
+            "drills": [f"sft.data={drills}", "sft.stored=null"],
+            "expert": [f"sft.stored.store={self.root / 'expert'}"],
+            "hasty": [f"sft.stored.store={self.root / 'hasty-expert'}", "sft.stored.success=false"],
+        }
+        for name, stage in STAGES.items():
+            weights = self.root / (f"{stage.start}/hf" if stage.start != "init" else stage.start)
+            given = [f"model.path={weights}", f"output={self.root / name}", *sources[stage.data], *stage.settings]
+            self._once(name, lambda: run_mua("sft", SFT, *given))  # noqa: B023 - called at once
 
     def reinforced(self, strategy: str, seed: int) -> Json:
         """Reinforcement learning under ``strategy``; how the policy did before and after it."""
@@ -206,23 +238,23 @@ class Bench:
         """The cold start in a window in which nothing overflows."""
         name = f"{self.split}/wide"
         given = [f"model.path={self.start}", f"output={self.root / name}", f"rollout.max_tokens={WIDE}"]
-        given += [f"evaluation.split={self.split}", f"model.max_length={WIDE}", "observe.traces=true"]
+        given += [f"evaluation.split={self.split}", f"model.max_length={WIDE + 64}", "observe.traces=true"]
         self._once(name, lambda: run_mua("eval", CONFIG, *given, *self.overrides))
         return list(read_traces(self.root / name / "traces"))
 
     def done(self, strategy: str, seed: int) -> bool:
         return (self.root / self.split / strategy / f"seed-{seed}" / "done").exists()
 
-    def _expert(self) -> None:
+    def _demonstrated(self, name: str, count: int, haste: float) -> None:
         given = [
             f"model.path={self.root / 'init'}",
-            f"output={self.root / 'expert'}",
+            f"output={self.root / name}",
             f"environment.options.practice={PRACTICE}",
         ]
         config = load_config(Path(CONFIG), given)
         say("the expert's episodes under every strategy")
-        found = asyncio.run(_demonstrate(config, STRATEGIES))
-        (self.root / "expert.json").write_text(json.dumps(found, indent=2) + "\n")
+        found = asyncio.run(_demonstrate(config, STRATEGIES, count, haste))
+        (self.root / f"{name}.json").write_text(json.dumps(found, indent=2) + "\n")
 
     def _once(self, name: str, work: Callable[[], None]) -> None:
         """A mark is left behind work that was done, in its folder."""
@@ -231,6 +263,25 @@ class Bench:
             began = time.monotonic()
             work()
             mark.write_text(f"{time.monotonic() - began:.0f} s\n")
+
+
+def _drills() -> Iterator[list[Json]]:
+    """Parts of a practice world's pages, one fact to ten, and every question that they answer, with its answer."""
+    draw = random.Random("context bench drills")
+    worlds = [world_key(number, plain=True) for number in range(PRACTICE)]
+    for _ in range(DRILLS):
+        key, left = draw.choice(worlds), draw.randint(1, 10)
+        told, asked = list[str](), list[str]()
+        while left > 0:
+            one = draw.choice(list(world(key).values()))
+            head, *facts = page_of(one, key, 0).text.removesuffix(".").split(". ")
+            shown = draw.sample(facts, min(left, draw.randint(1, len(facts))))
+            left -= len(shown)
+            told += [f"{sentence}." for sentence in (head, *shown)]
+            known = [(name, value) for name, value in one.facts.items() if any(value in text for text in shown)]
+            asked += [f"{question(one.name, [name], key)} {value}" for name, value in known]
+        draw.shuffle(asked)
+        yield [{"role": "user", "content": " ".join(told)}, {"role": "assistant", "content": "\n".join(asked)}]
 
 
 def _corpus() -> Iterator[list[Json]]:

@@ -17,8 +17,9 @@ from typing import Any
 from environments.help_desk import DOMAIN
 from environments.help_desk.demonstrations import demonstrations
 from mua.observe.metrics_log import METRICS_FILE, read_metrics
-from tools import kit, timeline
+from tools import kit
 from tools.tiny import build_policy
+from workbench import timeline
 
 
 def main() -> None:

@@ -1,42 +1,34 @@
-"""Convert every checkpoint of a run that is not yet converted: ``checkpoints/step_*`` become ``hf-steps/step_*``.
+"""Every checkpoint of a run as a model folder: ``checkpoints/step_*`` become ``hf-steps/step_*``.
 
 A step counts as converted only if the folder was made from this very checkpoint and its weight files are whole. What an
-interrupted call left is continued. A step folder that is half-written, damaged or of another model is an error: the
-others are converted all the same, each fault is named at the end, and the exit status is 1.
+interrupted call left is continued. A step folder that is half-written, damaged or of another model is a fault: the
+others are converted all the same, and each fault is told at the end.
 """
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Sequence
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from mua.cli import readable
-from mua.errors import ModelError, MuaError
+from mua.errors import ModelError
 from mua.observe.progress import Progress
-from tools import kit
+from mua.readable import readable
+from mua.types import Json
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    parser = kit.parser(__doc__)
-    parser.add_argument("run", type=Path, metavar="RUN_FOLDER", help="the output folder of mua train or mua sft")
-    parser.add_argument("--out", type=Path, help="where the model folders go; by default RUN_FOLDER/hf-steps")
-    parser.add_argument("--source", type=Path, help="folder with config.json and tokenizer; by default model.path")
-    parsed = parser.parse_args(arguments)
-    try:
-        return convert_all(parsed.run, parsed.out or parsed.run / "hf-steps", parsed.source)
-    except (MuaError, OSError) as error:
-        print(f"merge_checkpoints: {error}", file=sys.stderr)
-        return 1
+def convert_run(run: Path, out: Path | None = None, source: Path | None = None) -> Json:
+    """Convert what is not converted; how many steps were, were already, and what is wrong with the others.
 
+    Args:
+        run: output folder of ``mua train`` or ``mua sft``.
+        out: where the model folders go; None: its ``hf-steps``.
+        source: folder with config.json and tokenizer; None: the run's ``model.path``.
 
-def convert_all(run: Path, out: Path, source: Path | None) -> int:
-    """Convert what is not converted; the exit status."""
+    Raises:
+        ModelError: the folder has no checkpoints.
+    """
     from mua.megatron import offline
 
-    steps = step_folders(run)
+    steps, out = step_folders(run), out or run / "hf-steps"
     faults: list[str] = []
     done = 0
     with Progress(True) as progress, progress.stage(f"checkpoints of {run}", total=len(steps)) as stage:
@@ -48,10 +40,9 @@ def convert_all(run: Path, out: Path, source: Path | None) -> int:
             except Exception as error:  # the other steps are converted all the same; every fault is told below
                 faults.append(f"{checkpoint}: {described(error)}")
             stage.advance(note=checkpoint.name)
-    print(f"{out}: {done} converted, {len(steps) - done - len(faults)} were there already, {len(faults)} failed")
-    for fault in faults:
-        print(f"merge_checkpoints: {fault}", file=sys.stderr)
-    return 1 if faults else 0
+    return {
+        "written": str(out), "converted": done, "already": len(steps) - done - len(faults), "faults": faults,
+    }  # fmt: skip
 
 
 def step_folders(run: Path) -> list[Path]:
@@ -78,7 +69,3 @@ def convert(checkpoint: Path, out: Path, source: Path | None, progress: Progress
 def described(error: Exception) -> str:
     """One line: the message of an error a person can fix, the kind and message of any other."""
     return " ".join(readable(error)) or " ".join(f"{type(error).__name__}: {error}".split())
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,0 +1,150 @@
+"""Pages through a proxy: what it is asked, what is checked before, and whose fault it is when it does not answer.
+
+Proxy and hosts are real sockets on loopback, TLS included; the name service is a double. Not covered: a proxy that is
+itself reached by TLS.
+"""
+
+from __future__ import annotations
+
+import datetime
+import ssl
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from pydantic import ValidationError
+
+from mua.config.reading_section import PagesConfig
+from mua.errors import EnvironmentFault
+from mua.ports import free_port
+from mua.reading.fetching import Fetched, Fetcher
+from mua.reading.page_error import PageError
+from mua.reading.transport import Resolve
+from tests.web_support import Proxy, host, moved, page, proxy
+
+PUBLIC = "93.184.216.34"
+
+
+def names(known: dict[str, str]) -> Resolve:
+    async def resolve(name: str, port: int) -> Sequence[str]:
+        if name not in known:
+            raise OSError("no such name")
+        return [known[name]]
+
+    return resolve
+
+
+async def fetched(url: str, resolve: Resolve, **keys: object) -> Fetched:
+    fetcher = Fetcher(PagesConfig.model_validate({"fetch_seconds": 10.0, **keys}), resolve)
+    try:
+        return await fetcher.fetch(url)
+    finally:
+        await fetcher.close()
+
+
+def at(one: Proxy, login: str = "") -> str:
+    return f"http://{login}127.0.0.1:{one.port}"
+
+
+async def test_a_page_comes_through_it_and_so_does_what_it_redirects_to() -> None:
+    resolve = names({"news.example": PUBLIC, "inside.example": "10.0.0.8"})
+    async with host() as one, proxy(one) as through:
+        one.answers |= {"/": moved("http://news.example/two"), "/two": page("read")}
+        assert (await fetched("http://news.example/", resolve, proxy=at(through))).body == b"read"
+        assert through.lines == ["GET http://news.example/ HTTP/1.1", "GET http://news.example/two HTTP/1.1"]
+        assert "host: news.example" in one.heads[-1].lower()
+        one.answers["/"] = moved("http://inside.example/two")
+        for url in ("http://news.example/", "http://inside.example/two", "http://10.0.0.8/two"):
+            with pytest.raises(PageError, match="not on the public internet"):
+                await fetched(url, resolve, proxy=at(through))
+        assert one.asked["/two"] == 1
+        with pytest.raises(PageError, match=r"no host unknown\.example"):
+            await fetched("http://unknown.example/two", resolve, proxy=at(through))
+
+
+async def test_names_may_be_left_to_it_but_numbers_and_lists_are_not() -> None:
+    async with host() as one, proxy(one) as through:
+        one.answers["/"] = page("read")
+        keys = {"proxy": at(through), "proxy_resolves": True, "block": ["bad.example"]}
+        assert (await fetched("http://unknown.example/", names({}), **keys)).body == b"read"
+        for url in ("http://169.254.169.254/", "http://127.0.0.1/", "http://bad.example/"):
+            with pytest.raises(PageError, match="refused"):
+                await fetched(url, names({}), **keys)
+        assert one.asked["/"] == len(through.lines) == 1
+
+
+async def test_what_it_refuses_is_read_by_the_policy_and_what_it_lacks_is_a_fault() -> None:
+    resolve = names({"news.example": PUBLIC, "bad.example": PUBLIC})
+    async with host() as one, proxy(one, login="me:p@ss", refuses=("bad.example",)) as through:
+        one.answers["/"] = page("read")
+        right = at(through, "me:p%40ss@")
+        assert (await fetched("http://news.example/", resolve, proxy=right)).body == b"read"
+        with pytest.raises(PageError, match="status 403"):
+            await fetched("http://bad.example/", resolve, proxy=right)
+        with pytest.raises(PageError, match="the proxy refused to connect: 403"):
+            await fetched("https://bad.example/", resolve, proxy=right)
+        for url in ("http://news.example/", "https://news.example/"):
+            with pytest.raises(EnvironmentFault, match="asks for a name and password"):
+                await fetched(url, resolve, proxy=at(through, "me:wrong@"))
+    gone = f"http://me:p%40ss@127.0.0.1:{free_port()}"
+    with pytest.raises(EnvironmentFault, match="no connection") as caught:
+        await fetched("https://news.example/", resolve, proxy=gone)
+    assert "p%40ss" not in str(caught.value)
+    assert "p@ss" not in str(caught.value)
+
+
+async def test_certificates_are_verified_through_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    resolve = names({"news.example": PUBLIC, "other.example": PUBLIC})
+    context = certified(tmp_path / "authority.pem", "news.example")
+    async with host(context) as one, proxy(one) as through:
+        one.answers["/"] = page("read")
+        with pytest.raises(PageError, match="no connection to this host"):  # signed by nobody who is known
+            await fetched("https://news.example/", resolve, proxy=at(through))
+        monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "authority.pem"))
+        assert (await fetched("https://news.example/", resolve, proxy=at(through))).body == b"read"
+        assert through.lines[-1] == "CONNECT news.example:443 HTTP/1.1"
+        with pytest.raises(PageError, match="no connection to this host"):
+            await fetched("https://other.example/", resolve, proxy=at(through))
+        assert one.asked["/"] == 1
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ({"proxy": "proxy.corp:3128"}, "write http://HOST:PORT"),
+        ({"proxy": "socks5://proxy.corp:1080"}, "write http://HOST:PORT"),
+        ({"proxy": "http://proxy.corp:3128/path"}, "write http://HOST:PORT"),
+        ({"proxy_resolves": True}, "proxy_resolves belongs to proxy"),
+    ],
+)
+def test_what_is_no_proxy(keys: dict[str, object], said: str) -> None:
+    with pytest.raises(ValidationError, match=said):
+        PagesConfig.model_validate(keys)
+
+
+def certified(authority: Path, name: str) -> ssl.SSLContext:
+    """For a host called ``name``, whose certificate signs itself and is written to ``authority``."""
+    key, subject = ec.generate_private_key(ec.SECP256R1()), x509.Name([])
+    now = datetime.datetime.now(datetime.UTC)
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(subject)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(days=1))
+        .not_valid_after(now + datetime.timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName(name)]), critical=True)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    plain = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    authority.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+    both = authority.with_suffix(".both")
+    both.write_bytes(key.private_bytes(serialization.Encoding.PEM, *plain) + authority.read_bytes())
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(both)
+    return context
