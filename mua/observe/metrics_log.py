@@ -142,14 +142,14 @@ def ending_of(error: BaseException | None) -> Ending:
 
 
 def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
-    """The lines of a ``metrics.jsonl``; an unfinished last line, left by a run that was killed, is skipped.
+    """The lines of a ``metrics.jsonl``; an unfinished last line, of a run that was killed or writes now, is skipped.
 
     Raises :class:`MuaError` naming file and line for any other that holds no metrics of a step.
     """
     with open_file(path) as file:
         for number, line in enumerate(file, start=1):
             if not line.endswith(b"\n"):
-                continue
+                return  # what is written meanwhile is the rest of this line, not a line
             wrong = None
             try:
                 found = read_json(line, strict=False)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -54,6 +55,20 @@ def test_a_resumed_run_drops_what_it_will_write_again(
     write(tmp_path, 0, 5)
     write(tmp_path, 7, 8, resume_step)
     assert steps(tmp_path) == expected
+
+
+def test_a_line_that_is_written_while_it_is_read_is_read_the_next_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path, 0, 3)
+    written = (tmp_path / METRICS_FILE).read_bytes()
+    for cut in range(len(written)):
+        if written[:cut].endswith(b"\n") or not cut:
+            continue
+        # The end of the file is reached at ``cut``, and the rest is there when the next line is asked for.
+        found = written[:cut].splitlines(keepends=True) + written[cut:].splitlines(keepends=True)
+        monkeypatch.setattr("mua.observe.metrics_log.open_file", lambda _, found=found: nullcontext(found))
+        assert steps(tmp_path) == list(range(written[:cut].count(b"\n"))), cut
 
 
 def test_a_torn_last_line_does_not_spoil_the_next_run(tmp_path: Path) -> None:
