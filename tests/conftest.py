@@ -32,7 +32,6 @@ settings.load_profile("mua")
 RUNS = "critic|distillation|evaluation|make_|ports|refill|shrunk_recipe|two_nodes|variants|zero_learning_rate"
 GROUPS = {
     "kills": r"tests/e2e/test_(engine_lost|preempt|replay|resume|samplers|two_ranks)",
-    "chaos": r"tests/e2e/test_chaos",
     "runs": rf"tests/e2e/test_({RUNS})",
     "users": r"tests/e2e/test_users",
     "store": r"tests/unit/test_store",

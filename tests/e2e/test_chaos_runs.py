@@ -16,7 +16,7 @@ import pytest
 from e2e_support import ROOT, environment
 
 MODES = [
-    pytest.param("ranks", 16, marks=pytest.mark.slow),  # rank 1 is killed in a sync of weights
+    pytest.param("ranks", 16, marks=pytest.mark.grid),  # rank 1 is killed in a sync of weights
     pytest.param("sync", 20, marks=pytest.mark.grid),  # the trainer, while it saves
     pytest.param("stale", 12, marks=pytest.mark.grid),  # the trainer stands still from its start
 ]

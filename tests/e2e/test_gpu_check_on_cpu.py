@@ -44,7 +44,7 @@ def checked(out: Path, *arguments: str, **variables: str) -> tuple[int, dict[str
         command = ["-c", f"{FORKING} sys.exit(gpu_check.main())"]
     done = subprocess.run(
         [sys.executable, *command, "--out", str(out), *arguments],
-        cwd=out, env=environment, capture_output=True, text=True, timeout=280,
+        cwd=out, env=environment, capture_output=True, text=True, timeout=840,
     )  # fmt: skip
     assert_nothing_left(out)
     lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
@@ -56,6 +56,7 @@ def figures(record: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_every_check_runs_on_a_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # What SGLang imports when it starts: its memory saver, too, which other tests' engines do not have.
     variables = {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tools/gpu_checks/no_gpu")])}
