@@ -80,15 +80,16 @@ def test_samplers_killed_at_random_change_nothing(
         with Store.open(url) as store:
             players = [sampler(stack, tmp_path / f"sampler-{n}", url) for n in range(PLAYERS)]
             while run.poll() is None:
-                victim = draw.randrange(PLAYERS)
+                # The first is one that has played an episode and is at the next, so that another one has to go on.
+                victim = draw.randrange(PLAYERS) if kills else player_at_a_second_episode(store, players)
                 with store.read() as connection:
                     leased = connection.execute(
                         sa.select(episodes.c.sampler).where(episodes.c.state == "leased").limit(1)
                     ).scalar()
-                if leased is None or kills == most:
+                if victim is None or leased is None or kills == most:
                     time.sleep(0.05)
                     continue
-                time.sleep(draw.uniform(0.0, 0.4))
+                time.sleep(draw.uniform(0.0, 0.4) if kills else 0.0)
                 assert all(player.poll() is None for player in players) or run.poll() is not None
                 players[victim].send_signal(signal.SIGKILL)
                 players[victim].wait()
@@ -204,6 +205,17 @@ def test_a_router_out_of_reach_is_told(recipe: Path, tmp_path: Path) -> None:
     found = refused("sample", tmp_path / "store.sqlite", "samplers.other_code=warn", cwd=tmp_path, status=75)
     assert "run r goes on, but its engines' router at http://127.0.0.1:" in found
     assert "set samplers.address" in found
+
+
+def player_at_a_second_episode(store: Store, players: list[Command]) -> int | None:
+    """The place in ``players`` of a sampler that has ended an episode and has a lease on another."""
+    done = sa.select(episodes.c.sampler).where(episodes.c.state == "done")
+    at_the_next = sa.select(samplers.c.pid).join(episodes, episodes.c.sampler == samplers.c.id)
+    with store.read() as connection:
+        pids = connection.execute(
+            at_the_next.where(episodes.c.state == "leased", samplers.c.id.in_(done)).order_by(samplers.c.pid)
+        ).scalars().all()  # fmt: skip
+    return next((number for number, player in enumerate(players) if player.pid in pids), None)
 
 
 def ended_ahead(url: str, output: Path) -> bool:
