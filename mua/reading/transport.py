@@ -73,12 +73,11 @@ class AddressLookup:
         return self._rules.check_addresses(name, port, found)
 
 
-class CheckedBackend(httpcore.AsyncNetworkBackend):
+class CheckedBackend(httpcore.AnyIOBackend):
     """Connects to addresses that the rules allow."""
 
     def __init__(self, checked: AddressLookup) -> None:
         self._checked = checked
-        self._inner = httpcore.AnyIOBackend()
 
     async def connect_tcp(
         self,
@@ -93,7 +92,7 @@ class CheckedBackend(httpcore.AsyncNetworkBackend):
         for place, address in enumerate(addresses):
             left = None if until is None else max(0.001, (until - monotonic()) / (len(addresses) - place))
             try:
-                return await self._inner.connect_tcp(
+                return await super().connect_tcp(
                     address, port, timeout=left, local_address=local_address, socket_options=socket_options
                 )
             except (httpcore.ConnectError, httpcore.ConnectTimeout):
@@ -101,17 +100,13 @@ class CheckedBackend(httpcore.AsyncNetworkBackend):
                     raise
         raise AssertionError("there is an address")
 
-    async def sleep(self, seconds: float) -> None:
-        await asyncio.sleep(seconds)
 
-
-class ProxyBackend(httpcore.AsyncNetworkBackend):
+class ProxyBackend(httpcore.AnyIOBackend):
     """Connects to the proxy alone: where that fails, no page and no policy is to blame."""
 
     def __init__(self, shown: str) -> None:
         """``shown``: the proxy in messages."""
         self._shown = shown
-        self._inner = httpcore.AnyIOBackend()
 
     async def connect_tcp(
         self,
@@ -122,12 +117,9 @@ class ProxyBackend(httpcore.AsyncNetworkBackend):
         socket_options: Iterable[Any] | None = None,
     ) -> httpcore.AsyncNetworkStream:
         try:
-            return await self._inner.connect_tcp(host, port, timeout, local_address, socket_options)
+            return await super().connect_tcp(host, port, timeout, local_address, socket_options)
         except (httpcore.ConnectError, httpcore.ConnectTimeout) as error:
             raise EnvironmentFault(f"environment.tools.pages.proxy {self._shown}: no connection: {error}") from None
-
-    async def sleep(self, seconds: float) -> None:
-        await asyncio.sleep(seconds)
 
 
 class CheckedTransport(httpx.AsyncBaseTransport):
