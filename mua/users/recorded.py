@@ -131,5 +131,6 @@ def _read(file: Path) -> Iterator[tuple[str, list[RecordedTurn]]]:
                 if line.endswith(b"\n"):
                     raise ConfigError(fault) from error
                 log.warning("%s; the line is unfinished and skipped", fault)
+                return
             else:
                 yield recording
