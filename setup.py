@@ -68,6 +68,7 @@ CPU = [
     "gguf",
     "huggingface_hub",
     "ipython",
+    "jsonschema",
     "megatron-core==0.19.2",
     "msgspec",
     "partial-json-parser",

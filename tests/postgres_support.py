@@ -1,7 +1,7 @@
 """A real PostgreSQL on this machine for tests: one server a session, a database each, and the server can go away.
 
-It runs from Debian's packages in a temporary folder, on the loopback address, as an unprivileged user, because
-PostgreSQL refuses root. Where it is missing, root installs it; elsewhere the tests are skipped with the reason.
+It runs from Debian's packages in a temporary folder, on the loopback address or another one, as an unprivileged user,
+because PostgreSQL refuses root. Where it is missing, root installs it; elsewhere the tests are skipped with the reason.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ def _folders() -> list[Path]:
 class PostgresServer:
     """A server in a temporary folder. ``start``, ``stop`` and ``kill`` as often as a test likes; ``remove`` at last."""
 
-    def __init__(self) -> None:
-        self._bin = programs()
+    def __init__(self, address: str = "127.0.0.1") -> None:
+        self._bin, self._address = programs(), address
         self.folder = Path(tempfile.mkdtemp(prefix="pg-", dir="/tmp"))
         self.port = free_port()
         self.password = secrets.token_hex(12)
@@ -74,12 +74,14 @@ class PostgresServer:
         if made.returncode:
             self.remove()
             raise PostgresUnavailable(f"initdb failed: {made.stderr[-1000:]}")
+        with (self.folder / "data" / "pg_hba.conf").open("a") as who:
+            who.write(f"host all all {address}/24 scram-sha-256\n")
         self.start()
 
     def start(self, seconds: float = 60.0) -> None:
         """Start it on its port and wait until it answers."""
         settings = {
-            "listen_addresses": "127.0.0.1", "port": str(self.port), "unix_socket_directories": "", "fsync": "off",
+            "listen_addresses": self._address, "port": str(self.port), "unix_socket_directories": "", "fsync": "off",
             "shared_buffers": "16MB", "max_connections": "200", "autovacuum": "off", "max_wal_size": "64MB",
         }  # fmt: skip
         flags = [part for name, value in settings.items() for part in ("-c", f"{name}={value}")]
@@ -108,7 +110,7 @@ class PostgresServer:
             self._process = None
 
     def dsn(self, database: str) -> str:
-        return f"postgresql://mua:{self.password}@127.0.0.1:{self.port}/{database}"
+        return f"postgresql://mua:{self.password}@{self._address}:{self.port}/{database}"
 
     def database(self) -> str:
         """The URL of a new empty database."""
@@ -131,11 +133,11 @@ def _has_user(name: str) -> bool:
 
 
 @contextmanager
-def postgres_server() -> Iterator[PostgresServer]:
-    """A server, or the test is skipped with the reason."""
+def postgres_server(address: str = "127.0.0.1") -> Iterator[PostgresServer]:
+    """A server at an address of this machine, or the test is skipped with the reason."""
     pytest.importorskip("psycopg", reason="pip install 'mua[postgres]'")
     try:
-        server = PostgresServer()
+        server = PostgresServer(address)
     except PostgresUnavailable as error:
         pytest.skip(str(error))
     try:

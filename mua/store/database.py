@@ -28,6 +28,8 @@ MIGRATIONS = Path(__file__).with_name("migrations")
 HEAD = max((path.stem[-4:] for path in (MIGRATIONS / "versions").glob("schema_[0-9]*.py")), default="0000")
 """The newest schema version, which this program reads and writes."""
 CONNECT_SECONDS = 10
+IDLE_SECONDS = 60
+"""So long PostgreSQL waits for the next statement of a transaction that may write, before it undoes it."""
 _LOCK = 0x6D7561  # key of PostgreSQL's advisory lock while a schema is made or changed
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0
 
@@ -263,26 +265,45 @@ def _engine(url: URL, write: bool, busy_seconds: float) -> Engine:
     try:
         if url.get_backend_name() == "sqlite":
             return _sqlite_engine(Path(str(url.database)), write, busy_seconds)
-        return sa.create_engine(
-            url,
-            pool_pre_ping=True,
-            pool_size=8,
-            max_overflow=24,
-            pool_timeout=60,
-            hide_parameters=True,
-            connect_args={
-                "connect_timeout": CONNECT_SECONDS,
-                "keepalives_idle": 30,
-                "keepalives_interval": 10,
-                "keepalives_count": 3,
-                "tcp_user_timeout": 60_000,
-                "application_name": "mua",
-            },
-        )
+        return _postgres_engine(url, write)
     except ImportError as error:
         raise StoreError(
             f"store {shown(url)}: the driver {error.name} is not installed; pip install 'mua[postgres]'"
         ) from None
+
+
+def _postgres_engine(url: URL, write: bool) -> Engine:
+    """An engine both of whose ends notice when the other is gone.
+
+    The server's own keepalives take two hours by default. So long it would keep the locks of a machine that vanished,
+    or was suspended, in the middle of a transaction: its rows, which others skip, would hold up the run.
+    """
+    settings = {"tcp_keepalives_idle": 30, "tcp_keepalives_interval": 10, "tcp_keepalives_count": 3}
+    if write:  # who only reads holds no lock that another waits for, and may take its time between two rows
+        settings["idle_in_transaction_session_timeout"] = IDLE_SECONDS * 1000
+    engine = sa.create_engine(
+        url,
+        pool_pre_ping=True,
+        pool_size=8,
+        max_overflow=24,
+        pool_timeout=60,
+        hide_parameters=True,
+        connect_args={
+            "connect_timeout": CONNECT_SECONDS,
+            "keepalives_idle": 30,
+            "keepalives_interval": 10,
+            "keepalives_count": 3,
+            "tcp_user_timeout": 60_000,
+            "application_name": "mua",
+        },
+    )
+
+    @sa.event.listens_for(engine, "connect")
+    def tell_server(connection: Any, _: object) -> None:
+        connection.execute("; ".join(f"SET {name} = {value}" for name, value in settings.items()))
+        connection.commit()
+
+    return engine
 
 
 def _sqlite_engine(path: Path, write: bool, busy_seconds: float) -> Engine:

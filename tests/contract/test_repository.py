@@ -244,15 +244,21 @@ STACKS = ("cpu", "gpu", "dev", "docs")
 """Extras of a whole stack, some of which only SGLang imports."""
 
 
-def requirements() -> dict[str, set[str]]:
-    """Distribution names by extra, those of everybody as ``core``, as ``setup.py`` declares them."""
+def requirement_lines() -> dict[str, list[str]]:
+    """Requirements by extra, those of everybody as ``core``, as ``setup.py`` declares them."""
     command = [sys.executable, "-c", "import json, setuptools; setuptools.setup = lambda **k: print(json.dumps("
                "{'core': k['install_requires'], **k['extras_require']})); exec(open('setup.py').read(), "
                "{'__file__': 'setup.py'})"]  # fmt: skip
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    found: dict[str, list[str]] = json.loads(done.stdout)
+    return found
+
+
+def requirements() -> dict[str, set[str]]:
+    """Distribution names by extra, those of everybody as ``core``."""
     return {
         extra: {re.split(r"[\[<>=;~ ]", line)[0].lower() for line in lines}
-        for extra, lines in json.loads(done.stdout).items()
+        for extra, lines in requirement_lines().items()
     }
 
 

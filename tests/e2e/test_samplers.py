@@ -1,7 +1,7 @@
 """Samplers apart from the trainer: real processes on a real PostgreSQL, engine and Megatron, killed at random.
 
-In deterministic mode the run is bit for bit the one whose trainer rolls out itself, whoever played which episode. Not
-covered: samplers on other machines, whose only difference is the address of the router.
+In deterministic mode the run is bit for bit the one whose trainer rolls out itself, whoever played which episode.
+Samplers on other machines are in test_sampler_hosts.py. Not covered: more than a handful of them.
 """
 
 from __future__ import annotations

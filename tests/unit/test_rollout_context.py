@@ -287,6 +287,8 @@ def test_what_stays() -> None:
     assert [m["content"] for m in twice] == ["s", "u1", "u2", rules.NOTES.format(notes=rules.NO_NOTES)]
     digest = with_notes([*once, message("assistant", "hm"), message("user", "u3")], "two", users=False)
     assert [m["content"] for m in digest] == ["s", "u1", rules.NOTES.format(notes="two"), "u3"]
+    # Where the user says one thing alone, what is measured of one of the two holds for the other.
+    assert with_notes(before, "n", users=True) == with_notes(before, "n", users=False)
 
 
 async def test_a_policy_behind_an_endpoint_follows_the_same_rules() -> None:

@@ -26,9 +26,9 @@ from mua.errors import ConfigError
 from mua.rollout.sample import configuration_of, secrets_of
 from mua.rollout.sampler_code import made_with
 from mua.source_state import code_digest
-from mua.store import leases
+from mua.store import database, leases
 from mua.store.database import Store
-from mua.store.faults import StoreError
+from mua.store.faults import StoreError, StoreUnreachable
 from mua.store.leases import EpisodeLease, claim, complete_groups, deliver, ended_episodes, give_back, open_group, renew
 from mua.store.part_finding import find_part, router_row, state_of_run
 from mua.store.tables import engines, episodes, parts, runs, tasks
@@ -120,6 +120,36 @@ def test_a_lease_that_is_over_is_renewed_unless_it_was_taken(url: str) -> None:
             assert renew(connection, [mine, other], 60) == {mine.token}
             assert deliver(connection, mine, "x")
             assert not deliver(connection, other, "x")
+
+
+def test_a_machine_suspended_within_a_transaction_holds_nothing_up(
+    postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PostgreSQL cannot tell it from one that vanished with its network: nothing more comes."""
+    url = postgres.database()
+    with Store.open(url) as ours:
+        monkeypatch.setattr(database, "IDLE_SECONDS", 1)
+        begin(ours, 1)
+        found: list[EpisodeLease] = []
+
+        def suspended(store: Store) -> None:
+            with store.begin() as connection:
+                assert len(claim(connection, RUN, 1, "a", 9, 60, 2)) == SIZE
+                deadline = time.monotonic() + 30
+                while not found and time.monotonic() < deadline:
+                    time.sleep(0.05)
+                    with ours.begin() as other:
+                        found.extend(claim(other, RUN, 1, "b", 9, 60, 2))
+                renew(connection, found, 60)
+
+        with Store.open(url) as theirs, Store.open(url, write=False) as reader, reader.read() as reading:
+            with pytest.raises(StoreUnreachable, match="does not answer"):
+                suspended(theirs)
+            assert [lease.attempts for lease in found] == [0] * SIZE  # as if the other had not been
+            with theirs.begin() as connection:  # over a new connection
+                assert renew(connection, found, 60) == {lease.token for lease in found}
+            assert reading.execute(sa.select(sa.func.count()).select_from(episodes)).scalar_one() == SIZE
+            assert reading.execute(sa.text("SHOW tcp_keepalives_idle")).scalar_one() == "30"
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -1,6 +1,6 @@
 """Searches longer than the window: what rewriting contexts does for success, before and after training.
 
-    python -m tools.bench.context [--seeds 1 2 3] [--strategies off discard_tool_results digest] [--split test]
+    python -m tools.bench.context [--seeds 1 2 3] [--strategies wide off discard_tool_results digest] [--split test]
 
 One tiny policy learns from an expert of the domain ``qa`` whose episodes ran under every strategy, so that it has read
 conversations as each of them leaves them; each strategy then trains it by rewards, once for each seed. Before and after
@@ -38,7 +38,6 @@ from mua.environment.selection import Selection
 from mua.errors import MuaError
 from mua.evaluation.estimators import percentile_interval
 from mua.evaluation.recording import recording
-from mua.observe.traces import read_traces
 from mua.rollout.runner import EpisodeRunner
 from mua.tokens.chat_family import ChatFamily
 from mua.tokens.family_loading import load_family
@@ -58,6 +57,12 @@ SHAPE = {"hidden_size": 128, "intermediate_size": 352, "num_attention_heads": 4,
 """Of the policy, where it differs from :data:`tools.tiny.POLICY`."""
 WIDE = 2048
 """Tokens of a window in which nothing overflows."""
+TRAINED = {
+    "wide": ("context.strategy=off", f"rollout.max_tokens={WIDE}", f"model.max_length={WIDE + 64}"),
+    **{name: (f"context.strategy={name}",) for name in (*STRATEGIES, "summarise")},
+}
+"""What reinforcement learning is done under. One question is all that a user says here, so that ``summarise`` leaves of
+an episode what ``digest`` does."""
 HASTE = 0.4
 """Share of the pages on the way after which a hasty expert answers with the name found there."""
 EPISODES, HASTY_EPISODES = 1_200, 500
@@ -228,19 +233,11 @@ class Bench:
     def reinforced(self, strategy: str, seed: int) -> Json:
         """Reinforcement learning under ``strategy``; how the policy did before and after it."""
         name = f"{self.split}/{strategy}/seed-{seed}"
-        given = [f"model.path={self.start}", f"output={self.root / name}", f"context.strategy={strategy}"]
+        given = [f"model.path={self.start}", f"output={self.root / name}", *TRAINED[strategy]]
         given += [f"evaluation.report_split={self.split}", f"seed={seed}"]
         self._once(name, lambda: run_mua("train", CONFIG, *given, *self.overrides))
         with mua.open_run(self.root / name) as run:
             return {label: list(run.trajectories.where(round=place)) for place, label in ((1, "before"), (2, "after"))}
-
-    def wide(self) -> list[Trajectory]:
-        """The cold start in a window in which nothing overflows."""
-        name = f"{self.split}/wide"
-        given = [f"model.path={self.start}", f"output={self.root / name}", f"rollout.max_tokens={WIDE}"]
-        given += [f"evaluation.split={self.split}", f"model.max_length={WIDE + 64}", "observe.traces=true"]
-        self._once(name, lambda: run_mua("eval", CONFIG, *given, *self.overrides))
-        return list(read_traces(self.root / name / "traces"))
 
     def done(self, strategy: str, seed: int) -> bool:
         return (self.root / self.split / strategy / f"seed-{seed}" / "done").exists()
@@ -321,8 +318,6 @@ Judged: TypeAlias = list[list[Trajectory]]
 
 def _judgements(bench: Bench, strategies: Sequence[str], seeds: Sequence[int]) -> Iterator[tuple[str, str, Judged]]:
     """Strategy, what was evaluated, its evaluations."""
-    if (bench.root / bench.split / "wide" / "done").exists():
-        yield f"off, window of {WIDE:,}", "cold start", [bench.wide()]
     for strategy in strategies:
         found = {seed: bench.reinforced(strategy, seed) for seed in seeds if bench.done(strategy, seed)}
         if found:
@@ -365,7 +360,7 @@ def _text(values: Floats) -> str:
 def main() -> None:
     parser = kit.parser(__doc__)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
-    parser.add_argument("--strategies", nargs="+", default=list(STRATEGIES), choices=STRATEGIES)
+    parser.add_argument("--strategies", nargs="+", default=["wide", *STRATEGIES], choices=TRAINED)
     parser.add_argument("--split", default="test", choices=["validation", "test"], help="what is evaluated on")
     parser.add_argument("--only-tables", action="store_true", help="of what is there; train nothing")
     parser.add_argument("--root", type=Path, default=ROOT)
@@ -376,7 +371,6 @@ def main() -> None:
         bench.prepare()
         for seed, strategy in itertools.product(arguments.seeds, arguments.strategies):
             bench.reinforced(strategy, seed)
-        bench.wide()
     print(tables(bench, arguments.strategies, arguments.seeds))
 
 

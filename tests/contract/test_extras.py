@@ -1,0 +1,79 @@
+"""``pip install "mua[cpu]"`` brings all that a trainer and an engine import, without SGLang's own requirements.
+
+This environment has more: what tests, tool servers and the documentation need. Here none of that can be imported. Not
+covered: what is imported only while an engine serves, for which ``python -m tools.wheel_check --fresh --train`` is.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+from mua.compat import sglang_cpu
+from tests.contract.test_repository import requirement_lines
+
+ROOT = Path(__file__).parents[2]
+BLOCKED = """
+import sys
+class Blocked:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {absent!r}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+sys.meta_path.insert(0, Blocked())
+"""
+SERVER = (
+    "sglang.launch_server", "sglang.srt.entrypoints.http_server", "sglang.srt.managers.scheduler",
+    "sglang.srt.managers.tokenizer_manager", "sglang.srt.managers.detokenizer_manager",
+)  # fmt: skip
+TRAINER = ("mua.cli", "mua.trainer.rl", "mua.trainer.sft", "mua.evaluation.evaluator", "mua.rollout.sample")
+UNPINNED = {"sglang", "xgrammar"}
+"""Installed without their requirements (constraints/cpu-py312-nodeps.txt)."""
+
+
+def canonical(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def brought(lines: list[str]) -> set[str]:
+    """The distributions that installing ``lines`` brings, by the metadata of this environment."""
+    todo, seen = [Requirement(line) for line in lines], set[tuple[str, frozenset[str]]]()
+    while todo:
+        asked = todo.pop()
+        if (key := (canonical(asked.name), frozenset(asked.extras))) in seen:
+            continue
+        seen.add(key)
+        try:
+            needs = metadata.distribution(asked.name).requires or []
+        except metadata.PackageNotFoundError:  # CUDA's, where PyTorch's CPU build is installed
+            continue
+        extras = {"", *asked.extras}
+        for need in map(Requirement, needs):
+            if need.marker is None or any(need.marker.evaluate({"extra": extra}) for extra in extras):
+                todo.append(need)
+    return {name for name, _ in seen}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("modules", [SERVER, TRAINER], ids=["server", "trainer"])
+def test_the_cpu_extra_brings_what_is_imported(modules: tuple[str, ...]) -> None:
+    lines = requirement_lines()
+    there = brought([*lines["core"], *lines["cpu"]]) | UNPINNED | {"mua", "setuptools", "pip"}
+    absent = {
+        module for module, owners in metadata.packages_distributions().items()
+        if not {canonical(owner) for owner in owners} & there
+    }  # fmt: skip
+    assert {"pytest", "mcp", "hypothesis"} <= absent, "nothing is missing, so that this test shows nothing"
+    first = "import mua_sglang_cpu\n" if modules == SERVER else ""
+    code = BLOCKED.format(absent=absent) + first + "".join(f"import {module}\n" for module in modules)
+    variables = sglang_cpu.cpu_environment() if modules == SERVER else dict(os.environ)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, env=variables, capture_output=True, text=True, timeout=280, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]

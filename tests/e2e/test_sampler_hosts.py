@@ -1,0 +1,130 @@
+"""Samplers on machines of their own: other networks, host names, process ids, files and clocks; one loses its network.
+
+Emulated on this one (tests/hosts_support.py). What samplers do when they are killed, and a database or a trainer that
+goes away, is in test_samplers.py. Not covered: the bandwidth and latency of a network, more than two machines.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import time
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+from e2e_support import (
+    DETERMINISTIC,
+    GROUPS,
+    SIZE,
+    STEPS,
+    Command,
+    assert_nothing_left,
+    assert_same_run,
+    ended,
+    kill_group,
+    running,
+    until,
+)
+
+from mua.store.database import Store
+from mua.store.tables import episodes, samplers
+from mua.store.verification import verify
+from tests.hosts_support import Host, hosts
+from tests.postgres_support import postgres_server
+
+pytestmark = [pytest.mark.timeout(900), pytest.mark.slow]
+
+CLOCKS = (7200, -3600)
+"""By so many seconds the clocks of the machines are wrong."""
+
+
+def test_samplers_on_machines_with_wrong_clocks_of_which_one_loses_its_network(
+    recipe: Path, tuned: Path, trained: Path, tmp_path: Path
+) -> None:
+    head = tmp_path / "head"
+    head.mkdir()
+    with ExitStack() as stack:
+        net = stack.enter_context(hosts(len(CLOCKS)))
+        server = stack.enter_context(postgres_server(net.head))
+        url = server.database()
+        command = (
+            "train", recipe, f"trainer.steps={STEPS}", f"store.url={url}", f"samplers.address={net.head}",
+            "samplers.enabled=true", "samplers.inside=false", "samplers.lease_seconds=3",
+            "samplers.heartbeat_seconds=0.5", "samplers.poll_seconds=0.05", "samplers.start_seconds=120",
+            "rollout.concurrency=1", *DETERMINISTIC,
+        )  # fmt: skip
+        run = stack.enter_context(running(*command, cwd=head))
+        players = [
+            player(stack, host, url, tmp_path / host.name, tuned, [head], clock)
+            for host, clock in zip(net.others, CLOCKS, strict=True)
+        ]
+        store = stack.enter_context(Store.open(url))
+        cut, other = net.others
+        cut_off(store, cut, other, run)
+        cut.plug("up")
+        ended(run, head, 0)
+        statuses = [process.wait(120) for process in players]
+        assert statuses[1] == 0, (tmp_path / other.name / "stderr").read_text()
+        assert statuses[0] in (0, 75), (tmp_path / cut.name / "stderr").read_text()
+        with store.read() as connection:
+            rows = connection.execute(sa.select(episodes.c.state, episodes.c.trajectory_id, episodes.c.sampler)).all()
+            assert {row.state for row in rows} == {"done"}
+            assert len({row.trajectory_id for row in rows}) == len(rows) == STEPS * GROUPS * SIZE
+            assert {host_of(row.sampler) for row in rows} == {host.name for host in net.others}
+            for name, began in connection.execute(sa.select(samplers.c.id, samplers.c.started_at)):
+                wrong = CLOCKS[[host.name for host in net.others].index(host_of(name))]
+                assert abs(began - wrong - time.time()) < 900, "the clock is not wrong"
+            assert list(verify(connection)) == []
+    assert_same_run(head / "out", trained)
+    assert_nothing_left(head)
+
+
+def player(
+    stack: ExitStack, host: Host, url: str, folder: Path, tuned: Path, hidden: list[Path], clock: int
+) -> subprocess.Popen[str]:
+    """A sampler on ``host``, with a copy of the policy of its own."""
+    shutil.copytree(tuned / "hf", folder / "policy")
+    process = host.start(
+        "sample", url, f"model.path={folder}/policy", "rollout.concurrency=1", "--wait", "120", cwd=folder,
+        hidden=[tuned, *hidden], clock_seconds=clock,
+    )  # fmt: skip
+    stack.callback(process.wait)
+    stack.callback(lambda: kill_group(process) if process.poll() is None else None)
+    return process
+
+
+def host_of(sampler: str) -> str:
+    """Samplers are called KIND-HOST-PID-WORD, and hosts here have a dash."""
+    return sampler.partition("-")[2].rsplit("-", 2)[0]
+
+
+def cut_off(store: Store, cut: Host, other: Host, run: Command) -> None:
+    """Pull the cable of ``cut`` in the middle of its second episode or a later one, and wait until ``other`` has ended
+    that. A result that was on its way when the cable was pulled may have arrived: then once more."""
+    while True:
+        until(lambda: places(store, cut, "done") and places(store, cut, "leased"), run, "a second episode")
+        cut.plug("down")
+        left = places(store, cut, "leased")
+        if left and until(partial(ended_by, store, left), run, "the end of what was cut off") == {other.name}:
+            return
+        cut.plug("up")
+
+
+def places(store: Store, host: Host, state: str) -> list[tuple[int, int]]:
+    """Ordinal and sample of the episodes in ``state`` of the sampler of ``host``."""
+    chosen = sa.select(episodes.c.ordinal, episodes.c.sample).where(
+        episodes.c.state == state, episodes.c.sampler.contains(f"-{host.name}-")
+    )
+    with store.read() as connection:
+        return [(row.ordinal, row.sample) for row in connection.execute(chosen)]
+
+
+def ended_by(store: Store, episode_places: list[tuple[int, int]]) -> set[str]:
+    """The machines that have ended these episodes; none until all are ended."""
+    columns = (episodes.c.ordinal, episodes.c.sample, episodes.c.state, episodes.c.sampler)
+    with store.read() as connection:
+        rows = [row for row in connection.execute(sa.select(*columns)) if (row[0], row[1]) in episode_places]
+    return {host_of(row.sampler) for row in rows} if all(row.state == "done" for row in rows) else set()
