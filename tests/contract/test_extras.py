@@ -22,11 +22,12 @@ from tests.contract.test_repository import requirement_lines
 ROOT = Path(__file__).parents[2]
 BLOCKED = """
 import sys
-class Blocked:
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in {absent!r}:
-            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
-sys.meta_path.insert(0, Blocked())
+from importlib.machinery import PathFinder
+class Without(PathFinder):
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        return None if name.partition(".")[0] in {absent!r} else super().find_spec(name, path, target)
+sys.meta_path = [Without if finder is PathFinder else finder for finder in sys.meta_path]
 """
 SERVER = (
     "sglang.launch_server", "sglang.srt.entrypoints.http_server", "sglang.srt.managers.scheduler",
