@@ -121,6 +121,8 @@ entropy."""
 ALIKE, ALIKE_PAIRS = 0.75, 0.5
 """Share of the shorter text's word triples that the other has too, which makes two answers one, and share of pairs of
 answers to different tasks that are."""
+VARIED, SAME_SAID = 0.6, 0.25
+"""Share of a group's members that differ in what they say: so many at first, so few that nothing is explored."""
 AGREE = 0.95
 """Share of groups without a difference of reward, with 99 % certainty; hard tasks alone, solved once in twenty, have
 0.66 in groups of 8, and 0.9 where they differ much in difficulty."""
@@ -492,7 +494,9 @@ def large_steps(seen: Evidence) -> Symptom | None:
 
 def length_explosion(seen: Evidence) -> Symptom | None:
     tokens = seen.of("sampled_tokens")
-    base = float(np.median(beginning(tokens))) if np.isfinite(tokens).any() else math.nan
+    first = beginning(tokens)
+    # What explodes at once is in the beginning too, but not in the first step.
+    base = float(min(first[0], np.median(first))) if len(first) else math.nan
     recent = smoothed(tokens)
     place = lasting(above(recent, max(LONGER * base, base + 20)))
     if place is None or mean(ending(tokens)) < LONGER * base:
@@ -728,18 +732,29 @@ def entropy_collapse(seen: Evidence) -> Symptom | None:
         numbers = {"before": base, "after": mean(ending(entropy))}
     else:
         varied = mean(beginning(alike))
-        place = lasting(above(-smoothed(alike), -0.25)) if varied >= 0.6 else None
-        if place is None or mean(ending(alike)) > 0.25:
+        place = _narrowed(seen, alike, varied) if varied >= VARIED else None
+        if place is None:
             return None
-        place = dated(alike, place, varied, mean(ending(alike)))
         text = (
-            f"the members of a group say the same: {percent(mean(ending(alike)))} of them differ, at the beginning "
+            f"the members of a group say the same: {percent(mean(alike[place:]))} of them differ, at the beginning "
             f"{percent(varied)}"
         )
-        numbers = {"before": varied, "after": mean(ending(alike))}
+        numbers = {"before": varied, "after": mean(alike[place:])}
     step = began(seen, place)
     end = f", while success is {mean(ending(success)):.2f}" if np.isfinite(success).any() else ""
     return Symptom(step, text + end, numbers, example(seen, step))
+
+
+def _narrowed(seen: Evidence, alike: Floats, varied: float) -> int | None:
+    """Where the members of a group began to say the same: hardly any of them differ, to the end; or groups agree in
+    their rewards from there on, and half of the variety is gone, so that tasks are not why they agree."""
+    found, agreed = [], _agreement(seen)
+    place = lasting(above(-smoothed(alike), -SAME_SAID))
+    if place is not None and mean(ending(alike)) <= SAME_SAID:
+        found.append(dated(alike, place, varied, mean(ending(alike))))
+    if agreed is not None and agreed[0] > 0 and mean(alike[agreed[0] :]) <= varied / 2:
+        found.append(agreed[0])
+    return min(found, default=None)
 
 
 _WORD = re.compile(r"[^\W_]+")
@@ -793,27 +808,11 @@ def template_collapse(seen: Evidence) -> Symptom | None:
 
 
 def agreeing_groups(seen: Evidence) -> Symptom | None:
-    advantage = seen.setting("algorithm.advantage", "grpo")
-    others_decide = (
-        seen.setting("algorithm.distillation") is not None or seen.setting("algorithm.loss") == "cross_entropy"
-    )
-    if advantage in ("gae", "none") or others_decide or seen.setting("algorithm.group_size", 8) < 2:
+    agreed, right = _agreement(seen), mean(ending(seen.of("all_right")))
+    if agreed is None:
         return None
-    same, count = seen.of("same_rewards"), np.nan_to_num(seen.of("groups"))
-    refills = seen.setting("algorithm.refill.most_extra_groups", 0) + seen.setting("algorithm.refill.oversample", 0)
-    if refills:  # groups that agree are replaced; those that were not found are missing
-        missing = seen.of("missing_groups")
-        count = np.full(len(same), float(seen.setting("algorithm.groups_per_step", 32)))
-        same = missing / count
-    agree = np.nan_to_num(same) * count
-    right = mean(ending(seen.of("all_right")))
-    success = seen.of("success")
-    if right >= 0.5 and mean(ending(success)) - mean(beginning(success)) >= GAIN and mean(ending(success)) >= 0.8:
-        return None  # learned
-    place = _agreeing_from(agree, count, 24 if seen.live else 12)
-    if place is None:
-        return None
-    step, share = began(seen, place), mean(same[place:])
+    place, share = agreed
+    step = began(seen, place)
     what = "all right" if right >= 0.5 else "all wrong" if mean(ending(seen.of("all_wrong"))) >= 0.5 else "all alike"
     easier = {
         "all right": "harder tasks (environment.difficulties, algorithm.curriculum.kind success_rate)",
@@ -828,6 +827,30 @@ def agreeing_groups(seen: Evidence) -> Symptom | None:
         example(seen, step, lambda e: e.scored),
         f"{easier}, a larger algorithm.group_size, a higher rollout.temperature, or algorithm.refill",
     )
+
+
+def _agreement(seen: Evidence) -> tuple[int, float] | None:
+    """From which place on groups have no differences in reward, to the end, and what share of them; None where they
+    have, need none, or have been learned."""
+    advantage = seen.setting("algorithm.advantage", "grpo")
+    others_decide = (
+        seen.setting("algorithm.distillation") is not None or seen.setting("algorithm.loss") == "cross_entropy"
+    )
+    if advantage in ("gae", "none") or others_decide or seen.setting("algorithm.group_size", 8) < 2:
+        return None
+    same, count = seen.of("same_rewards"), np.nan_to_num(seen.of("groups"))
+    refills = seen.setting("algorithm.refill.most_extra_groups", 0) + seen.setting("algorithm.refill.oversample", 0)
+    if refills:  # groups that agree are replaced; those that were not found are missing
+        missing = seen.of("missing_groups")
+        count = np.full(len(same), float(seen.setting("algorithm.groups_per_step", 32)))
+        same = missing / count
+    agree = np.nan_to_num(same) * count
+    success = seen.of("success")
+    learned = mean(ending(success)) >= 0.8 and mean(ending(success)) - mean(beginning(success)) >= GAIN
+    if mean(ending(seen.of("all_right"))) >= 0.5 and learned:
+        return None
+    place = _agreeing_from(agree, count, 24 if seen.live else 12)
+    return None if place is None else (place, mean(same[place:]))
 
 
 def _agreeing_from(agree: Floats, count: Floats, least: int) -> int | None:

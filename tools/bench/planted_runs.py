@@ -9,6 +9,7 @@ a process.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import random
 import threading
@@ -17,6 +18,7 @@ from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -327,7 +329,12 @@ def _fine_tuned(root: Path, folder: Path, domains: tuple[str, ...]) -> Path:
                 {"role": "system", "content": domain.system_prompt("short")},
                 {"role": "user", "content": LEADS[0]},
             ]
-            conversations.append([*before, *(m for m in result.messages if m["role"] in ("assistant", "tool", "user"))])
+            said = [m for m in result.messages if m["role"] in ("assistant", "tool", "user")]
+            # Gold moves may say two things in a row, where a conversation has the user's word between them.
+            twice = [a["role"] == b["role"] == "assistant" and not a.get("tool_calls") for a, b in pairwise(said)]
+            parts = ([one, {"role": "user", "content": LEADS[0]}] if again else [one] for one, again in
+                     zip(said, [*twice, False], strict=True))  # fmt: skip
+            conversations.append([*before, *itertools.chain.from_iterable(parts)])
     data, out = folder / "sft.jsonl", root / f"{folder.name}-tuned"
     data.write_text("".join(json.dumps({"messages": m}) + "\n" for m in conversations))
     config = settings_of(folder, out, domains, {}, 40, 1)
