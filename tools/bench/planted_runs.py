@@ -352,14 +352,14 @@ def settings_of(
         "name": output.name,
         "output": str(output),
         "seed": seed,
-        "model": {"path": str(model), "dtype": "float32", "max_length": 2048},
+        "model": {"path": str(model), "dtype": "float32", "max_length": 4096},
         "environment": {"prompt": "short"}
         | ({"name": domains[0]} if len(domains) == 1 else {"mix": dict.fromkeys(domains, 1.0)}),
         "rollout": {
             "max_turns": 16,
             "max_tool_calls": 16,
             "max_turn_tokens": 300,
-            "max_tokens": 1900,
+            "max_tokens": 3900,
             "concurrency": 64,
             "max_retries": 1,
         },
