@@ -31,6 +31,7 @@ from mua.config.schema import EndpointConfig, EnvironmentConfig, ExperimentConfi
 from mua.errors import ConfigError, MuaError, one_line
 from mua.launch.checks import Check, State
 from mua.masking import mask_credentials
+from mua.missing_package import advice
 
 Verb: TypeAlias = Literal["train", "sft", "eval", "rollout", "gateway", "sync", "engines"]
 OPTIMIZER_BYTES = 12
@@ -136,9 +137,9 @@ def _guarded(listed: Listed, start: Start) -> Iterator[Check]:
     except MuaError as error:
         yield from map(named, _failures(error))
     except Exception as error:
-        yield Check(
-            listed.name, "warning", f"the check of {listed.name} failed itself: {mask_credentials(one_line(error))}"
-        )
+        missing = advice(error)  # a login node that only submits needs no torch
+        why = f"cannot be made here: {missing}" if missing else f"failed itself: {mask_credentials(one_line(error))}"
+        yield Check(listed.name, "warning", f"the check of {listed.name} {why}")
 
 
 def _failures(error: MuaError) -> Iterator[Check]:

@@ -331,6 +331,17 @@ def test_a_check_that_fails_itself_refuses_no_run(folder: Path, monkeypatch: pyt
     ]
 
 
+def test_a_login_node_without_torch_is_told_what_is_not_checked(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def absent() -> list[str]:
+        raise ModuleNotFoundError("No module named 'torch'", name="torch")
+
+    monkeypatch.setattr("mua.environment.registry.domain_names", absent)
+    told = found()
+    assert told.problems() == []
+    (warning,) = map(str, told.warnings())
+    assert "the check of domain cannot be made here: torch is not installed; for a CPU: pip install" in warning
+
+
 def test_longest_contexts_are_those_of_sglang() -> None:
     for rope, longest in (
         ({}, 100),

@@ -384,7 +384,7 @@ def growing() -> Script:
     return script
 
 
-SHOWN = ("airline", "gyms/function", "gyms/travel")
+SHOWN = ("airline", "gyms/function", "telecom")
 TUNED = ("retail", "gyms/turtle", "gyms/persuade")
 SEEN = ("help_desk", "gyms/telepathy", "gyms/intention")
 """Whose matrices were looked at while causes were still changed."""
@@ -488,7 +488,9 @@ Two of the four misses of the second were groups that agreed because a policy in
 of them. That was put right on the runs of `--tuning`, and so were lengths that explode by the second step, which these
 showed.
 
-The runs below are one run of the command, in domains that no cause, threshold or script was changed for.
+The runs below are one run of the command, in domains that no cause, threshold or script was changed for. (gyms/travel,
+the third at first, was left out after two runs: its searches fill the window of 3,900 tokens, so that every run of it is
+cut.)
 
 **{right} of {ill}** planted causes are named first; **{alarms} of {len(found) - ill}** healthy runs are called ill.
 
