@@ -489,8 +489,7 @@ of them. That was put right on the runs of `--tuning`, and so were lengths that 
 showed.
 
 The runs below are one run of the command, in domains that no cause, threshold or script was changed for. (gyms/travel,
-the third at first, was left out after two runs: its searches fill the window of 3,900 tokens, so that every run of it is
-cut.)
+the third at first, was left out after two runs: its searches fill the window of 3,900 tokens, so that all are cut.)
 
 **{right} of {ill}** planted causes are named first; **{alarms} of {len(found) - ill}** healthy runs are called ill.
 
