@@ -46,7 +46,6 @@ from mua.algorithms.advantage import (
 from mua.algorithms.correction import corrected, without
 from mua.algorithms.distillation import distilled
 from mua.algorithms.filters import capped, filtered, penalised, shaped
-from mua.algorithms.objectives import kl_to_reference
 from mua.config.schema import AlgorithmConfig
 from mua.types import Group, Segment, TrainBatch, TrainSequence, Trajectory
 
@@ -216,6 +215,8 @@ def adjusted(batch: TrainBatch, config: AlgorithmConfig, version: int) -> tuple[
     """
     metrics: dict[str, float] = {}
     if config.kl_in == "reward" and config.kl_coefficient != 0 and config.advantage != "gae":  # GAE has taken it
+        from mua.algorithms.objectives import kl_to_reference  # torch, which no evaluation of an endpoint needs
+
         penalties = [config.kl_coefficient * kl_to_reference(s, config.kl_estimator) * s.trained for s in batch]
         batch = batch.with_advantages([s.advantages - penalty for s, penalty in zip(batch, penalties, strict=True)])
     if config.distillation is not None:

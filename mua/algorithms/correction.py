@@ -18,13 +18,15 @@ import numpy as np
 import numpy.typing as npt
 
 from mua.algorithms.advantage import Floats
-from mua.algorithms.objectives import MAX_LOG_RATIO
 from mua.config.schema import AlgorithmConfig
 from mua.types import TrainBatch, TrainSequence
 
 CorrectionName = Literal["none", "truncate", "mask", "band"]
 Level = Literal["token", "sequence", "geometric"]
 Mask = npt.NDArray[np.bool_]
+MAX_LOG_RATIO = 20.0
+"""Log-ratios are clamped to +-20 before ``exp``: float32 overflows at 88, and an infinite ratio times a zero
+advantage is NaN. Beyond e^20 a ratio carries no gradient, as in verl."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mua.algorithms.advantage import Floats
-from mua.algorithms.objectives import MAX_LOG_RATIO
+from mua.algorithms.correction import MAX_LOG_RATIO
 from mua.config.schema import DistillationConfig
 from mua.types import TrainBatch
 

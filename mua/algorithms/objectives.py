@@ -19,11 +19,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from mua.algorithms.correction import MAX_LOG_RATIO
 from mua.types import TrainSequence
-
-MAX_LOG_RATIO = 20.0
-"""Log-ratios are clamped to +-20 before ``exp``: float32 overflows at 88, and an infinite ratio times a zero
-advantage is NaN. Beyond e^20 a ratio carries no gradient, as in verl."""
 
 
 @dataclass(frozen=True, slots=True)

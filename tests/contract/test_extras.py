@@ -1,4 +1,5 @@
-"""``pip install "mua[cpu]"`` brings all that a trainer and an engine import, without SGLang's own requirements.
+"""``pip install "mua[cpu]"`` brings all that a trainer and an engine import, without SGLang's own requirements, and
+``pip install mua`` what reads and views runs, evaluates endpoints and samples.
 
 This environment has more: what tests, tool servers and the documentation need. Here none of that can be imported. Not
 covered: what is imported only while an engine serves, for which ``python -m tools.wheel_check --fresh --train`` is.
@@ -34,6 +35,10 @@ SERVER = (
     "sglang.srt.managers.tokenizer_manager", "sglang.srt.managers.detokenizer_manager",
 )  # fmt: skip
 TRAINER = ("mua.cli", "mua.trainer.rl", "mua.trainer.sft", "mua.evaluation.evaluator", "mua.rollout.sample")
+ALONE = (
+    "mua.cli", "mua.view.web", "mua.diagnosis.run_reading", "mua.evaluation.evaluator", "mua.gateway.serving",
+    "mua.rollout.sample", "mua.launch.start_checks",
+)  # fmt: skip
 UNPINNED = {"sglang", "xgrammar"}
 """Installed without their requirements (constraints/cpu-py312-nodeps.txt)."""
 
@@ -62,10 +67,13 @@ def brought(lines: list[str]) -> set[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("modules", [SERVER, TRAINER], ids=["server", "trainer"])
-def test_the_cpu_extra_brings_what_is_imported(modules: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    ("extra", "modules"), [("cpu", SERVER), ("cpu", TRAINER), ("core", ALONE)], ids=["server", "trainer", "alone"]
+)
+def test_an_extra_brings_what_is_imported(extra: str, modules: tuple[str, ...]) -> None:
     lines = requirement_lines()
-    there = brought([*lines["core"], *lines["cpu"]]) | UNPINNED | {"mua", "setuptools", "pip"}
+    there = brought([*lines["core"], *(lines["cpu"] if extra == "cpu" else [])]) | {"mua", "setuptools", "pip"}
+    there |= UNPINNED if extra == "cpu" else set()
     absent = {
         module for module, owners in metadata.packages_distributions().items()
         if not {canonical(owner) for owner in owners} & there

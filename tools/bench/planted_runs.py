@@ -97,7 +97,7 @@ def expert(s: Situation, said: Callable[[str], str] = lambda text: text) -> Gene
             move = next(moves) if answer is None else moves.send(answer)
         except StopIteration:
             return
-        except ValueError:  # the expert cannot read what came back
+        except (ValueError, LookupError):  # the expert cannot read what came back
             yield f"I am afraid that this does not work, see case {s.draw.randint(100, 999)}."
             return
         answer = yield said(move) if isinstance(move, str) else move
