@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from importlib.util import find_spec
+
 _STACK = (
     'for a CPU: pip install "mua[cpu]" -c "$(mua files constraints/cpu-py312.txt)", then pip install --no-deps -r '
     '"$(mua files constraints/cpu-py312-nodeps.txt)"; for CUDA: pip install -r "$(mua files '
     'constraints/gpu-py312-cu.txt)"'
 )
 _TOOLS = "pip install 'mua[tools]'"
+TOOL_SERVERS, PAGES = ("mcp",), ("charset_normalizer", "lxml", "lxml_html_clean", "pypdf", "trafilatura")
+"""Modules that tools of an episode need."""
 EXTRAS = {
     **dict.fromkeys(("torch", "megatron", "sglang", "triton"), _STACK),
-    **dict.fromkeys(("mcp", "mcp_types", "httpx2", "anyio"), _TOOLS),
-    **dict.fromkeys(("charset_normalizer", "lxml", "lxml_html_clean", "pypdf", "trafilatura"), _TOOLS),
+    **dict.fromkeys((*TOOL_SERVERS, "mcp_types", "httpx2", "anyio"), _TOOLS),
+    **dict.fromkeys(PAGES, _TOOLS),
     **dict.fromkeys(("math_verify", "sympy", "latex2sympy2_extended"), _TOOLS),
     "psycopg": "pip install 'mua[postgres]'",
     "pyarrow": "pip install 'mua[parquet]'",
@@ -25,3 +30,9 @@ def advice(error: BaseException) -> str | None:
         return None
     module = error.name.partition(".")[0]
     return f"{module} is not installed; {EXTRAS[module]}" if module in EXTRAS else None
+
+
+def lacking(modules: Iterable[str]) -> str | None:
+    """The advice on the first of ``modules``, which belong to extras, that is not installed; imports none of them."""
+    missing = next((module for module in modules if find_spec(module) is None), None)
+    return missing and f"{missing} is not installed; {EXTRAS[missing]}"

@@ -31,7 +31,7 @@ from mua.config.schema import EndpointConfig, EnvironmentConfig, ExperimentConfi
 from mua.errors import ConfigError, MuaError, one_line
 from mua.launch.checks import Check, State
 from mua.masking import mask_credentials
-from mua.missing_package import advice
+from mua.missing_package import PAGES, TOOL_SERVERS, advice, lacking
 
 Verb: TypeAlias = Literal["train", "sft", "eval", "rollout", "gateway", "sync", "engines"]
 OPTIMIZER_BYTES = 12
@@ -257,7 +257,12 @@ def _users(start: Start) -> Iterator[Check]:
 
 
 def _tools(start: Start) -> Iterator[Check]:
-    """Programs and folders of tool servers and sandboxes."""
+    """Programs and folders of tool servers and sandboxes, and packages that tools need."""
+    if start.config.environment.mcp and (missing := lacking(TOOL_SERVERS)):
+        yield failure("environment.mcp", missing)
+    for kind in start.config.environment.tools.reading:
+        if missing := lacking(PAGES):
+            yield failure(f"environment.tools.{kind}", missing)
     for place, server in enumerate(start.config.environment.mcp):
         key = f"environment.mcp.{place}"
         if server.cwd is not None and not server.cwd.is_dir():

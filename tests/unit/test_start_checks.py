@@ -342,6 +342,20 @@ def test_a_login_node_without_torch_is_told_what_is_not_checked(folder: Path, mo
     assert "the check of domain cannot be made here: torch is not installed; for a CPU: pip install" in warning
 
 
+@pytest.mark.parametrize(
+    ("module", "override", "key"),
+    [("mcp", "environment.mcp=[{name: a, command: python}]", "environment.mcp"),
+     ("lxml", "environment.tools.read_page={}", "environment.tools.read_page")],
+)  # fmt: skip
+def test_packages_of_tools_are_missed_before_anything_is_built(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, module: str, override: str, key: str
+) -> None:
+    assert found(override).problems() == []
+    monkeypatch.setattr("mua.missing_package.find_spec", lambda name: None if name == module else name)
+    (problem,) = map(str, found(override).problems())
+    assert f"{key}: {module} is not installed; pip install 'mua[tools]'" in problem
+
+
 def test_longest_contexts_are_those_of_sglang() -> None:
     for rope, longest in (
         ({}, 100),
