@@ -145,16 +145,35 @@ EXPLODING: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("cause", EXPLODING)
-@pytest.mark.parametrize(("steps", "start"), [(90, 60), (30, 10), (6, 0), (12, 6)])
+COMPARED = {"length_explosion", "entropy_collapse", "large_steps"}
+"""What is a change, which needs a beginning."""
+
+
+@pytest.mark.parametrize(
+    ("cause", "steps", "start"),
+    [
+        (cause, steps, start)
+        for cause in EXPLODING
+        for steps, start in [(90, 60), (30, 10), (6, 0), (12, 6)]
+        if start or cause not in COMPARED
+    ],
+)
 def test_a_disease_in_the_metrics_is_named_from_where_it_begins(cause: str, steps: int, start: int) -> None:
-    if cause in ("length_explosion", "entropy_collapse", "large_steps") and start == 0:
-        pytest.skip("there is no beginning to compare with")
     for seed in range(3):
         found = first_of(changed(healthy(steps, seed=seed), start, **EXPLODING[cause]))
         assert found is not None, seed
         assert found[0] == cause
         assert abs(found[1] - start) <= 4
+
+
+def test_texts_that_are_long_from_the_second_step_on_are_compared_with_the_first() -> None:
+    for seed in range(3):
+        lines = healthy(9, seed=seed)
+        long = changed(lines, 1, rollout__tokens__sampled=lambda t, v: 2.6 * v, reward__success=0.3)
+        found = first_of(long)
+        assert found is not None, seed
+        assert found[0] == "length_explosion"
+        assert found[1] <= 2
 
 
 HEALTHY: dict[str, dict[str, Any]] = {
@@ -320,6 +339,24 @@ def test_one_right_answer_to_every_prompt_is_no_collapse() -> None:
     ]
     found = first_of(lines_of(episodes), episodes=episodes)
     assert found is None or found[0] != "template_collapse"
+
+
+@pytest.mark.parametrize(("alike", "named"), [(True, "entropy_collapse"), (False, "agreeing_groups")])
+def test_groups_agree_because_their_members_do_or_because_of_their_tasks(alike: bool, named: str) -> None:
+    """Three of four say the same in every group, one does not, and the rewards agree."""
+
+    def settled(e: SeenEpisode) -> SeenEpisode:
+        if e.step < 8:
+            return e
+        won, said = e.ordinal // 3 % 3 == 0, f"the one answer to {e.ordinal}" if alike and e.sample else e.said
+        return replace(e, success=won, reward=float(won), said=said, told=said)
+
+    episodes = [settled(e) for e in played()]
+    lines = changed(lines_of(episodes), 8, reward__groups__zero_variance=1.0)
+    found = first_of(lines, episodes=episodes)
+    assert found is not None
+    assert found[0] == named
+    assert abs(found[1] - 8) <= 1
 
 
 def test_a_user_that_leaks() -> None:
