@@ -955,8 +955,8 @@ CAUSES = (
         "leaking_user", "the user leaks",
         "The user tells the policy its instructions, the goal or the answer; the policy learns to wait for that.",
         f"Utterances that quote the persona (12 words or more), name one of the policy's tools, or state a value of "
-        f"the gold moves that neither the user can know nor anybody said before; in {percent(LEAKS)} of the episodes. The "
-        "check of language models as users counts too.",
+        f"the gold moves that neither the user can know nor anybody said before; in {percent(LEAKS)} of the episodes. "
+        "The check of language models as users counts too.",
         "user.check refuse, a lower user.leak_words, another user.prompt or model; of a user of your own, its code",
         leaking_user,
     ),
