@@ -492,7 +492,8 @@ The runs below are in other domains again. What was changed while they were made
 read a tool's error goes on (airline's ended the bench); gyms/travel, the third domain at first, was left out after two
 runs, as its searches fill the window of 3,900 tokens, so that all are cut; and a quotation of a user's instructions has
 12 words, as `user.leak_words` has by default, not 8: customers of airline told what they wanted in eight of them, in
-2 to 5 % of the episodes, and one of the runs was called by that.
+2 to 5 % of the episodes. With 8 the same runs give 41 of 48, and one healthy run of 12 called ill: the last change was
+made after looking at them, and is the only one that their numbers gained by.
 
 **{right} of {ill}** planted causes are named first; **{alarms} of {len(found) - ill}** healthy runs are called ill.
 
