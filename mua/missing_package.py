@@ -11,12 +11,12 @@ _STACK = (
     'constraints/gpu-py312-cu.txt)"'
 )
 _TOOLS = "pip install 'mua[tools]'"
-TOOL_SERVERS, PAGES = ("mcp",), ("charset_normalizer", "lxml", "lxml_html_clean", "pypdf", "trafilatura")
-"""Modules that tools of an episode need."""
+TOOL_SERVERS, PAGES = ("mcp",), ("lxml", "pypdf", "trafilatura")
+"""Modules without which no tool server and no parser of pages starts."""
 EXTRAS = {
     **dict.fromkeys(("torch", "megatron", "sglang", "triton"), _STACK),
     **dict.fromkeys((*TOOL_SERVERS, "mcp_types", "httpx2", "anyio"), _TOOLS),
-    **dict.fromkeys(PAGES, _TOOLS),
+    **dict.fromkeys((*PAGES, "charset_normalizer", "lxml_html_clean"), _TOOLS),
     **dict.fromkeys(("math_verify", "sympy", "latex2sympy2_extended"), _TOOLS),
     "psycopg": "pip install 'mua[postgres]'",
     "pyarrow": "pip install 'mua[parquet]'",
@@ -29,10 +29,14 @@ def advice(error: BaseException) -> str | None:
     if not isinstance(error, ModuleNotFoundError) or error.name is None:
         return None
     module = error.name.partition(".")[0]
-    return f"{module} is not installed; {EXTRAS[module]}" if module in EXTRAS else None
+    return _told(module) if module in EXTRAS else None
 
 
 def lacking(modules: Iterable[str]) -> str | None:
     """The advice on the first of ``modules``, which belong to extras, that is not installed; imports none of them."""
     missing = next((module for module in modules if find_spec(module) is None), None)
-    return missing and f"{missing} is not installed; {EXTRAS[missing]}"
+    return None if missing is None else _told(missing)
+
+
+def _told(module: str) -> str:
+    return f"{module} is not installed; {EXTRAS[module]}"

@@ -104,6 +104,9 @@ USER_FAULTS, USER_RETRIES = 0.1, 0.25
 """Share of episodes that users or judges ended, and faults of users in each episode, those that were retried too."""
 LEAKS = 0.05
 """Share of episodes in which the user gives something away."""
+LEAK_WORDS = 12
+"""So many words in a row of the persona are a quotation, values that the user is there to tell apart: as many as
+``user.leak_words`` is by default. A wish is told in words of the instruction: eight of them in a row are usual."""
 TOOL_ERRORS, TOOL_ERRORS_RISE = 0.4, 0.3
 """Share of tool calls that fail, or by how much it has risen; learning policies start with 0.1 to 0.3 and lose it."""
 LONGER = 2.0
@@ -954,9 +957,9 @@ CAUSES = (
     Cause(
         "leaking_user", "the user leaks",
         "The user tells the policy its instructions, the goal or the answer; the policy learns to wait for that.",
-        f"Utterances that quote the persona (12 words or more), name one of the policy's tools, or state a value of "
-        f"the gold moves that neither the user can know nor anybody said before; in {percent(LEAKS)} of the episodes. "
-        "The check of language models as users counts too.",
+        f"Utterances that quote the persona ({LEAK_WORDS} words or more), name one of the policy's tools, or state a "
+        f"value of the gold moves that neither the user can know nor anybody said before; in {percent(LEAKS)} of the "
+        "episodes. The check of language models as users counts too.",
         "user.check refuse, a lower user.leak_words, another user.prompt or model; of a user of your own, its code",
         leaking_user,
     ),

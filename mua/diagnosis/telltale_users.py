@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mua.config.schema import EnvironmentConfig
+from mua.diagnosis.causes import LEAK_WORDS
 from mua.endpoint.services import Services
 from mua.environment.domain import Configurable, Domain, Informed
 from mua.environment.protocol import Task
@@ -17,9 +18,6 @@ from mua.types import Json
 from mua.untrusted import printable
 from mua.users.utterance_check import LeakCheck
 
-LEAK_WORDS = 12
-"""So many words in a row of the persona are a quotation, values that the user is there to tell apart: as many as
-``user.leak_words`` is by default. A wish is told in words of the instruction: eight of them in a row are usual."""
 _TOOL_NAME = re.compile(r"\b[a-z]+(?:_[a-z0-9]+)+\b")
 _WORD = re.compile(r"\w+")
 _CALL = re.compile(r"[\"']?(?:name|arguments|tool_call)[\"']?\s*:\s*[\"'{]")

@@ -260,9 +260,11 @@ def _tools(start: Start) -> Iterator[Check]:
     """Programs and folders of tool servers and sandboxes, and packages that tools need."""
     if start.config.environment.mcp and (missing := lacking(TOOL_SERVERS)):
         yield failure("environment.mcp", missing)
-    for kind in start.config.environment.tools.reading:
-        if missing := lacking(PAGES):
-            yield failure(f"environment.tools.{kind}", missing)
+    tools = start.config.environment.tools
+    if tools.pages.corpus is None:  # the files of a corpus may need no parser, as a service for searches needs none
+        for kind in ("read_page", "browse"):
+            if kind in tools.reading and (missing := lacking(PAGES)):
+                yield failure(f"environment.tools.{kind}", missing)
     for place, server in enumerate(start.config.environment.mcp):
         key = f"environment.mcp.{place}"
         if server.cwd is not None and not server.cwd.is_dir():
@@ -272,10 +274,10 @@ def _tools(start: Start) -> Iterator[Check]:
             if not any(map(shutil.which, places)):
                 text = f"server {server.name!r}: there is no program {server.command!r}"
                 yield failure(f"{key}.command", text, "give its path, or put it on PATH")
-    if start.config.environment.tools.sandboxed:
+    if tools.sandboxed:
         from mua.sandbox.backends import check_backend
 
-        yield from _raised(lambda: check_backend(start.config.environment.tools.sandbox))
+        yield from _raised(lambda: check_backend(tools.sandbox))
 
 
 def _raised(call: Callable[[], object]) -> Iterator[Check]:

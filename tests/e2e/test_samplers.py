@@ -19,7 +19,6 @@ from e2e_support import (
     DETERMINISTIC,
     GROUPS,
     SECONDS,
-    SIZE,
     STEPS,
     Command,
     assert_nothing_left,
@@ -38,17 +37,14 @@ from mua.ports import free_port
 from mua.rollout.sampler_code import made_with
 from mua.store.database import Store
 from mua.store.part_finding import router_row
-from mua.store.tables import engines, episodes, parts, runs, samplers, tasks, trajectories, uses
+from mua.store.tables import engines, episodes, parts, runs, samplers, tasks, uses
 from mua.store.verification import verify
 from mua.store.writer import Insert, execute
 from tests.postgres_support import PostgresServer, postgres_server
+from tests.sampler_support import QUICK, check_store
 
 pytestmark = pytest.mark.timeout(900)
 
-QUICK = (
-    "samplers.enabled=true", "samplers.lease_seconds=3", "samplers.heartbeat_seconds=0.5", "samplers.poll_seconds=0.05",
-    "samplers.start_seconds=60",
-)  # fmt: skip
 PLAYERS = 3
 
 
@@ -229,19 +225,3 @@ def taken_over(connection: sa.Connection) -> set[str]:
     """Trajectories of the first start that the second trained on."""
     trained = connection.execute(sa.select(uses.c.trajectory_id).where(uses.c.part == 2)).scalars()
     return {name for name in trained if name.split("/")[1] == "1"}
-
-
-def check_store(store: Store) -> None:
-    """Every group taken, every episode done once, by a trajectory of its own; nothing is wrong with the store."""
-    with store.read() as connection:
-        states = connection.execute(sa.select(tasks.c.state, sa.func.count()).group_by(tasks.c.state)).all()
-        assert [tuple(row) for row in states] == [("taken", STEPS * GROUPS)]
-        rows = connection.execute(sa.select(episodes.c.state, episodes.c.trajectory_id, episodes.c.sampler)).all()
-        assert {row.state for row in rows} == {"done"}
-        assert len({row.trajectory_id for row in rows}) == len(rows) == STEPS * GROUPS * SIZE
-        assert connection.execute(sa.select(sa.func.count()).select_from(trajectories)).scalar_one() == len(rows)
-        played = {row.sampler for row in rows}
-        known = set(connection.execute(sa.select(samplers.c.id)).scalars())
-        assert len(played) > 1
-        assert played <= known
-        assert list(verify(connection)) == []

@@ -356,6 +356,11 @@ def test_packages_of_tools_are_missed_before_anything_is_built(
     assert f"{key}: {module} is not installed; pip install 'mua[tools]'" in problem
 
 
+def test_searches_by_a_service_need_no_parser_of_pages(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mua.missing_package.find_spec", lambda _: None)
+    assert found("environment.tools.search={url: 'http://somewhere:1/?q={query}'}").problems() == []
+
+
 def test_longest_contexts_are_those_of_sglang() -> None:
     for rope, longest in (
         ({}, 100),

@@ -9,7 +9,6 @@ a process.
 from __future__ import annotations
 
 import asyncio
-import itertools
 import json
 import random
 import threading
@@ -18,7 +17,6 @@ from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cache
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -329,12 +327,14 @@ def _fine_tuned(root: Path, folder: Path, domains: tuple[str, ...]) -> Path:
                 {"role": "system", "content": domain.system_prompt("short")},
                 {"role": "user", "content": LEADS[0]},
             ]
-            said = [m for m in result.messages if m["role"] in ("assistant", "tool", "user")]
-            # Gold moves may say two things in a row, where a conversation has the user's word between them.
-            twice = [a["role"] == b["role"] == "assistant" and not a.get("tool_calls") for a, b in pairwise(said)]
-            parts = ([one, {"role": "user", "content": LEADS[0]}] if again else [one] for one, again in
-                     zip(said, [*twice, False], strict=True))  # fmt: skip
-            conversations.append([*before, *itertools.chain.from_iterable(parts)])
+            said = list(before)
+            for message in (m for m in result.messages if m["role"] in ("assistant", "tool", "user")):
+                last = said[-1]
+                if message["role"] == last["role"] == "assistant" and not last.get("tool_calls"):
+                    # Gold moves may say two things in a row, where a conversation has the user's word between them.
+                    said.append({"role": "user", "content": LEADS[0]})
+                said.append(message)
+            conversations.append(said)
     data, out = folder / "sft.jsonl", root / f"{folder.name}-tuned"
     data.write_text("".join(json.dumps({"messages": m}) + "\n" for m in conversations))
     config = settings_of(folder, out, domains, {}, 40, 1)
