@@ -129,7 +129,8 @@ class Engine:
         self.paused = False
         """Whether requests that were running on it wait to go on."""
         self._client: EngineClient | None = None
-        self._stopping = asyncio.Lock()
+        self._ending: asyncio.Task[None] | None = None
+        """The last end of the server."""
 
     @property
     def client(self) -> EngineClient:
@@ -149,13 +150,23 @@ class Engine:
         self._client = EngineClient(self.server.url, self.label, self.server.api_key)
         self.version = 0
 
-    async def stop(self) -> None:
-        """End the server. Of several calls at once each returns when it is gone."""
+    def stop(self) -> asyncio.Future[None]:
+        """End the server, also when the one that waits for it is cancelled; the result is there when it is gone.
+
+        It counts in :attr:`stops` from the call on. Several calls at once share one end: a second one, of a server that
+        whoever awaited the first is starting again, would kill what starts.
+        """
         self.state = EngineState.STOPPED
         self.stops += 1
-        async with self._stopping:
-            client, self._client = self._client, None
+        if self._ending is None or self._ending.done():
+            self._ending = asyncio.create_task(self._end(), name=f"end {self.label}")
+        return asyncio.shield(self._ending)
+
+    async def _end(self) -> None:
+        client, self._client = self._client, None
+        try:
             await self.server.stop()
+        finally:
             if client is not None:
                 await client.close()
 

@@ -779,8 +779,7 @@ class EnginePool:
 
     async def _kill(self, engines: Iterable[Engine]) -> None:
         """Stop engines of no more use, even while this task is being cancelled; the watch restarts them."""
-        work = asyncio.gather(*(engine.stop() for engine in engines), return_exceptions=True)
-        await asyncio.shield(work)
+        await asyncio.gather(*(engine.stop() for engine in engines), return_exceptions=True)
         self._changed()
 
     async def verify_weights(self, source: WeightSource) -> list[str]:
@@ -805,7 +804,7 @@ class EnginePool:
                 async with self._quiet(targets, gate=True):
                     names, complete = await differing(targets, load)
             if not complete:
-                await self._kill(serving)
+                await self._kill(targets.same(serving))
         return names
 
     # ---- memory

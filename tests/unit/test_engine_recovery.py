@@ -110,6 +110,39 @@ async def test_an_engine_that_is_back_before_its_update_ends_is_not_killed_again
         assert [server.lives for server in servers] == [2, 2]
 
 
+async def test_an_update_that_fails_does_not_kill_what_the_watch_starts_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The watch is the first to end the engine, and starts it while the update that lost it ends it too."""
+    server, source = StandInServer(), Source()
+    failed = asyncio.Event()
+    stop, start = server.stop, server.start
+
+    async def stop_while_another_asks() -> None:
+        if server.lives == 1:
+            await failed.wait()
+        await stop()
+
+    async def start_slowly(model_path: Path) -> None:
+        await start(model_path)
+        await asyncio.sleep(0.2)
+        if not server.running:
+            raise EngineError("it was killed while it started")
+
+    monkeypatch.setattr(server, "stop", stop_while_another_asks)
+    async with stand_in_pool([server], max_restarts=1) as pool:
+        await pool.start(Path("m"))
+        monkeypatch.setattr(server, "start", start_slowly)
+        (engine,) = pool._engines
+        server.running = False
+        engine.suspect.set()
+        await until(lambda: engine.state is EngineState.STOPPED)
+        killing = asyncio.create_task(pool._kill([engine]))
+        await until(lambda: engine.stops == 2)
+        failed.set()
+        await killing
+        await pool.update_weights(source, 1)
+        assert (server.lives, engine.restarts, states(pool)) == (2, 1, [EngineState.SERVING])
+
+
 async def test_an_engine_that_dies_again_while_it_is_filled_is_filled_after_its_next_start() -> None:
     servers, source = [StandInServer(0), StandInServer(1)], Source()
     async with stand_in_pool(servers) as pool:
