@@ -71,6 +71,8 @@ class Telltale:
             for flag in message.get("flags") or ():
                 if isinstance(flag, Mapping) and flag.get("kind") == "leaks_instruction":
                     return str(flag.get("reason") or "it quotes its instructions")
+        if getattr(self.domain(domain), "user_in_tools", False):
+            return None  # these words are the domain's own, which may say how its tools are to be used
         hidden = self._of(domain, task)
         tools = _called(messages) | (hidden.tools if hidden else frozenset())
         known, heard = " ".join(str(m.get("content") or "") for m in messages if m.get("role") == "system"), ""
