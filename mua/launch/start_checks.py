@@ -784,7 +784,7 @@ class Checked:
         warnings = [f"warning  {problem}" for problem in self.warnings()]
         fine = [check.line().rstrip() for check in self.checks if check.state == "ok"]
         said = list(dict.fromkeys([*problems, *warnings]))
-        count = f"{len(set(problems))} failures, {len(set(warnings))} warnings"
+        count = f"failures: {len(set(problems))}, warnings: {len(set(warnings))}"
         return "\n".join([*said, *fine, count])
 
 

@@ -384,15 +384,15 @@ def growing() -> Script:
     return script
 
 
-SHOWN = ("airline", "gyms/function", "telecom")
+SHOWN = ("help_desk", "qa", "agentbench_db")
 TUNED = ("retail", "gyms/turtle", "gyms/persuade")
-SEEN = ("help_desk", "gyms/telepathy", "gyms/intention")
+SEEN = ("help_desk", "gyms/telepathy", "gyms/intention"), ("airline", "gyms/function", "telecom")
 """Whose matrices were looked at while causes were still changed."""
 
 
 def cases(tuning: bool) -> list[Case]:
     """What the matrix shows, or what thresholds were set with."""
-    domains, first = (TUNED, 700) if tuning else (SHOWN, 41)
+    domains, first = (TUNED, 700) if tuning else (SHOWN, 211)
     return [*planted(domains, range(first, first + 3)), *healthy(domains, range(first, first + 12))]
 
 
@@ -484,18 +484,16 @@ is planted by a configuration, a script, or a change of the program for that run
 Thresholds were set on other domains ({", ".join(TUNED)}) and seeds (`--tuning`) and on made-up series
 (`tests/unit/test_diagnosis.py`).
 
-Two sets of runs in {", ".join(SEEN)} then showed what to fix. In the first 26 of 32
-were named right, and none of 11 healthy runs was called ill; in the second, after changes, 44 of 48 and none of 12.
-Two of the four misses of the second were groups that agreed because a policy in entropy collapse said the same in all
-of them. That was put right on the runs of `--tuning`, and so were lengths that explode by the second step, which these
-showed.
+Three sets of runs showed what to fix, none of which is counted here. In {", ".join(SEEN[0])} 26 of 32
+were named right, and none of 11 healthy runs was called ill; then, after changes and with other seeds, 44 of 48 and
+none of 12. In {", ".join(SEEN[1])} it was 41 of 48 and one of 12 where eight words in a row were a quotation of a
+user's instructions, and 45 of 48 and none of 12 with twelve, as `user.leak_words` has by default: customers of airline
+tell what they want in eight.
 
-The runs below are in other domains again. What was changed while they were made: the script of an expert that cannot
-read a tool's error goes on (airline's ended the bench); gyms/travel, the third domain at first, was left out after two
-runs, as its searches fill the window of 3,900 tokens, so that all are cut; and a quotation of a user's instructions has
-12 words, as `user.leak_words` has by default, not 8: customers of airline told what they wanted in eight of them, in
-2 to 5 % of the episodes. With 8 the same runs give 41 of 48, and one healthy run of 12 called ill: the last change was
-made after looking at them, and is the only one that their numbers gained by.
+The runs below were made after the last change of what is diagnosed, in two domains that no set had and in help_desk
+with seeds that none had. Three single runs were tried before: gyms/tau, whose episodes fill the window of 3,900 tokens,
+so that all are cut, was left out; and of a healthy run in agentbench_db the user was said to leak, because that domain
+itself tells an idle policy which tool to use. What a domain says in its user's place is no leak any more.
 
 **{right} of {ill}** planted causes are named first; **{alarms} of {len(found) - ill}** healthy runs are called ill.
 
