@@ -7,11 +7,11 @@ import sqlalchemy as sa
 from mua.store.database import Store
 from mua.store.tables import episodes, samplers, tasks, trajectories
 from mua.store.verification import verify
-from tests.e2e_support import GROUPS, SIZE, STEPS
+from tests.e2e_support import GROUPS, SECONDS, SIZE, STEPS
 
 QUICK = (
     "samplers.enabled=true", "samplers.lease_seconds=3", "samplers.heartbeat_seconds=0.5", "samplers.poll_seconds=0.05",
-    "samplers.start_seconds=60",
+    f"samplers.start_seconds={SECONDS}",
 )  # fmt: skip
 
 

@@ -491,7 +491,7 @@ user's instructions, and 45 of 48 and none of 12 with twelve, as `user.leak_word
 tell what they want in eight.
 
 The runs below were made after the last change of what is diagnosed, in two domains that no set had and in help_desk
-with seeds that none had. Three single runs were tried before: gyms/tau, whose episodes fill the window of 3,900 tokens,
+with seeds that none had. Two single runs were tried before: gyms/tau, whose episodes fill the window of 3,900 tokens,
 so that all are cut, was left out; and of a healthy run in agentbench_db the user was said to leak, because that domain
 itself tells an idle policy which tool to use. What a domain says in its user's place is no leak any more.
 
