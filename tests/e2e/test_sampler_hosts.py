@@ -51,8 +51,7 @@ def test_samplers_on_machines_with_wrong_clocks_of_which_one_loses_its_network(
         url = server.database()
         command = (
             "train", recipe, f"trainer.steps={STEPS}", f"store.url={url}", f"samplers.address={net.head}",
-            "samplers.inside=false", "rollout.concurrency=1", *QUICK,
-            *DETERMINISTIC,
+            "samplers.inside=false", "rollout.concurrency=1", *QUICK, *DETERMINISTIC,
         )  # fmt: skip
         run = stack.enter_context(running(*command, cwd=head))
         players = [
