@@ -495,6 +495,10 @@ with seeds that none had. Two single runs were tried before: gyms/tau, whose epi
 so that all are cut, was left out; and of a healthy run in agentbench_db the user was said to leak, because that domain
 itself tells an idle policy which tool to use. What a domain says in its user's place is no leak any more.
 
+Nothing was changed after the runs below. Both healthy runs that are called ill, and the two misses, are in qa, whose
+expert's searches fill the window of 3,900 tokens: texts grow as it becomes better, and more than 30 % of the episodes
+are really cut. That is what is named; they count as wrong all the same.
+
 **{right} of {ill}** planted causes are named first; **{alarms} of {len(found) - ill}** healthy runs are called ill.
 
 Rows: planted; columns: named first.
