@@ -492,8 +492,8 @@ tell what they want in eight.
 
 The runs below were made after the last change of what is diagnosed, in two domains that no set had and in help_desk
 with seeds that none had. Two single runs were tried before: gyms/tau, whose episodes fill the window of 3,900 tokens,
-so that all are cut, was left out; and of a healthy run in agentbench_db the user was said to leak, because that domain
-itself tells an idle policy which tool to use. What a domain says in its user's place is no leak any more.
+so that two of three were cut, was left out; and of a healthy run in agentbench_db the user was said to leak, because
+that domain itself tells an idle policy which tool to use. What a domain says in its user's place is no leak any more.
 
 Nothing was changed after the runs below. Both healthy runs that are called ill, and the two misses, are in qa, whose
 expert's searches fill the window of 3,900 tokens: texts grow as it becomes better, and more than 30 % of the episodes
