@@ -148,6 +148,17 @@ def collect_metrics(chunks: Sequence[GPTModel], aux_loss: float, z_loss: float) 
     return metrics
 
 
+def forget_graphs(chunks: Sequence[GPTModel]) -> None:
+    """Let go of the autograd graphs of a step's last micro-batch, which Megatron's token dispatchers keep.
+
+    Such a graph reaches the weights and, through their hooks, the dispatcher again by a way that Python's collector
+    does not see: without this no network with experts, once trained, would ever be freed.
+    """
+    for layer in layers_with_experts(chunks):
+        kept = vars(layer.mlp.token_dispatcher)
+        kept |= {name: None for name, value in kept.items() if isinstance(value, Tensor) and value.grad_fn is not None}
+
+
 def layers_with_experts(chunks: Sequence[GPTModel]) -> Iterator[Any]:
     """This rank's transformer layers that have a router."""
     for chunk in chunks:

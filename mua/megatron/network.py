@@ -136,6 +136,7 @@ class Network:
             chunk.zero_grad_buffer()
         self.optimizer.megatron.zero_grad()
         sums, maxima = _reduced(self._scheduled(batches, step, share.plan.least, forward_only=False))
+        moe.forget_graphs(self.chunks)
         between = time.perf_counter()
         done = self.optimizer.step()
         self._leave_ungathered()

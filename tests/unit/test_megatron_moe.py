@@ -5,6 +5,8 @@ That no layout changes any of it is shown in ``tests/parity/test_megatron_layout
 
 from __future__ import annotations
 
+import gc
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -137,3 +139,13 @@ def test_a_batch_without_tokens_has_no_load(folder: Path) -> None:
         metrics = built.train_step(make_batch(()), CrossEntropyLoss())
     assert metrics["policy/grad_norm"] == 0
     assert not [key for key in metrics if key.startswith("moe/")]
+
+
+def test_a_trained_network_is_freed(folder: Path) -> None:
+    """Megatron's dispatchers keep a graph that no collector sees through."""
+    with backend(folder, distributed_optimizer=False, max_tokens_per_microbatch=512) as built:
+        built.train_step(make_batch(), CrossEntropyLoss())
+        chunk = weakref.ref(built.policy.chunks[0])
+    del built
+    gc.collect()
+    assert chunk() is None
