@@ -10,7 +10,8 @@ Needed on any device without those packages. Goes when:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from functools import wraps
 from typing import Any
 
@@ -96,6 +97,25 @@ def repair_optimizer(module: Any, without_cuda: bool) -> None:
     """Gives the imported ``megatron.core.optimizer`` the Adam above where it fell back to torch's."""
     if module.USING_PYTORCH_OPTIMIZER:
         module.USING_PYTORCH_OPTIMIZER, module.Adam = False, GroupStepAdam
+
+
+@contextmanager
+def plain_adam() -> Iterator[None]:
+    """Megatron builds its optimizers of the Adam above, whatever fused ones are installed, until the end of the block.
+
+    Upstream: Transformer Engine 2.20.2, ``pytorch/optimizers/fused_adam.py``, puts a tensor on CUDA as it is built, and
+    ``mua plan``, which needs the optimizer's tensors on the meta device alone, ended with ``No CUDA GPUs are
+    available`` wherever Transformer Engine is installed.
+    Goes when: Transformer Engine's FusedAdam can be built without CUDA.
+    """
+    from megatron.core import optimizer as optimizers  # this file repairs it while it is imported
+
+    before = optimizers.USING_PYTORCH_OPTIMIZER, optimizers.Adam
+    optimizers.USING_PYTORCH_OPTIMIZER, optimizers.Adam = False, GroupStepAdam
+    try:
+        yield
+    finally:
+        optimizers.USING_PYTORCH_OPTIMIZER, optimizers.Adam = before
 
 
 def joined(high: torch.Tensor, low: torch.Tensor) -> torch.Tensor:

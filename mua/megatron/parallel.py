@@ -14,6 +14,7 @@ from megatron.core import parallel_state, tensor_parallel
 from megatron.core.tensor_parallel import random as megatron_random
 
 from mua.compat.fake_ranks import fake_rank
+from mua.compat.megatron_adam import plain_adam
 from mua.config.schema import MegatronConfig
 from mua.errors import ConfigError, MuaError
 from mua.megatron.layouts import check_layout
@@ -146,6 +147,7 @@ def meta_rank(megatron: MegatronConfig, rank: int) -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(torch.random.fork_rng(devices=[]))
         stack.enter_context(models_on(meta))
+        stack.enter_context(plain_adam())
         stack.callback(megatron_random.initialize_rng_tracker, force_reset=True)
         stack.callback(shutdown, started=True)
         stack.enter_context(fake_rank(rank, megatron.world_size, meta))

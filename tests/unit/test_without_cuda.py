@@ -1,12 +1,12 @@
 """What Megatron builds on the meta device, where Python sees CUDA: plans and conversions as without it.
 
-CUDA is only said to be there. That the process which is started sees none on a machine that has it was seen on no GPU
-yet; ``tools/gpu_check.py`` plans before it trains.
+CUDA is only said to be there; ``tools/gpu_check.py`` plans on a GPU before it trains (docs/benchmarks/gpu.md).
 """
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -59,3 +59,18 @@ def test_conversion_goes_both_ways(tmp_path: Path) -> None:
     convert_to_megatron(ROOT / "tools/base", tmp_path / "checkpoint", None)
     convert_to_hf(tmp_path / "checkpoint", tmp_path / "hf")
     assert (tmp_path / "hf/model.safetensors").is_file()
+
+
+def test_a_plan_needs_no_fused_adam(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Transformer Engine's, which Megatron takes where it is installed, is built on CUDA alone."""
+
+    from megatron.core import optimizer as optimizers
+
+    def fused(*_: Any, **__: Any) -> None:
+        raise RuntimeError("No CUDA GPUs are available")
+
+    config = load_config(ROOT / "configs/qwen3-8b-1x8.yaml")
+    expected = make_plan(config).as_json()
+    monkeypatch.setattr(optimizers, "Adam", fused)
+    assert make_plan(config).as_json() == expected
+    assert optimizers.Adam is fused
