@@ -17,8 +17,8 @@ class Check:
     module: str
     function: str
     estimate: float
-    """Seconds it takes on one H200, imports included, as measured; ``doctor-sync`` is expected. With less left it is not
-    begun."""
+    """Seconds it takes on one H200, imports included, as measured; ``doctor-sync`` is expected. With less left it is
+    not begun."""
     deadline: float
     """Seconds after which it failed."""
     cuda_only: str = ""
