@@ -51,6 +51,10 @@ SHAPE = {
     "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 2048, "rope_theta": 10_000.0,
     "initializer_range": 0.06, "tie_word_embeddings": True,
 }  # fmt: skip
+WINDOW = 3900
+"""Tokens of an episode."""
+WINDOWS = {"qa": 7900}
+"""Of domains whose experts need more."""
 LEADS = (
     "Let me look.", "One moment, please.", "I will check that now.", "Thank you for waiting.", "Certainly.",
     "Let me see what I can find.", "I am looking into it.", "Of course.",
@@ -348,23 +352,24 @@ def settings_of(
     model: Path, output: Path, domains: Sequence[str], more: Mapping[str, Any], steps: int, seed: int
 ) -> dict[str, Any]:
     """A run's configuration as plain values; ``more`` by dotted keys."""
+    window = max(WINDOWS.get(domain, WINDOW) for domain in domains)
     config: dict[str, Any] = {
         "name": output.name,
         "output": str(output),
         "seed": seed,
-        "model": {"path": str(model), "dtype": "float32", "max_length": 4096},
+        "model": {"path": str(model), "dtype": "float32", "max_length": window + 196},
         "environment": {"prompt": "short"}
         | ({"name": domains[0]} if len(domains) == 1 else {"mix": dict.fromkeys(domains, 1.0)}),
         "rollout": {
             "max_turns": 16,
             "max_tool_calls": 16,
             "max_turn_tokens": 300,
-            "max_tokens": 3900,
+            "max_tokens": window,
             "concurrency": 64,
             "max_retries": 1,
         },
         "algorithm": {"group_size": 4, "groups_per_step": 4},
-        "megatron": {"max_tokens_per_microbatch": 4096, "threads": 1},
+        "megatron": {"max_tokens_per_microbatch": window + 196, "threads": 1},
         "optimizer": {"learning_rate": 3.0e-4, "weight_decay": 0.0},
         "trainer": {"steps": steps, "save_every": 0},
         "observe": {"tensorboard": False, "progress": False},
