@@ -21,6 +21,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 from unittest import mock
 
@@ -33,9 +34,11 @@ from mua.environment.domain import unanswered
 from mua.environment.manager import EnvironmentInstance
 from mua.environment.protocol import Evaluation, Move, ToolResult, Transcript
 from mua.errors import JudgeFault
+from mua.observe.metrics_log import read_metrics
 from mua.types import Provenance, Segment
 from tools import kit
 from tools.bench.planted_runs import (
+    WINDOWS,
     Plan,
     Script,
     Situation,
@@ -50,6 +53,8 @@ from tools.bench.planted_runs import (
 
 HEALTHY = "healthy"
 SHARE, FALSE_ALARMS = 0.9, 1
+MOST_CUT = 0.1
+"""Of a healthy run's episodes, by the window of :mod:`tools.bench.planted_runs`."""
 PAGE = Path(__file__).parents[2] / "docs/benchmarks/diagnosis.md"
 FAST = {"optimizer.learning_rate": 3.0e-3}
 
@@ -433,6 +438,8 @@ def _diagnosed(case: Case, root: Path, remove: bool) -> Diagnosis:
     if not (output / "metrics.jsonl").is_file():
         shutil.rmtree(output, ignore_errors=True)
         made_run(case.plan, root, output, case.seed)
+    if case.cause == HEALTHY:
+        _fits(case, output)
     with evidence_of(str(output)) as (name, seen):
         found = diagnosed(name, seen)
     if remove:
@@ -445,6 +452,13 @@ def _diagnosed(case: Case, root: Path, remove: bool) -> Diagnosis:
         flush=True,
     )
     return found
+
+
+def _fits(case: Case, output: Path) -> None:
+    """A run whose episodes this program cuts is not healthy."""
+    cut = fmean(line["rollout/outcome/length"] for line in read_metrics(output / "metrics.jsonl"))
+    if cut > MOST_CUT:
+        sys.exit(f"{case.plan.domain}: {cut:.0%} of the episodes do not fit; name a window in planted_runs.WINDOWS")
 
 
 def page(found: list[tuple[Case, Diagnosis]]) -> str:
@@ -495,9 +509,11 @@ with seeds that none had. Two single runs were tried before: gyms/tau, whose epi
 so that two of three were cut, was left out; and of a healthy run in agentbench_db the user was said to leak, because
 that domain itself tells an idle policy which tool to use. What a domain says in its user's place is no leak any more.
 
-Nothing was changed after the runs below. Both healthy runs that are called ill, and the two misses, are in qa, whose
-expert's searches fill the window of 3,900 tokens: texts grow as it becomes better, and more than 30 % of the episodes
-are really cut. That is what is named; they count as wrong all the same.
+What is diagnosed was not changed after the runs below. At first qa had that window too: 46 of 48 were named and 2 of 12
+healthy runs called ill, and all four wrong ones were in qa, where a search brings 700 tokens, so that more than 30 % of
+the episodes were really cut: a fault that this program had planted itself. The runs in qa were made again, with the
+same seeds and a window of {WINDOWS["qa"]:,}; the others are the first ones. A healthy run is refused now if the window
+cuts more than a tenth of its episodes.
 
 **{right} of {ill}** planted causes are named first; **{alarms} of {len(found) - ill}** healthy runs are called ill.
 
