@@ -126,8 +126,8 @@ def meta_rank(megatron: MegatronConfig, rank: int) -> Iterator[None]:
     """This process as global rank ``rank`` of the layout, on the meta device, until the end of the block.
 
     Every object of the training backend can be built as that rank would build it: model chunks, their gradient buffers,
-    the optimizer. Shapes, dtypes and names are real, their tensors have no values. Other tensors stay on the CPU.
-    ``mua plan`` reads byte counts off them, offline conversion the names and shapes of every shard.
+    the optimizer, of a plain Adam. Shapes, dtypes and names are real, their tensors have no values. Other tensors stay
+    on the CPU. ``mua plan`` reads byte counts off them, offline conversion the names and shapes of every shard.
 
     Process groups are torch's fake ones: their members and sizes are right, their collectives move nothing. Random
     states are as before afterwards; so is everything else, whether the block ended or raised. Ranks may follow each

@@ -1,6 +1,7 @@
 """What Megatron builds on the meta device, where Python sees CUDA: plans and conversions as without it.
 
-CUDA is only said to be there; ``tools/gpu_check.py`` plans on a GPU before it trains (docs/benchmarks/gpu.md).
+CUDA is only said to be there, and the Adam that wants it is not Transformer Engine's; ``tools/gpu_check.py`` plans on
+a GPU before it trains (docs/benchmarks/gpu.md).
 """
 
 from __future__ import annotations
@@ -63,7 +64,6 @@ def test_conversion_goes_both_ways(tmp_path: Path) -> None:
 
 def test_a_plan_needs_no_fused_adam(monkeypatch: pytest.MonkeyPatch) -> None:
     """Transformer Engine's, which Megatron takes where it is installed, is built on CUDA alone."""
-
     from megatron.core import optimizer as optimizers
 
     def fused(*_: Any, **__: Any) -> None:

@@ -353,11 +353,12 @@ def settings_of(
 ) -> dict[str, Any]:
     """A run's configuration as plain values; ``more`` by dotted keys."""
     window = max(WINDOWS.get(domain, WINDOW) for domain in domains)
+    length = window + 196
     config: dict[str, Any] = {
         "name": output.name,
         "output": str(output),
         "seed": seed,
-        "model": {"path": str(model), "dtype": "float32", "max_length": window + 196},
+        "model": {"path": str(model), "dtype": "float32", "max_length": length},
         "environment": {"prompt": "short"}
         | ({"name": domains[0]} if len(domains) == 1 else {"mix": dict.fromkeys(domains, 1.0)}),
         "rollout": {
@@ -369,7 +370,7 @@ def settings_of(
             "max_retries": 1,
         },
         "algorithm": {"group_size": 4, "groups_per_step": 4},
-        "megatron": {"max_tokens_per_microbatch": window + 196, "threads": 1},
+        "megatron": {"max_tokens_per_microbatch": length, "threads": 1},
         "optimizer": {"learning_rate": 3.0e-4, "weight_decay": 0.0},
         "trainer": {"steps": steps, "save_every": 0},
         "observe": {"tensorboard": False, "progress": False},
