@@ -17,8 +17,8 @@ class Check:
     module: str
     function: str
     estimate: float
-    """Seconds it takes on one H200, imports included, as measured; ``doctor-sync`` is expected. With less left it is
-    not begun."""
+    """Seconds it takes on one H200, imports included, as measured; ``doctor-sync``, ``learns`` and ``rl-large`` are
+    expected. With less left it is not begun."""
     deadline: float
     """Seconds after which it failed."""
     cuda_only: str = ""
@@ -43,6 +43,17 @@ CHECKS: tuple[Check, ...] = (
     _check("engine", "SGLang's log-probabilities, release and resume under probes", "engines:engine", 150, 480),
     _check("doctor-sync", "every tensor arrives in the engine", "engines:doctor_sync", 80, 400),
     _check("rl", "two colocated steps of reinforcement learning", "engines:rl", 140, 500),
+    _check(
+        "learns",
+        "a policy learns: SFT, then RL, on the test split",
+        "learning:learns",
+        400,
+        590,
+        "make demo shows it on a CPU",
+    ),
+    _check(
+        "rl-large", "colocated steps of 2.4 billion parameters", "learning:large", 350, 590, "rl does it at toy size"
+    ),
     _check("train-30b-a3b", "speed and memory of a step, Qwen3-30B-A3B", "steps:qwen3_30b_a3b", 130, 400),
     _check("train-32b", "speed and memory of a step, Qwen3-32B", "steps:qwen3_32b", 110, 400),
     _check("experts", "grouped experts equal single ones, and are faster", "experts:grouped", 40, 240),

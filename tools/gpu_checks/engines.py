@@ -38,11 +38,11 @@ TAGS = ["kv_cache", "weights"]
 
 
 def engine(place: Place) -> Found:
-    _needs_sglang(place)
+    needs_sglang(place)
     return asyncio.run(_engine(place))
 
 
-def _needs_sglang(place: Place) -> None:
+def needs_sglang(place: Place) -> None:
     """On a CPU the servers find a torch_memory_saver that does nothing, so that what calls it runs."""
     for package in ("sglang", *(["torch_memory_saver"] if place.cuda else [])):
         if absent(package):
@@ -71,8 +71,9 @@ def _told_settings() -> tuple[dict[str, Any], dict[str, Any]]:
     return settings, extra
 
 
-def _told() -> str:
-    return f"engines with {told}" if (told := os.environ.get(ENGINE, "")) else ""
+def told() -> str:
+    """What to say of engines that are not as they come."""
+    return f"engines with {entries}" if (entries := os.environ.get(ENGINE, "")) else ""
 
 
 async def _engine(place: Place) -> Found:
@@ -80,7 +81,7 @@ async def _engine(place: Place) -> Found:
     from mua.config.schema import EngineConfig
     from mua.engine.pool import EnginePool
 
-    found, dtype = Found(_told()), place.pick("bfloat16", "float32")
+    found, dtype = Found(told()), place.pick("bfloat16", "float32")
     model = random_policy(place.work / "policy", place, scale=place.pick(4, 1), layers=place.pick(8, 2))
     settings, extra = _told_settings()
     usual: dict[str, Any] = {
@@ -186,9 +187,9 @@ def _free(place: Place) -> int:
 
 def doctor_sync(place: Place) -> Found:
     """``mua doctor sync`` of a small policy that is trained in help_desk."""
-    _needs_sglang(place)
-    found = Found(_told())
-    said = _command("doctor", "sync", str(ROOT / "configs/demo.yaml"), *_overrides(place))
+    needs_sglang(place)
+    found = Found(told())
+    said = command("doctor", "sync", str(ROOT / "configs/demo.yaml"), *overrides(place))
     line = next((line for line in said.splitlines() if line.startswith("sync: ")), "")
     found.expect(
         line.endswith("every tensor in every engine equals the trainer's"), f"doctor sync says: {said[-300:]!r}"
@@ -200,8 +201,8 @@ def doctor_sync(place: Place) -> Found:
 def rl(place: Place) -> Found:
     """``mua train`` for two steps, colocated: the engine's memory released while the trainer trains, the trainer's
     offloaded while episodes run."""
-    _needs_sglang(place)
-    found = Found(_told())
+    needs_sglang(place)
+    found = Found(told())
     sizes = ["algorithm.groups_per_step=4", "algorithm.group_size=4"]
     if not place.cuda:
         sizes = [
@@ -212,7 +213,7 @@ def rl(place: Place) -> Found:
         ]
     steps = ["trainer.steps=2", "trainer.save_every=1", "trainer.evaluate_every=0", "trainer.export=last"]
     off = ["algorithm.skip_zero_advantage=false", "megatron.offload=true", "optimizer.warmup_steps=0"]
-    _command("train", str(ROOT / "configs/demo.yaml"), *_overrides(place), *sizes, *steps, *off)
+    command("train", str(ROOT / "configs/demo.yaml"), *overrides(place), *sizes, *steps, *off)
     lines = [json.loads(line) for line in (place.work / "run/metrics.jsonl").read_text().splitlines()]
     found.expect([line["step"] for line in lines] == [0, 1], f"the run has {len(lines)} steps, not 2")
     for line in lines:
@@ -230,7 +231,7 @@ def rl(place: Place) -> Found:
     return found
 
 
-def _overrides(place: Place) -> list[str]:
+def overrides(place: Place) -> list[str]:
     return [
         f"model.path={POLICY}", f"output={place.work / 'run'}", f"model.dtype={place.pick('bfloat16', 'float32')}",
         "engine.memory_saver=true", f"engine.memory_fraction={place.pick(0.3, 0.5)}", "engine.max_total_tokens=16384",
@@ -239,7 +240,7 @@ def _overrides(place: Place) -> list[str]:
     ]  # fmt: skip
 
 
-def _command(*arguments: str) -> str:
+def command(*arguments: str) -> str:
     """What ``mua arguments`` prints; raises with its own lines where it does not end well."""
     import mua.cli
 
