@@ -117,7 +117,7 @@ def test_readme_is_short_and_says_first_what_it_is() -> None:
     lines = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
     assert len(lines) < 150
     opening = "\n".join(lines[:14])
-    assert all(words in opening for words in ("It is for", "reinforcement learning", "No run has learned on a GPU yet"))
+    assert all(words in opening for words in ("It is for", "reinforcement learning", "Nothing has run on several GPUs"))
     first = lines.index("```")
     assert [line.split("#")[0].strip() for line in lines[first + 1 : first + 3]] == ["make demo", "make test"]
     assert "docs/images/reward.png" in "\n".join(lines[: lines.index("## What `make demo` does")])
