@@ -19,6 +19,8 @@ import torch
 from torch.optim.adam import adam
 from torch.optim.adamw import adamw
 
+from mua.compat import megatron_optimizer_state
+
 
 class GroupStepAdam(torch.optim.Optimizer):
     """Adam (Kingma and Ba, 2015), with decoupled weight decay if ``adam_w_mode``; ``step`` is kept a group.
@@ -189,6 +191,7 @@ def _save_whole_weights(optimizer: Any, hybrid: Any) -> None:
 def repair_distributed_optimizer(module: Any, without_cuda: bool) -> None:
     """Makes the imported ``megatron.core.optimizer.distrib_optimizer`` take its fused-Adam paths, and save weights."""
     _save_whole_weights(module.DistributedOptimizer, module.HybridDeviceOptimizer)
+    megatron_optimizer_state.repair(module)
     if not module.HAVE_APEX_OR_TE:
         module.HAVE_APEX_OR_TE = module.USING_APEX_OPTIMIZER = True
         module.Adam = GroupStepAdam

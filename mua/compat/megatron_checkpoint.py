@@ -5,7 +5,8 @@ Upstream: megatron-core 0.19.2, ``dist_checkpointing/strategies/filesystem_async
 and outlive a trainer that is killed. To hand results from its writers to the trainer it starts a ``multiprocessing``
 manager by spawn, also when the trainer itself does the writing: seconds of start-up at the first save, the main script
 imported a second time, and, after ``kill -9`` of the trainer, a process that nobody ends. Here the files of a plan are
-written by :func:`write_bucket`; both ends of that queue are in this process, and a plain queue serves.
+written by :func:`write_bucket`, one tensor after the other; both ends of that queue are in this process, and a plain
+queue serves.
 Goes when: ``tests/unit/test_megatron_compat.py::test_upstream_checkpoint_still_starts_a_manager`` fails.
 """
 
@@ -29,11 +30,17 @@ Bucket: TypeAlias = tuple[str, str, tuple[list[Any], list[Any]]]
 
 
 def buckets_of(request: Any, *, copied: bool) -> Sequence[Bucket]:
-    """The files that upstream planned for this rank; ``copied``: with tensors that no later step changes."""
-    buckets: Sequence[Bucket] = request.preload_fn() if request.preload_fn is not None else []
-    for (*_, (_, tensors)), (*_, (_, originals)) in zip(
-        buckets if copied else (), request.async_fn_args[1] if buckets and copied else (), strict=True
-    ):
+    """The files that upstream planned for this rank; ``copied``: with tensors that no later step changes.
+
+    Else their tensors are those of the networks, on their device: the host never holds all of them.
+    """
+    if request.preload_fn is None:
+        return []
+    if not copied:
+        planned: Sequence[Bucket] = request.async_fn_args[1]
+        return planned
+    buckets: Sequence[Bucket] = request.preload_fn()
+    for (*_, (_, tensors)), (*_, (_, originals)) in zip(buckets, request.async_fn_args[1], strict=True):
         for index, ((item, tensor), (_, original)) in enumerate(zip(tensors, originals, strict=True)):
             if tensor is original:  # what came from a device is a copy already
                 tensors[index] = (item, tensor.clone())
@@ -51,7 +58,7 @@ def write_bucket(bucket: Bucket) -> tuple[list[WriteResult], str]:
             if isinstance(data, io.BytesIO):
                 stream.write(data.getbuffer())
             else:
-                torch.save(data, cast(IO[bytes], stream))
+                torch.save(data.cpu(), cast(IO[bytes], stream))
             length = stream.position - offset
             results.append(WriteResult(item.index, length, StorageInfo(name, offset, length)))
         os.fsync(file.fileno())

@@ -14,9 +14,9 @@ while a module is imported:
 No installed file is touched, torch is not patched, and with a CUDA device nothing is rewritten. The remaining faults,
 which are not names of devices, are fixed after import, one file each: :mod:`mua.compat.megatron_rng`,
 :mod:`mua.compat.megatron_moe`, :mod:`mua.compat.megatron_uneven`, :mod:`mua.compat.megatron_adam`,
-:mod:`mua.compat.megatron_offload`, :mod:`mua.compat.megatron_checkpoint`, :mod:`mua.compat.checkpoint_reading`. Each
-applies only where its own condition holds. Notices of Megatron-Core that tell a user of this package nothing are
-dropped.
+:mod:`mua.compat.megatron_offload`, :mod:`mua.compat.megatron_checkpoint`,
+:mod:`mua.compat.megatron_optimizer_state`, :mod:`mua.compat.checkpoint_reading`. Each applies
+only where its own condition holds. Notices of Megatron-Core that tell a user of this package nothing are dropped.
 
 Goes when: ``tests/unit/test_megatron_compat.py::test_upstream_still_needs_the_import_hook`` fails.
 """

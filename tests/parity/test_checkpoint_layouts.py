@@ -24,6 +24,7 @@ from mua.config.schema import MegatronConfig
 from mua.errors import ModelError
 from mua.megatron import offline
 from mua.megatron.checkpoint import checkpoint_folder, latest_checkpoint
+from mua.trainer.learner import Learner
 from mua.types import Float32Array
 from tests.distributed import run_on_workers
 from tests.megatron_support import backend, exported, make_batch, write_model
@@ -86,13 +87,25 @@ def train(
         weights = exported(built)
         if out is not None:
             built.save(Path(out), {"next": last}, background=True)
-            for parameter in built.policy.parameters():
-                parameter.data.mul_(-1)  # what follows the call may change everything at once
+            changed = [parameter.data for parameter in built.policy.parameters()] + moments(built)
+            for tensor in changed:
+                tensor.mul_(-1)  # what follows the call may change everything at once
             built.finish_save()
-            for parameter in built.policy.parameters():
-                parameter.data.mul_(-1)
+            for tensor in changed:
+                tensor.mul_(-1)
             built.save_hf(Path(out).with_name("hf"))
         return losses, weights
+
+
+def moments(built: Learner) -> list[torch.Tensor]:
+    """Of the policy's optimizer on this rank."""
+    return [
+        value
+        for part in built.policy.optimizer.megatron.chained_optimizers
+        for state in part.optimizer.state.values()
+        for value in state.values()
+        if isinstance(value, torch.Tensor) and value.ndim
+    ]
 
 
 @pytest.mark.parametrize(("experts", "saved", "loaded"), CASES)

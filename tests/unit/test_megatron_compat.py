@@ -28,8 +28,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from mua.algorithms.losses import CrossEntropyLoss
 from mua.compat import megatron_cpu
 from mua.compat.megatron_adam import GroupStepAdam, joined, split
+from mua.compat.megatron_optimizer_state import Piece, owner_of, pieces_of
 from mua.config.schema import MegatronConfig
 from mua.megatron.parallel import start_groups
 from tests.distributed import run_distributed, run_on_workers
@@ -175,6 +177,66 @@ def uneven_gather() -> str:
     except (RuntimeError, ValueError) as error:
         return str(error)
     return ""
+
+
+def state_to_save(folder: str, upstreams: bool) -> tuple[int, int, int]:
+    """Of a rank's optimizer, to save and to load: the bytes of state in host memory of its own, and parameters."""
+    from megatron.core.dist_checkpointing.dict_utils import nested_values
+    from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
+
+    from mua.megatron import checkpoint
+
+    given = DistributedOptimizer.sharded_param_state_fully_reshardable
+    planned = given.__wrapped__ if upstreams else given
+    with backend(Path(folder), data_parallel=dist.get_world_size()) as built:
+        built.train_step(make_batch(), CrossEntropyLoss())
+        (part,) = built.policy.optimizer.megatron.chained_optimizers
+        own = [*part.optimizer.state, *(v for of in part.optimizer.state.values() for v in of.values())]
+        held = {tensor.untyped_storage().data_ptr() for tensor in own if isinstance(tensor, torch.Tensor)}
+        (chunk,) = built.policy.wrapped
+        sizes = []
+        for loading in (False, True):
+            described = chunk.module.sharded_state_dict(metadata=checkpoint._sharding())
+            entries = nested_values(planned(part, described, loading, checkpoint._sharding()))
+            found = {entry.data.untyped_storage().data_ptr(): entry.data.untyped_storage() for entry in entries}
+            sizes.append(sum(storage.nbytes() for start, storage in found.items() if start not in held))
+        return sizes[0], sizes[1], sum(parameter.numel() for parameter in built.policy.parameters())
+
+
+def test_upstream_still_gathers_the_optimizer_on_every_rank(tmp_path: Path) -> None:
+    write_model(tmp_path)
+    of_ranks = run_on_workers(2, state_to_save, str(tmp_path), True)
+    for saved, loaded, parameters in of_ranks:
+        assert saved >= 12 * parameters
+        assert loaded >= 12 * parameters
+
+
+def test_no_rank_takes_another_copy_of_the_optimizer_to_save_it(tmp_path: Path) -> None:
+    """But of what lies on several ranks, which is little; and to load it one of its own part."""
+    write_model(tmp_path, layers=6)
+    of_ranks = run_on_workers(2, state_to_save, str(tmp_path), False)
+    for saved, loaded, parameters in of_ranks:
+        assert saved < 0.1 * 12 * parameters
+        assert loaded < 0.6 * 12 * parameters
+    assert sum(loaded for _, loaded, _ in of_ranks) >= 12 * of_ranks[0][2]
+    assert run_on_workers(1, state_to_save, str(tmp_path), False)[0][0] == 0
+
+
+@pytest.mark.parametrize(
+    ("first", "end", "found"),
+    [
+        (0, 10, [(0, 0, 10)]),
+        (5, 15, [(0, 0, 5), (1, 5, 10)]),
+        (8, 31, [(0, 0, 2), (1, 2, 12), (2, 12, 22), (3, 22, 23)]),
+        (10, 20, [(1, 0, 10)]),
+    ],
+)
+def test_a_parameter_belongs_to_the_rank_with_most_of_it(
+    first: int, end: int, found: list[tuple[int, int, int]]
+) -> None:
+    pieces = pieces_of(first, end, shard=10)
+    assert pieces == [Piece(*piece) for piece in found]
+    assert owner_of(pieces) == max(found, key=lambda piece: piece[2] - piece[1])[0]
 
 
 def test_gloo_still_lacks_uneven_gather() -> None:

@@ -14,7 +14,7 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import numpy as np
 import torch
@@ -240,18 +240,30 @@ def overrides(place: Place) -> list[str]:
     ]  # fmt: skip
 
 
+class _Shown(io.StringIO):
+    """Keeps what is written and shows it at once, so that the log of a check that is killed has it."""
+
+    def __init__(self, shown: TextIO) -> None:
+        super().__init__()
+        self._shown = shown
+
+    def write(self, text: str) -> int:
+        self._shown.write(text)
+        self._shown.flush()
+        return super().write(text)
+
+
 def command(*arguments: str) -> str:
     """What ``mua arguments`` prints; raises with its own lines where it does not end well."""
     import mua.cli
 
     print("$ mua", *arguments, flush=True)
-    sys.argv, status, said, complained = ["mua", *arguments], 0, io.StringIO(), io.StringIO()
+    sys.argv, status, said, complained = ["mua", *arguments], 0, _Shown(sys.stdout), _Shown(sys.stdout)
     with contextlib.redirect_stdout(said), contextlib.redirect_stderr(complained):
         try:
             mua.cli.main()
         except SystemExit as leaving:
             status = leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
-    print(said.getvalue(), complained.getvalue(), sep="\n", flush=True)
     if status:
         lines = [line for line in complained.getvalue().splitlines() if line.startswith("mua: ")]
         raise RuntimeError(f"mua {arguments[0]} ended with status {status}: {' '.join(lines[-3:])}")
