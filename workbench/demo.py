@@ -81,6 +81,9 @@ class Result:
 def demonstrate(seeds: Sequence[int], overrides: Sequence[str] = (), *, controls: bool = False) -> None:
     """The whole of it in the current folder; ``overrides`` are of the recipe ``demo``.
 
+    Those of ``model`` and ``megatron`` hold for the cold start too, those of ``model``, ``engine`` and ``evaluation``
+    for the evaluations.
+
     Leaves with the status of a command that fails.
     """
     canned = canned_by_kind()
@@ -109,7 +112,7 @@ def run_seed(seed: int, canned: Mapping[str, Mapping[str, float]], overrides: Se
     times.append(time.monotonic())
     say(f"seed {seed}: supervised cold start")
     sft = [f"model.path={BASE}", f"sft.data={folder}/conversations.jsonl", f"output={folder}/sft"]
-    mua("sft", SFT, *sft, f"seed={seed}")
+    mua("sft", SFT, *sft, f"seed={seed}", *of_sections(overrides, "model", "megatron"))
     before = evaluated(folder / "sft" / "hf", folder / "before", seed, overrides)
     times.append(time.monotonic())
     say(f"seed {seed}: reinforcement learning against SGLang rollouts")
@@ -135,9 +138,14 @@ def evaluated(policy: Path, output: Path, seed: int, overrides: Sequence[str]) -
     say(f"seed {seed}: {policy} on the test split")
     where = [f"model.path={policy}", f"output={output}", f"seed={seed}"]
     test = [*where, "evaluation.split=test", "evaluation.tasks=null"]
-    mua("eval", CONFIG, *test, *(item for item in overrides if item.startswith("evaluation.")))
+    mua("eval", CONFIG, *test, *of_sections(overrides, "evaluation", "engine", "model"))
     found: Json = json.loads((output / "evaluation.json").read_text())
     return found
+
+
+def of_sections(overrides: Sequence[str], *sections: str) -> list[str]:
+    """Those that say how the machine computes, or how the policy is evaluated, hold for more than one command."""
+    return [override for override in overrides if override.partition(".")[0] in sections]
 
 
 def result_of(
