@@ -26,7 +26,7 @@ from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class HeldPiece:
     """Elements ``start`` to ``end`` of a parameter, whose state a rank of the data-parallel group holds."""
 
     rank: int
@@ -38,16 +38,16 @@ class Piece:
         return self.end - self.start
 
 
-def pieces_of(first: int, end: int, shard: int) -> list[Piece]:
+def pieces_of(first: int, end: int, shard: int) -> list[HeldPiece]:
     """The ranks' pieces of the elements ``first`` to ``end`` of a bucket of which each rank holds ``shard``, in order.
 
     The elements of a piece count from the parameter's first.
     """
     ranks = range(first // shard, -(-end // shard))
-    return [Piece(rank, max(first, rank * shard) - first, min(end, (rank + 1) * shard) - first) for rank in ranks]
+    return [HeldPiece(rank, max(first, rank * shard) - first, min(end, (rank + 1) * shard) - first) for rank in ranks]
 
 
-def owner_of(pieces: Sequence[Piece]) -> int:
+def owner_of(pieces: Sequence[HeldPiece]) -> int:
     """The rank that writes a parameter: the first of those with most of it."""
     return max(pieces, key=lambda piece: piece.size).rank
 
@@ -106,7 +106,7 @@ def repair(module: Any) -> None:
 
 
 @torch.no_grad()
-def _collected(optimizer: Any, parameter: Any, pieces: Sequence[Piece], owner: int) -> dict[str, Tensor]:
+def _collected(optimizer: Any, parameter: Any, pieces: Sequence[HeldPiece], owner: int) -> dict[str, Tensor]:
     """On ``owner`` a parameter's main weight and moments, flat float32; nothing on other ranks, which send theirs.
 
     What lies on one rank is not copied, but for what a precision-aware optimizer makes anew: that waits on the host.
@@ -129,7 +129,7 @@ def _collected(optimizer: Any, parameter: Any, pieces: Sequence[Piece], owner: i
     return state
 
 
-def _gathered(part: Tensor | None, parameter: Tensor, pieces: Sequence[Piece], owner: int, group: Any) -> Tensor:
+def _gathered(part: Tensor | None, parameter: Tensor, pieces: Sequence[HeldPiece], owner: int, group: Any) -> Tensor:
     """One tensor of a parameter from the ranks' parts of it; on others than ``owner`` it holds nothing of use."""
     rank, options = group.rank(), {"dtype": torch.float32, "device": parameter.device}
     whole = torch.empty(parameter.numel() if rank == owner else 0, **options)  # type: ignore[call-overload]

@@ -31,7 +31,7 @@ import torch.distributed as dist
 from mua.algorithms.losses import CrossEntropyLoss
 from mua.compat import megatron_cpu
 from mua.compat.megatron_adam import GroupStepAdam, joined, split
-from mua.compat.megatron_optimizer_state import Piece, owner_of, pieces_of
+from mua.compat.megatron_optimizer_state import HeldPiece, owner_of, pieces_of
 from mua.config.schema import MegatronConfig
 from mua.megatron.parallel import start_groups
 from tests.distributed import run_distributed, run_on_workers
@@ -235,7 +235,7 @@ def test_a_parameter_belongs_to_the_rank_with_most_of_it(
     first: int, end: int, found: list[tuple[int, int, int]]
 ) -> None:
     pieces = pieces_of(first, end, shard=10)
-    assert pieces == [Piece(*piece) for piece in found]
+    assert pieces == [HeldPiece(*piece) for piece in found]
     assert owner_of(pieces) == max(found, key=lambda piece: piece[2] - piece[1])[0]
 
 
