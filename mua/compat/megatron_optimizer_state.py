@@ -66,7 +66,8 @@ def repair(module: Any) -> None:
     ) -> dict[int, dict[str, Any]]:
         """By a parameter's number its sharded tensors by name: the owner's to save, or those of every holder to load.
 
-        Collective over the data-parallel group when saving.
+        Parameters without any are left out: upstream takes an empty entry for state that ranks should have in common,
+        and warns of each. Collective over the data-parallel group when saving.
         """
         described = {
             entry.data: entry
@@ -74,8 +75,10 @@ def repair(module: Any) -> None:
         }
         found: dict[int, dict[str, Any]] = {}
         rank, ranks = self.data_parallel_group.rank(), self.data_parallel_group.size()
+        index = -1
         for buffer in self.buffers:
             for parameter, (start, end, number) in buffer.param_index_map.items():
+                index += 1
                 bucket = buffer.buckets[number]
                 pieces = pieces_of(start - bucket.offset, end - bucket.offset, bucket.grad_data.numel() // ranks)
                 entry, owner = described[parameter], owner_of(pieces)
@@ -85,8 +88,10 @@ def repair(module: Any) -> None:
                     state = {name: torch.empty(parameter.numel(), dtype=torch.float32) for name in names}
                 else:
                     state = _collected(self, parameter, pieces, owner)
+                if not state:
+                    continue
                 replica = (*entry.replica_id[:-1], 0 if rank == owner else 1 + rank)
-                found[len(found)] = {
+                found[index] = {
                     name: _described(entry, name, value.reshape(entry.data.shape), replica)
                     for name, value in state.items()
                 }

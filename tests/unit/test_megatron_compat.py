@@ -222,8 +222,19 @@ def test_no_rank_takes_another_copy_of_the_optimizer_to_save_it(tmp_path: Path) 
     assert run_on_workers(1, state_to_save, str(tmp_path), False)[0][0] == 0
 
 
-def checkpoint_of_either_form(folder: str, out: str, upstreams: bool) -> None:
-    """What is saved of a trained policy, in upstream's way or in ours."""
+class Heard(logging.Handler):
+    """What is logged, by its text."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.texts: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.texts.append(record.getMessage())
+
+
+def checkpoint_of_either_form(folder: str, out: str, upstreams: bool) -> list[str]:
+    """Saves a trained policy in upstream's way or in ours; what is logged meanwhile."""
     from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 
     with backend(Path(folder), data_parallel=dist.get_world_size()) as built, pytest.MonkeyPatch.context() as patch:
@@ -231,7 +242,13 @@ def checkpoint_of_either_form(folder: str, out: str, upstreams: bool) -> None:
         if upstreams:
             given = DistributedOptimizer.sharded_param_state_fully_reshardable
             patch.setattr(DistributedOptimizer, "sharded_param_state_fully_reshardable", given.__wrapped__)
-        built.save(Path(out), {"next": 1})
+        heard = Heard()
+        logging.getLogger().addHandler(heard)
+        try:
+            built.save(Path(out), {"next": 1})
+        finally:
+            logging.getLogger().removeHandler(heard)
+        return heard.texts
 
 
 def goes_on_from(folder: str, source: str) -> dict[str, Any]:
@@ -248,7 +265,8 @@ def test_checkpoints_of_upstreams_form_are_read_as_ours_are(tmp_path: Path) -> N
     after = []
     for upstreams in (True, False):
         out = str(tmp_path / str(upstreams) / "step_00000001")
-        run_on_workers(2, checkpoint_of_either_form, str(tmp_path / "model"), out, upstreams)
+        logged = run_on_workers(2, checkpoint_of_either_form, str(tmp_path / "model"), out, upstreams)
+        assert logged == [[], []]
         after.append(run_on_workers(1, goes_on_from, str(tmp_path / "model"), out)[0])
     assert all(np.array_equal(values, after[1][name]) for name, values in after[0].items())
 

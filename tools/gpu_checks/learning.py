@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-import shutil
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from megatron_bridge.hf_folder import copy_other_files
 from mua.observe.metrics_log import METRICS_FILE, read_metrics
 from tools.gpu_checks.child import Found, Place
 from tools.gpu_checks.engines import POLICY, ROOT, command, needs_sglang, overrides, told
@@ -86,20 +86,18 @@ def large(place: Place) -> Found:
 
 
 def _random_policy(place: Place) -> int:
-    """Write it beside the demonstration's tokenizer; its parameters."""
+    """Write it among the demonstration's tokenizer files; its parameters."""
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     folder = place.work / "policy"
     folder.mkdir()
+    copy_other_files(POLICY, folder, None)
     shape: dict[str, Any] = json.loads((POLICY / "config.json").read_text()) | LARGE | {"initializer_range": 0.02}
     del shape["layer_types"], shape["dtype"]
     torch.manual_seed(1)
     with torch.device(place.device):
         model = Qwen3ForCausalLM(Qwen3Config(**shape)).bfloat16()
     model.save_pretrained(folder)
-    for file in POLICY.iterdir():
-        if file.is_file() and file.suffix != ".safetensors" and not (folder / file.name).exists():
-            shutil.copy(file, folder / file.name)
     return sum(parameter.numel() for parameter in model.parameters())
 
 
