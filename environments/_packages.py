@@ -16,9 +16,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from mua.errors import ConfigError
 from mua.types import Json
-from mua.untrusted import MAX_FILE_DEPTH, JsonError, read_file, read_json
+from mua.utils.errors import ConfigError
+from mua.utils.strict_json import MAX_FILE_DEPTH, JsonError, read_file, read_json
 
 _TYPES = {
     "dict": "object", "float": "number", "int": "integer", "str": "string", "bool": "boolean", "tuple": "array",
@@ -62,7 +62,7 @@ def json_schema(given: Json) -> Json:
 
 
 def json_lines(path: Path) -> Iterator[Json]:
-    """The objects of a file of JSON lines; raises :class:`mua.errors.ConfigError` that names file and line."""
+    """The objects of a file of JSON lines; raises :class:`ConfigError` that names file and line."""
     try:
         lines = read_file(path).decode("utf-8").split("\n")
     except OSError as error:

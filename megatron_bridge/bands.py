@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from megatron_bridge.plain_files import BridgeError
+from mua.utils.plain_files import BridgeError
 
 Origin = TypeVar("Origin")
 

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from megatron_bridge.checksums import NAME as CHECKSUMS
-from megatron_bridge.collective import together
 from megatron_bridge.families import family_of
 from megatron_bridge.family import HfConfig
 from megatron_bridge.hf_config import head_size, need, read_hf_config
 from megatron_bridge.hf_folder import verify_hf_folder
-from megatron_bridge.plain_files import BridgeError
 from megatron_bridge.plan import TensorSpec, as_matrix, attach_hf_config, plan_model
 from megatron_bridge.safetensors_io import SafetensorsFolder
+from mua.utils.checksums import NAME as CHECKSUMS
+from mua.utils.collective import together
+from mua.utils.plain_files import BridgeError
 
 if TYPE_CHECKING:
     from megatron.core.models.gpt import GPTModel

@@ -15,11 +15,11 @@ from pathlib import Path
 
 import torch
 
-from megatron_bridge.checksums import NAME as CHECKSUMS
-from megatron_bridge.checksums import Sidecar, digest_of, digest_of_file, read_sealed, seal
-from megatron_bridge.plain_files import BridgeError, open_regular
 from megatron_bridge.plan import TensorSpec
 from megatron_bridge.safetensors_io import SafetensorsFolder
+from mua.utils.checksums import NAME as CHECKSUMS
+from mua.utils.checksums import Sidecar, digest_of, digest_of_file, read_sealed, seal
+from mua.utils.plain_files import BridgeError, open_regular
 
 DEFAULT_SHARD_BYTES = 5 << 30
 _WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".gguf", ".onnx", ".index.json")

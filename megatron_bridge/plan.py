@@ -17,11 +17,11 @@ import torch
 from torch import Tensor, distributed, nn
 
 from megatron_bridge.blocks import Packing, Split
-from megatron_bridge.collective import gathered
 from megatron_bridge.families import family_of
 from megatron_bridge.family import EXPERT, HfConfig, Sizes
 from megatron_bridge.hf_config import inverse_frequencies, need, rotary_base, rotary_fraction
-from megatron_bridge.plain_files import BridgeError
+from mua.utils.collective import gathered
+from mua.utils.plain_files import BridgeError
 
 if TYPE_CHECKING:
     from megatron.core.models.gpt import GPTModel

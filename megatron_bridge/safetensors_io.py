@@ -20,7 +20,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from megatron_bridge.plain_files import BridgeError, is_name, label, open_regular, parse_json, read_json_file, shown
+from mua.utils.plain_files import BridgeError, is_name, label, open_regular, parse_json, read_json_file, shown
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"

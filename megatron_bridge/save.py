@@ -21,9 +21,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, distributed
 
-from megatron_bridge.atomic import hidden_folder, publish_folder, staged_folder, write_error
 from megatron_bridge.bands import BandPart, RowBand, bands
-from megatron_bridge.collective import gathered, raise_together
 from megatron_bridge.hf_folder import (
     DEFAULT_SHARD_BYTES,
     copy_other_files,
@@ -32,6 +30,8 @@ from megatron_bridge.hf_folder import (
 )
 from megatron_bridge.plan import ModelPlan, PlannedParameter, TensorSpec, as_matrix, plan_model
 from megatron_bridge.safetensors_writer import SafetensorsWriter
+from mua.utils.atomic import hidden_folder, publish_folder, staged_folder, write_error
+from mua.utils.collective import gathered, raise_together
 
 if TYPE_CHECKING:
     from megatron.core.models.gpt import GPTModel

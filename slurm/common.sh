@@ -238,7 +238,7 @@ was_well() {
   [ "$attempt" = 0 ] || [ "$status" != 2 ] || status=75
 }
 
-# What comes after the last step: the end, or another attempt. The statuses are those of mua/errors.py.
+# What comes after the last step: the end, or another attempt. The statuses are those of mua/utils/errors.py.
 finish() {
   if [ -n "$finished" ]; then
     say "finished"

@@ -15,7 +15,7 @@ from typing import Any
 from aiohttp import web
 
 from mua.config.schema import LlmConfig
-from mua.endpoint.services import ChatClient, Role
+from mua.environment.endpoint.services import ChatClient, Role
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import psutil
 
 from mua.observe.metrics_log import read_metrics
-from mua.observe.traces import read_traces
+from mua.store.traces import read_traces
 from tests.forked_commands import FORKER, ForkedCommand
 from tests.forked_engines import ADDRESS
 from tests.forked_engines import FORKER as ENGINE_FORKER

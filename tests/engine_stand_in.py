@@ -19,8 +19,8 @@ from mua.config.schema import EngineConfig
 from mua.engine.member import Engine, EnginePlace
 from mua.engine.pool import EnginePool
 from mua.engine.source import WeightBucket, WeightGenerator
-from mua.errors import EngineError
-from mua.ports import LOOPBACK
+from mua.utils.errors import EngineError
+from mua.utils.ports import LOOPBACK
 
 KEY = "stand-in"
 

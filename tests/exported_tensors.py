@@ -9,11 +9,11 @@ from typing import Any
 
 from torch import Tensor, distributed
 
-from megatron_bridge.atomic import publish_folder, staged_folder
 from megatron_bridge.hf_folder import DEFAULT_SHARD_BYTES, copy_other_files, main_dtype, write_checksums
 from megatron_bridge.plan import TensorSpec, plan_model
 from megatron_bridge.reshard import Resharder
 from megatron_bridge.safetensors_writer import SafetensorsWriter
+from mua.utils.atomic import publish_folder, staged_folder
 
 
 def export_hf(chunks: Sequence[Any]) -> Iterator[tuple[str, Tensor]]:

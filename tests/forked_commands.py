@@ -23,7 +23,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
-PRELOADED = ("mua.cli", "mua.trainer.rl", "mua.trainer.sft", "mua.evaluation.evaluator", "mua.trainer.learner")
+PRELOADED = ("mua.cli", "mua.trainer.rl", "mua.trainer.sft", "mua.trainer.evaluation.evaluator", "mua.trainer.learner")
 START_SECONDS = 300.0
 Request = tuple[tuple[Any, ...], socket.socket]
 """What to become, and where to tell how it ends."""

@@ -15,8 +15,8 @@ from typing import Any
 
 from environments.kit.scripted import ScriptedUser
 from mua.environment.protocol import Evaluation, Task, ToolResult, Transcript
-from mua.errors import JudgeFault, UserFault
 from mua.types import ToolSchema
+from mua.utils.errors import JudgeFault, UserFault
 
 IN_WORKER = getattr(sys.modules["__main__"].__spec__, "name", None) == "mua.environment.worker"
 CLOSED: list[int | str] = []

@@ -16,7 +16,7 @@ from pydantic import SecretStr
 
 from environments.gyms._shared import Gym, GymEnvironment, act
 from mua.config.schema import EnvironmentConfig, LlmConfig
-from mua.endpoint.services import ChatClient, Services
+from mua.environment.endpoint.services import ChatClient, Services
 from mua.environment.protocol import Evaluation, Move, Split, Task, ToolResult, Transcript
 from mua.types import Json
 from tests.chat_fixtures import chat_server, says

@@ -14,9 +14,9 @@ from mua.config.schema import (
     ModelConfig,
     TrainerConfig,
 )
+from mua.launch.plan.gpu_memory import ObjectBytes, measure, rank_bytes
 from mua.megatron.architecture import Architecture, architecture_of
 from mua.megatron.settings import Capabilities, Options
-from mua.plan.gpu_memory import ObjectBytes, measure, rank_bytes
 from tests.distributed import run_on_workers
 
 SHAPE: dict[str, Any] = {

@@ -22,7 +22,7 @@ from typing import Any
 
 import pytest
 
-from mua.ports import free_port
+from mua.utils.ports import free_port
 from tools.debian_packages import PackagesUnavailable, install
 
 PACKAGE = "postgresql-15"

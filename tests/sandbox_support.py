@@ -12,8 +12,8 @@ import psutil
 import pytest
 
 from mua.config.sandbox_section import SandboxConfig
-from mua.errors import MuaError
 from mua.sandbox.box import Sandbox
+from mua.utils.errors import MuaError
 from tools.debian_packages import PackagesUnavailable, install
 
 

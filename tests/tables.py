@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import pytest
 import yaml
 
-from mua.errors import ConfigError
+from mua.utils.errors import ConfigError
 
 Test = TypeVar("Test", bound=Callable[..., Any])
 FOLDER = Path(__file__).parent / "data/cases"

@@ -9,7 +9,7 @@ import pytest
 
 from environments._tau import OfficialDomain
 from mua.config.schema import EnvironmentConfig
-from mua.endpoint.services import Services
+from mua.environment.endpoint.services import Services
 from mua.environment.protocol import Task
 from mua.environment.registry import get_domain
 from tests.desk_support import SPLITS

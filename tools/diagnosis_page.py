@@ -1,4 +1,4 @@
-"""Writes the generated part of docs/diagnosis.md, the causes, from mua/diagnosis/causes.py.
+"""Writes the generated part of docs/diagnosis.md, the causes, from mua/observe/diagnosis/causes.py.
 
 python -m tools.diagnosis_page
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from mua.diagnosis.causes import CAUSES
+from mua.observe.diagnosis.causes import CAUSES
 from tools import kit
 
 PAGE = kit.ROOT / "docs" / "diagnosis.md"

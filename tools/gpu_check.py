@@ -54,7 +54,7 @@ MEMORY_SECONDS = 0.5
 """Between looks at the memory that a check takes."""
 MEMORY_SHARE = 0.9
 """Of the host's memory that is free at the start, what one check and all it started may take."""
-PRELOADED = ("torch", "mua.trainer.learner", "mua.plan.planner", "transformers.models.qwen3_moe")
+PRELOADED = ("torch", "mua.trainer.learner", "mua.launch.plan.planner", "transformers.models.qwen3_moe")
 
 
 @dataclass

@@ -35,7 +35,7 @@ def main() -> None:
 def recipes() -> str:
     """The plan of every recipe as the command prints it."""
     from mua.config.load import load_config
-    from mua.plan.planner import make_plan
+    from mua.launch.plan.planner import make_plan
     from workbench.plan_tables import as_text
 
     plans = {file: as_text(make_plan(load_config(Path(file)))) for file in (f"configs/{name}.yaml" for name in RECIPES)}
@@ -45,8 +45,8 @@ def recipes() -> str:
 def placements() -> str:
     """What ``mua plan --placements`` adds for every recipe."""
     from mua.config.load import load_config
-    from mua.plan.placements import compare_placements
-    from mua.plan.planner import make_plan
+    from mua.launch.plan.placements import compare_placements
+    from mua.launch.plan.planner import make_plan
     from workbench.plan_tables import placements_text
 
     found = []

@@ -31,7 +31,7 @@ from typing import Self
 
 import psutil
 
-from mua.ports import free_port
+from mua.utils.ports import free_port
 from tools import debian_packages, kit
 from tools.debian_packages import PackagesUnavailable
 

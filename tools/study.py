@@ -26,9 +26,9 @@ from mua.config.load import load_config
 from mua.config.schema import ExperimentConfig
 from mua.config.section import Positive, Section
 from mua.environment.selection import Selection
-from mua.errors import ConfigError
 from mua.observe.metrics_log import METRICS_FILE, read_metrics
 from mua.types import Json
+from mua.utils.errors import ConfigError
 from tools import kit
 from tools.tiny import build_policy
 from workbench.commands import mua, say
@@ -220,7 +220,7 @@ def folder_of(study: Study, seed: int, stage: str) -> Path:
 
 def report(study: Study, seeds: Sequence[int]) -> None:
     """Write and print what the study found."""
-    from mua.evaluation.presentation import interval_text, markdown_table
+    from mua.trainer.evaluation.presentation import interval_text, markdown_table
     from workbench.compare import difference, load_result, paired
 
     found = {n: [load_result(folder_of(study, s, n) / "evaluation") for s in seeds] for n in study.stages}

@@ -23,7 +23,7 @@ import zipfile
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from mua.shipped import FOLDERS
+from mua.utils.resources import FOLDERS
 from tools import kit
 
 PACKAGES = ("mua", "megatron_bridge", "environments", "workbench")

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
 from mua.environment.domain import Domain, scripted_user
 from mua.environment.protocol import Move, Task
-from mua.seeds import named_random
 from mua.types import Json, ToolSchema
+from mua.utils.seeds import named_random
 
 if TYPE_CHECKING:
     from mua.rollout.episode import EpisodeResult

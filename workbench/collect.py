@@ -21,19 +21,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 
-from megatron_bridge.atomic import replace_text
 from mua.config.schema import ExperimentConfig
-from mua.endpoint.services import Services
+from mua.environment.endpoint.services import Services
 from mua.environment.protocol import Task
 from mua.environment.selection import Selection
-from mua.errors import MuaError
-from mua.evaluation.evaluator import key_of, planned_episodes, play_missing
-from mua.evaluation.identity import json_digest, policy_digest, policy_of, setting_of
-from mua.evaluation.store import EpisodeStore
 from mua.rollout.runner import Placed
 from mua.rollout.scored import require_scored
-from mua.seeds import derived_seed
+from mua.trainer.evaluation.evaluator import key_of, planned_episodes, play_missing
+from mua.trainer.evaluation.identity import json_digest, policy_digest, policy_of, setting_of
+from mua.trainer.evaluation.store import EpisodeStore
 from mua.types import Json, ToolSchema, Trajectory
+from mua.utils.atomic import replace_text
+from mua.utils.errors import MuaError
+from mua.utils.seeds import derived_seed
 from workbench.curate import Candidate, balanced, best_of_each_task, record, refusal
 
 
@@ -56,7 +56,7 @@ class Wanted:
 def collect(config: ExperimentConfig, out: Path, wanted: Wanted) -> Json:
     """Have the policy of ``config.evaluation.policy`` play, write what is kept to ``out``, and give the report.
 
-    Run again, it continues. Raises :class:`mua.errors.MuaError` when nothing could be scored, or nothing is kept.
+    Run again, it continues. Raises :class:`MuaError` when nothing could be scored, or nothing is kept.
     """
     config = _as_played(config, wanted)
     policy, setting = policy_digest(policy_of(config)), json_digest(setting_of(config))

@@ -16,11 +16,11 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from mua.errors import MuaError
-from mua.evaluation.estimators import paired_test, percentile_interval
-from mua.evaluation.presentation import markdown_table
+from mua.trainer.evaluation.estimators import paired_test, percentile_interval
+from mua.trainer.evaluation.presentation import markdown_table
 from mua.types import Json
-from mua.untrusted import MAX_FILE_DEPTH, printable, read_file, read_json
+from mua.utils.errors import MuaError
+from mua.utils.strict_json import MAX_FILE_DEPTH, printable, read_file, read_json
 
 RESULT = "evaluation.json"
 LEVEL = 0.95
@@ -41,7 +41,7 @@ class Pair:
 def compare(first: Path, second: Path, out: Path) -> Json:
     """Print the comparison of two runs (output folders, or their ``evaluation.json``) and write it into ``out``.
 
-    The files are ``comparison.json`` and ``comparison.md``. Raises :class:`mua.errors.MuaError` where a result cannot
+    The files are ``comparison.json`` and ``comparison.md``. Raises :class:`MuaError` where a result cannot
     be read or the runs share no task.
     """
     one, other = load_result(first), load_result(second)

@@ -24,11 +24,11 @@ from pathlib import Path
 from mua.config.schema import ExperimentConfig
 from mua.environment.protocol import Task
 from mua.environment.selection import Selection
-from mua.errors import ConfigError, MuaError
 from mua.observe.progress import Progress
 from mua.rollout.episode import EpisodeResult
 from mua.rollout.stream import TaskStream
 from mua.types import Json
+from mua.utils.errors import ConfigError, MuaError
 from workbench.collect import Wanted, collect, shown_tools
 from workbench.demonstrate import demonstrate
 
@@ -78,7 +78,7 @@ def conversations(
 def records(
     selection: Selection, seed: int, loose: float, personas: Sequence[str] = (), *, successful: bool
 ) -> Iterator[Json]:
-    """:func:`conversations` with the tools that the prompt shows; raises :class:`mua.errors.MuaError` where too many in
+    """:func:`conversations` with the tools that the prompt shows; raises :class:`MuaError` where too many in
     a row earn no success."""
     stream, failures = TaskStream(selection.shared_tasks("train"), seed), 0
     for ordinal in itertools.count():

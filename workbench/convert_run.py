@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from mua.errors import ModelError
 from mua.observe.progress import Progress
-from mua.readable import readable
 from mua.types import Json
+from mua.utils.errors import ModelError
+from mua.utils.user_errors import readable
 
 
 def convert_run(run: Path, out: Path | None = None, source: Path | None = None) -> Json:

@@ -29,8 +29,8 @@ from rich.console import Console
 from rich.table import Table
 
 from mua.observe.metrics_log import METRICS_FILE, read_metrics
-from mua.shipped import shipped
 from mua.types import Json
+from mua.utils.resources import shipped
 from workbench.commands import mua, say
 from workbench.demo_report import Kind, Section, write_report
 from workbench.demonstrate import write_conversations

@@ -22,17 +22,17 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from megatron_bridge.atomic import replace_text
 from mua.config.schema import ExperimentConfig
-from mua.errors import MuaError, RunStopped
-from mua.evaluation.evaluator import OnTrajectory, Roles, evaluated, play_at_endpoint, roles_of, servable
-from mua.evaluation.presentation import interval_text, markdown_table
-from mua.evaluation.summary import interval_of
-from mua.masking import masked_tree
 from mua.observe.output import prepare_output
 from mua.rollout.runner import Placed, without_gc_pauses
 from mua.rollout.service import RolloutService
+from mua.trainer.evaluation.evaluator import OnTrajectory, Roles, evaluated, play_at_endpoint, roles_of, servable
+from mua.trainer.evaluation.presentation import interval_text, markdown_table
+from mua.trainer.evaluation.summary import interval_of
 from mua.types import Json
+from mua.utils.atomic import replace_text
+from mua.utils.errors import MuaError, RunStopped
+from mua.utils.masking import masked_tree
 from workbench.compare import difference, difference_text, paired
 
 RESULT, PAGE = "matrix.json", "matrix.md"
@@ -113,7 +113,7 @@ class _Row(ExitStack):
         self, config: ExperimentConfig, episodes: Sequence[Placed], on_trajectory: OnTrajectory,
         seconds: float | None = None,
     ) -> Roles:  # fmt: skip
-        """See :func:`mua.evaluation.evaluator.play_on_engine`."""
+        """See :func:`mua.trainer.evaluation.evaluator.play_on_engine`."""
         if config.evaluation.policy.kind == "endpoint":
             return play_at_endpoint(config, episodes, on_trajectory, seconds)
         if self._rollouts is None:

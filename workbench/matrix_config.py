@@ -12,7 +12,7 @@ from pydantic import ValidationInfo, field_validator
 from mua.config.load import load_config
 from mua.config.schema import ExperimentConfig
 from mua.config.section import Section
-from mua.errors import ConfigError
+from mua.utils.errors import ConfigError
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,63}")
 _SECTIONS = {"policies": ("model", "engine", "evaluation.policy"), "users": ("user",)}

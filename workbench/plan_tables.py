@@ -10,10 +10,10 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from mua.plan.gpu_memory import OF_ENGINE
-from mua.plan.layout import engine_gpus, trainer_gpus
-from mua.plan.placements import SimulatedPlacement, mean_episode_tokens
-from mua.plan.planner import RECOMPUTE, Plan
+from mua.launch.plan.gpu_memory import OF_ENGINE
+from mua.launch.plan.layout import engine_gpus, trainer_gpus
+from mua.launch.plan.placements import SimulatedPlacement, mean_episode_tokens
+from mua.launch.plan.planner import RECOMPUTE, Plan
 
 WIDTH = 110
 """Columns of the tables in a file or pipe."""

@@ -18,10 +18,10 @@ from mua.environment.domain import Domain, moves_of
 from mua.environment.protocol import Move, Split, Task, UserMove
 from mua.environment.selection import Selection
 from mua.environment.user import STOP_SIGNAL, ToolUser, User, UserReply, UserTools
-from mua.errors import ConfigError
 from mua.rollout.episode import EpisodeResult
 from mua.types import Json, ToolSchema
-from mua.untrusted import JsonError, read_json
+from mua.utils.errors import ConfigError
+from mua.utils.strict_json import JsonError, read_json
 from workbench import demonstrate
 from workbench.demonstrate import Moves
 
@@ -35,7 +35,7 @@ HELP = """\
 
 
 def play(config: EnvironmentConfig, task: str | None, split: Split, seed: int, role: Role) -> EpisodeResult:
-    """Play one task on standard input and output. Raises :class:`mua.errors.ConfigError` for what there is not."""
+    """Play one task on standard input and output. Raises :class:`ConfigError` for what there is not."""
     selection = Selection.from_config(config)
     chosen = pick(selection.domains[config.name], task, split, seed)
     return asyncio.run(_played(selection, chosen, seed, role, Terminal(sys.stdin, sys.stdout)))

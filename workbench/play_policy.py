@@ -24,12 +24,12 @@ from mua.config.schema import ExperimentConfig
 from mua.environment.domain import Domain
 from mua.environment.protocol import Split
 from mua.environment.selection import Selection
-from mua.errors import ConfigError, MuaError
-from mua.evaluation.evaluator import play_at_endpoint, play_on_engine, servable
 from mua.observe.output import find_config
 from mua.rollout.runner import Placed, evaluation_places
+from mua.trainer.evaluation.evaluator import play_at_endpoint, play_on_engine, servable
 from mua.types import Json, Outcome, Trajectory
 from mua.users.factory import Placement
+from mua.utils.errors import ConfigError, MuaError
 from workbench.play import PersonUser, Terminal, differences, pick
 
 Result = TypeVar("Result")

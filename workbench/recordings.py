@@ -23,13 +23,13 @@ from typing import Any, Protocol, get_args, runtime_checkable
 
 from environments.kit.overlay import same
 from mua.config.schema import EnvironmentConfig
-from mua.endpoint.services import Services
 from mua.environment.domain import Configurable, Domain
+from mua.environment.endpoint.services import Services
 from mua.environment.protocol import Split, Task, ToolResult
 from mua.environment.registry import get_domain
-from mua.errors import ConfigError
 from mua.types import Json
-from mua.untrusted import MAX_FILE_DEPTH, JsonError, printable, read_file, read_json
+from mua.utils.errors import ConfigError
+from mua.utils.strict_json import MAX_FILE_DEPTH, JsonError, printable, read_file, read_json
 
 SHOWN = 10
 """Disagreements that a report prints."""
@@ -77,7 +77,7 @@ class Agreement:
 def replay_files(name: str, data: Path, files: Sequence[Path]) -> Agreement:
     """Replay every recording of ``files`` on the domain ``name`` over the official data in the folder ``data``.
 
-    Raises :class:`mua.errors.ConfigError` for a domain that loads no official data, a file that holds no recordings,
+    Raises :class:`ConfigError` for a domain that loads no official data, a file that holds no recordings,
     or a recording of a task that the folder does not have.
     """
     domain = _over(name, data)

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from mua.errors import MuaError
-from mua.evaluation.presentation import COLOURS, new_figure
 from mua.observe.metrics_log import read_metrics
+from mua.trainer.evaluation.presentation import COLOURS, new_figure
+from mua.utils.errors import MuaError
 
 
 def plot_reward_curve(

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from mua.environment.domain import Domain
 from mua.environment.registry import ENTRY_POINT_GROUP, domain_names, get_domain
-from mua.errors import ConfigError
+from mua.utils.errors import ConfigError
 
 GYMS = "gyms"
 _NAME = re.compile(r"[a-z][a-z0-9_]*(/[a-z][a-z0-9_]*)?")
@@ -206,7 +206,7 @@ def scaffold(name: str, gym: bool, into: Path | None = None) -> list[Path]:
     ``into`` is the project's folder; by default the one that the current folder is in, which is the nearest above with
     a ``pyproject.toml``, or else the current folder. In a checkout of this project the domain stands under
     ``environments/``, a gym as ``gyms/name``. In any other it is a package of its own, and ``pyproject.toml`` registers
-    it. The installed package is never written to. Raises :class:`mua.errors.ConfigError` for a name that is taken or no
+    it. The installed package is never written to. Raises :class:`ConfigError` for a name that is taken or no
     identifier; overwrites nothing.
     """
     home = home_of(name, gym, into)

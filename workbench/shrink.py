@@ -15,12 +15,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from megatron_bridge.atomic import replacing
 from mua.config.schema import ExperimentConfig
-from mua.errors import ModelError
 from mua.megatron.architecture import architecture_of
 from mua.observe.output import prepare_output
 from mua.trainer.rank_processes import leads
+from mua.utils.atomic import replacing
+from mua.utils.errors import ModelError
 
 VOCABULARY = 512
 """Tokens of the small tokenizer, and rows of the embedding before padding."""

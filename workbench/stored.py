@@ -16,10 +16,8 @@ from rich.console import Console
 from rich.table import Table
 from sqlalchemy.engine import Connection
 
-from megatron_bridge.plain_files import BridgeError
 from mua.config.load import dump_config, load_config
 from mua.config.store_section import StoreConfig
-from mua.errors import MuaError
 from mua.observe.transcript import render_trajectory
 from mua.store.column_types import json_text
 from mua.store.database import HEAD, Store
@@ -43,7 +41,9 @@ from mua.store.texts import unpack_messages
 from mua.store.verification import verify
 from mua.store.writer import execute
 from mua.tokens.family_loading import load_family
-from mua.untrusted import printable
+from mua.utils.errors import MuaError
+from mua.utils.plain_files import BridgeError
+from mua.utils.strict_json import printable
 
 TABLES = ("runs", "steps", "tasks", "trajectories")
 _COLUMNS = {

@@ -14,11 +14,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mua.errors import MuaError
-from mua.evaluation.presentation import markdown_table
 from mua.observe.metrics_log import METRICS_FILE, read_metrics
 from mua.observe.timeline import EngineActivity, TrainerPhase
+from mua.trainer.evaluation.presentation import markdown_table
 from mua.types import Json
+from mua.utils.errors import MuaError
 
 Step = Mapping[str, Any]
 
@@ -31,7 +31,7 @@ EPISODE_PARTS = ("start", "generating", "engine_slot", "tools", "user", "scoring
 
 
 def steps_of(run: Path) -> Sequence[Step]:
-    """The lines of metrics of a run of ``mua train`` that say where the time went; :class:`mua.errors.MuaError` if
+    """The lines of metrics of a run of ``mua train`` that say where the time went; :class:`MuaError` if
     none does."""
     steps = [line for line in read_metrics(run / METRICS_FILE) if "time/wait_seconds" in line]
     if not steps:

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from itertools import chain
 from pathlib import Path
 
-from mua.errors import ModelError
 from mua.tokens.family_loading import family_class
+from mua.utils.errors import ModelError
 
 _SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"  # English clitics

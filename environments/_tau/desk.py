@@ -11,8 +11,8 @@ from typing import Any, ClassVar, TypeAlias
 from environments.kit.database import RewardForm, ServiceDesk, Tool, ToolError
 from environments.kit.overlay import Base, Changes, Overlay, copied
 from mua.environment.protocol import Task, ToolResult
-from mua.errors import ConfigError
 from mua.types import Json
+from mua.utils.errors import ConfigError
 
 MISUSE = (TypeError, ValueError, KeyError, IndexError, AttributeError)
 """What a tool raises over arguments of a type that it does not expect."""

@@ -12,7 +12,7 @@ from environments._tau.tau2 import BASES
 from environments._tau.user import InstructedUser
 from environments.kit.database import Tool
 from mua.config.schema import EnvironmentConfig
-from mua.endpoint.services import Services
+from mua.environment.endpoint.services import Services
 from mua.environment.protocol import (
     Environment,
     Isolation,
@@ -24,9 +24,9 @@ from mua.environment.protocol import (
     UserMove,
 )
 from mua.environment.user import User
-from mua.errors import ConfigError
 from mua.types import Json
 from mua.users.judge import Judge
+from mua.utils.errors import ConfigError
 
 ToolsOf = Callable[[Form], Sequence[Tool]]
 """The domain's tools in the order the policy sees them, for tau-bench or tau2-bench."""
@@ -43,7 +43,7 @@ def official_domain(
     *,
     short_prompt: str,
 ) -> OfficialDomain:
-    """The domain over ``config.data``; raises :class:`mua.errors.ConfigError` for what cannot be had."""
+    """The domain over ``config.data``; raises :class:`ConfigError` for what cannot be had."""
     assert config.data is not None
     check_options(name, config)
     data = load_official(name, config.data, tables, wanted_split(config))
@@ -150,7 +150,7 @@ class OfficialDomain:
                 task.data["statements"] = task.data.get("communicate_info", task.data["statements"])
 
     def check_basis(self) -> None:
-        """Raises :class:`mua.errors.ConfigError` where a reward basis asks for what is not configured or not here."""
+        """Raises :class:`ConfigError` where a reward basis asks for what is not configured or not here."""
         lacking = ["ENV_ASSERTION"] * (not self.desk.assertions) + ["NL_ASSERTION"] * (self._judge is None)
         for name in lacking:
             asking = [task.id for tasks in self._tasks.values() for task in tasks if name in task.data.get("basis", ())]

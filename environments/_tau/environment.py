@@ -88,7 +88,7 @@ class JudgedEnvironment:
     async def evaluate(self, transcript: Transcript) -> Evaluation:
         """The judge is asked only where everything else holds, since all of it has to.
 
-        Raises :class:`mua.errors.JudgeFault` where it gives no verdict.
+        Raises :class:`JudgeFault` where it gives no verdict.
         """
         evaluation = self._inner.evaluate(transcript)
         assert self._task is not None

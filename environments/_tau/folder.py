@@ -26,10 +26,10 @@ from environments._tau.tasks import task_of
 from environments._tau.tau2 import task_of_tau2
 from environments.kit.overlay import Base
 from mua.environment.protocol import Split, Task
-from mua.errors import ConfigError
 from mua.types import Json
-from mua.untrusted import MAX_FILE_DEPTH, JsonError, open_file
-from mua.untrusted import read_json as read_json_text
+from mua.utils.errors import ConfigError
+from mua.utils.strict_json import MAX_FILE_DEPTH, JsonError, open_file
+from mua.utils.strict_json import read_json as read_json_text
 
 Form = Literal["tau", "tau2"]
 """Which benchmark a folder is of."""
@@ -51,7 +51,7 @@ class OfficialData:
 
 
 def load_official(domain: str, folder: Path, tables: Sequence[str], split: str | None = None) -> OfficialData:
-    """Read ``folder``; raises :class:`mua.errors.ConfigError` that names the file and what is wrong with it.
+    """Read ``folder``; raises :class:`ConfigError` that names the file and what is wrong with it.
 
     ``split``: the set of tau2-bench's tasks to take as test split; None for the splits that the folder has.
     """

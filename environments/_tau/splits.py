@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from mua.environment.protocol import Split
-from mua.errors import ConfigError
 from mua.types import Json
-from mua.untrusted import printable
+from mua.utils.errors import ConfigError
+from mua.utils.strict_json import printable
 
 OURS: dict[str, Split] = {"train": "train", "dev": "validation", "validation": "validation", "test": "test"}
 Named: TypeAlias = dict[str, list[str]]

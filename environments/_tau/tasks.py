@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mua.environment.protocol import Split, Task
-from mua.errors import ConfigError
 from mua.types import Json
+from mua.utils.errors import ConfigError
 
 _READS = ("get_", "find_", "list_", "search_", "calculate", "think", "transfer_")
 """How the names of tools begin that leave both databases alone."""

@@ -21,8 +21,8 @@ from typing import Any
 
 from environments._tau.tasks import graded
 from mua.environment.protocol import Split, Task
-from mua.errors import ConfigError
 from mua.types import Json
+from mua.utils.errors import ConfigError
 
 BASES = ("DB", "COMMUNICATE", "ACTION", "NL_ASSERTION", "ENV_ASSERTION")
 _LABELS = {

@@ -19,11 +19,11 @@ from environments.acebench.episode import AceEnvironment
 from mua.environment.domain import Domain
 from mua.environment.protocol import Environment, Isolation, Move, PromptStyle, Split, Task
 from mua.environment.user import STOP_SIGNAL, User, UserReply
-from mua.errors import ConfigError
+from mua.utils.errors import ConfigError
 
 if TYPE_CHECKING:
     from mua.config.schema import EnvironmentConfig
-    from mua.endpoint.services import Services
+    from mua.environment.endpoint.services import Services
 
 _PROMPT = "You act for a user with the tools of a phone or a travel desk. Do what the user asks, then say so."
 _FULL = """\

@@ -16,8 +16,8 @@ from pathlib import Path
 
 from environments._packages import import_classes, json_lines, json_schema, read_call
 from mua.environment.protocol import Task
-from mua.errors import ConfigError
 from mua.types import Json, ToolSchema
+from mua.utils.errors import ConfigError
 
 PACKAGE = "model_inference"
 CATEGORIES = ("multi_turn", "multi_step")
@@ -52,7 +52,7 @@ class Package:
 
 @lru_cache(maxsize=4)
 def load(folder: Path, language: str, categories: tuple[str, ...]) -> Package:
-    """Read a checkout; raises :class:`mua.errors.ConfigError` that names what is missing or broken."""
+    """Read a checkout; raises :class:`ConfigError` that names what is missing or broken."""
     data = _data_folder(folder, language)
     tasks = tuple(task for category in categories for task in _tasks(data, category))
     classes = {}

@@ -24,13 +24,13 @@ from environments.agentbench_db.records import NAME, load
 from mua.environment.domain import Domain
 from mua.environment.protocol import Environment, Isolation, Move, PromptStyle, Split, Task
 from mua.environment.user import STOP_SIGNAL, User, UserReply
-from mua.errors import ConfigError
 from mua.types import Json
+from mua.utils.errors import ConfigError
 from workbench.canned import Canned
 
 if TYPE_CHECKING:
     from mua.config.schema import EnvironmentConfig
-    from mua.endpoint.services import Services
+    from mua.environment.endpoint.services import Services
 
 _SHORT = "You answer questions about a database, or change it, with SQL."
 _FULL = """\
@@ -112,7 +112,7 @@ class AgentBenchDatabase:
         return CANNED
 
     def configured(self, config: EnvironmentConfig, services: Services) -> Domain:
-        """With ``data``; raises :class:`mua.errors.ConfigError` for options, of which there are none."""
+        """With ``data``; raises :class:`ConfigError` for options, of which there are none."""
         if config.options:
             raise ConfigError(f"environment.options.{min(config.options)}: domain {NAME!r} has no options")
         if config.data is None or (config.name != self.name and config.data.name != self.name):

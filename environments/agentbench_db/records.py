@@ -32,8 +32,8 @@ from environments.agentbench_db.sandbox import SqlError
 from environments.agentbench_db.scoring import WRITES
 from environments.kit.overlay import digest_of
 from mua.environment.protocol import Split, Task
-from mua.errors import ConfigError
 from mua.types import Json
+from mua.utils.errors import ConfigError
 
 NAME = "agentbench_db"
 FILES: dict[Split, tuple[str, ...]] = {
@@ -46,7 +46,7 @@ _EASY_ROWS, _MEDIUM_ROWS = 15, 30
 
 
 def load(place: Path) -> dict[Split, tuple[Task, ...]]:
-    """The tasks of a folder or a file; :class:`mua.errors.ConfigError` names file, line and key of what is wrong."""
+    """The tasks of a folder or a file; :class:`ConfigError` names file, line and key of what is wrong."""
     files: dict[Split, list[Path]] = {split: [] for split in FILES}
     if place.is_dir():
         for split, names in FILES.items():

@@ -28,10 +28,10 @@ from environments.airline.views import compact
 from environments.airline.world import world
 from environments.kit.database import DatabaseEnvironment, RewardForm, ServiceDesk, Tool
 from mua.config.schema import EnvironmentConfig
-from mua.endpoint.services import Services
 from mua.environment.domain import Domain
+from mua.environment.endpoint.services import Services
 from mua.environment.protocol import Environment, Move, Task
-from mua.errors import ConfigError
+from mua.utils.errors import ConfigError
 
 TABLES = ("flights", "reservations", "users")
 _SHORT_PROMPT = "You are the agent of an airline."

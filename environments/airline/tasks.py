@@ -22,8 +22,8 @@ from environments.airline.errands_small import SMALL
 from environments.airline.world import world
 from mua.environment.protocol import Split, Task
 from mua.environment.task_manifest import check_manifest, pin_manifest, tasks_digest
-from mua.errors import MuaError
 from mua.types import Json
+from mua.utils.errors import MuaError
 
 MANIFEST = Path(__file__).with_name("manifest.json")
 SIZES: dict[Split, int] = {"train": 400, "validation": 80, "test": 80}

@@ -19,12 +19,12 @@ from environments.bfcl.episode import BfclEnvironment
 from mua.environment.domain import Domain
 from mua.environment.protocol import Environment, Isolation, Move, PromptStyle, Split, Task
 from mua.environment.user import STOP_SIGNAL, User, UserReply
-from mua.errors import ConfigError
 from mua.types import ToolSchema
+from mua.utils.errors import ConfigError
 
 if TYPE_CHECKING:
     from mua.config.schema import EnvironmentConfig
-    from mua.endpoint.services import Services
+    from mua.environment.endpoint.services import Services
 
 _PROMPT = "You act for a user by calling tools. Do what the user asks, then tell the user what came of it."
 _FULL = """\

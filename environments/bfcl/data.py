@@ -16,8 +16,8 @@ from pathlib import Path
 from environments._packages import import_classes, json_lines, json_schema, read_call
 from mua.environment.protocol import Task
 from mua.environment.tool_arguments import validate_arguments
-from mua.errors import ConfigError
 from mua.types import Json, ToolSchema
+from mua.utils.errors import ConfigError
 
 PACKAGE = "bfcl_eval"
 CATEGORIES = ("base", "miss_func", "miss_param", "long_context")
@@ -87,7 +87,7 @@ def withheld(task: Task) -> dict[int, list[str]]:
 
 @lru_cache(maxsize=4)
 def load(folder: Path, categories: tuple[str, ...]) -> Package:
-    """Read a folder; raises :class:`mua.errors.ConfigError` that names what is missing or broken."""
+    """Read a folder; raises :class:`ConfigError` that names what is missing or broken."""
     root = _root(folder)
     tasks = tuple(task for category in categories for task in _tasks(root / PACKAGE / "data", category))
     used = sorted({name for task in tasks for name in task.data["classes"]})

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mua.reading.ranking import Ranking
+from mua.environment.reading.ranking import Ranking
 
 TITLE = 6
 """How often a title counts: a search for a name finds the document about it, not those that mention it."""

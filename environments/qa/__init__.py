@@ -25,15 +25,15 @@ from mua.config.scorer_section import AnswerForm, ScorerConfig
 from mua.environment.domain import Domain
 from mua.environment.protocol import Environment, Isolation, Move, PromptStyle, Split, Task
 from mua.environment.user import User
-from mua.errors import ConfigError
-from mua.scoring.choice_answers import ChoiceScorer
-from mua.scoring.scorer import ChecksTogether, Grader
-from mua.scoring.scorer_registry import grader
+from mua.users.scoring.choice_answers import ChoiceScorer
+from mua.users.scoring.scorer import ChecksTogether, Grader
+from mua.users.scoring.scorer_registry import grader
+from mua.utils.errors import ConfigError
 from workbench.canned import Canned
 
 if TYPE_CHECKING:
     from mua.config.schema import EnvironmentConfig
-    from mua.endpoint.services import Services
+    from mua.environment.endpoint.services import Services
 
 _OWN_SCORER = ScorerConfig(name="exact", forms=["tag", "boxed", "line"])
 _SHORT = "Answer the question."
@@ -138,7 +138,7 @@ class QuestionDomain:
         return CANNED
 
     def configured(self, config: EnvironmentConfig, services: Services) -> Domain:
-        """Under ``config``; raises :class:`mua.errors.ConfigError` for what cannot be had."""
+        """Under ``config``; raises :class:`ConfigError` for what cannot be had."""
         options, reading = dict(_WHOLE), data_options(config)
         names = {field.name for field in fields(DataOptions)}
         # In a mix another domain's data may be named.

@@ -10,8 +10,8 @@ from environments.qa.records import question_of
 from mua.environment.protocol import Evaluation, Task, ToolResult, Transcript
 from mua.environment.tool_arguments import argument_checker
 from mua.environment.user import STOP_SIGNAL, UserReply
-from mua.scoring.scorer import Grader
 from mua.types import Json, ToolSchema
+from mua.users.scoring.scorer import Grader
 
 LOOKUP = ToolSchema(
     "lookup",

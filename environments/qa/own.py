@@ -32,7 +32,7 @@ _ASKS = {"person": "Who is {}?"}
 
 @lru_cache(maxsize=len(SPLITS))
 def own_tasks(split: Split) -> tuple[Task, ...]:
-    """The questions of a split; :class:`mua.errors.MuaError` when they are not the pinned ones."""
+    """The questions of a split; :class:`MuaError` when they are not the pinned ones."""
     tasks = tuple(_tasks(split, split, SIZES[split]))
     check_manifest(_MANIFEST, {split: tasks_digest(tasks)}, _COMMAND)
     return tasks

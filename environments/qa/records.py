@@ -18,10 +18,10 @@ from environments._tau.folder import MAX_BYTES, read_text
 from mua.config.schema import EnvironmentConfig
 from mua.environment.protocol import Split, Task
 from mua.environment.user import STOP_SIGNAL
-from mua.errors import ConfigError
-from mua.scoring.scorer import Question
 from mua.types import Json
-from mua.untrusted import MAX_FILE_DEPTH, MAX_UTTERANCE, JsonError, broken_at, deeper, printable, read_json
+from mua.users.scoring.scorer import Question
+from mua.utils.errors import ConfigError
+from mua.utils.strict_json import MAX_FILE_DEPTH, MAX_UTTERANCE, JsonError, broken_at, deeper, printable, read_json
 
 NAMES: Mapping[str, Split] = {
     "train": "train", "validation": "validation", "valid": "validation", "val": "validation", "dev": "validation",

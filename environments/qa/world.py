@@ -17,7 +17,7 @@ import yaml
 
 from mua.environment.protocol import Split
 from mua.types import Json
-from mua.untrusted import read_file
+from mua.utils.strict_json import read_file
 
 COUNTS = {"town": 60, "person": 160, "company": 60, "museum": 40, "work": 80}
 """Entities of each kind in one split's world."""

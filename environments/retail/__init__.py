@@ -25,10 +25,10 @@ from environments.retail.user import customer, part_of
 from environments.retail.verdict import code
 from environments.retail.views import compact
 from mua.config.schema import EnvironmentConfig
-from mua.endpoint.services import Services
 from mua.environment.domain import Domain
+from mua.environment.endpoint.services import Services
 from mua.environment.protocol import Environment, Move, Split, Task
-from mua.errors import ConfigError
+from mua.utils.errors import ConfigError
 
 SHORT_PROMPT = "You are the shop's desk."
 
@@ -60,7 +60,7 @@ class RetailDomain(ServiceDomain):
         return gold(task)
 
     def configured(self, config: EnvironmentConfig, services: Services) -> Domain:
-        """With ``reward``, ``data`` and ``options``; raises :class:`mua.errors.ConfigError` for unknown options."""
+        """With ``reward``, ``data`` and ``options``; raises :class:`ConfigError` for unknown options."""
         if config.data is not None:
             domain = official_domain(self.name, config, services, TABLES, tools_of, short_prompt=SHORT_PROMPT)
             domain.desk.code = code(binding=False)

@@ -25,8 +25,8 @@ from environments.retail.verdict import IDENTIFIED
 from environments.retail.wishes import EASY, MEDIUM, PARTS, Made, Maker, Scene, granted_beside
 from mua.environment.protocol import Split, Task
 from mua.environment.task_manifest import check_manifest, pin_manifest, tasks_digest
-from mua.errors import MuaError
 from mua.types import Json
+from mua.utils.errors import MuaError
 
 MANIFEST = Path(__file__).with_name("manifest.json")
 SIZES: dict[Split, Mapping[str, int]] = {
@@ -167,7 +167,7 @@ def instruction(customer: Json, wishes: Sequence[Json]) -> str:
 def load_split(split: Split) -> tuple[Task, ...]:
     """The tasks of a split, checked against the manifest together with the database they are about.
 
-    Raises :class:`mua.errors.MuaError` when the generator no longer makes what the manifest pins.
+    Raises :class:`MuaError` when the generator no longer makes what the manifest pins.
     """
     tasks = tuple(generate(split))
     made = {"database": shop().digest(), split: tasks_digest(tasks)}

@@ -21,10 +21,10 @@ from environments.telecom.persona import persona_of
 from environments.telecom.tasks import load_split
 from environments.telecom.user import GONE, customer, part_of
 from mua.config.schema import EnvironmentConfig
-from mua.endpoint.services import Services
 from mua.environment.domain import Domain
+from mua.environment.endpoint.services import Services
 from mua.environment.protocol import Environment, Move, Task
-from mua.errors import ConfigError
+from mua.utils.errors import ConfigError
 
 
 class TelecomDomain(ServiceDomain):

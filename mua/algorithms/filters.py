@@ -26,8 +26,8 @@ from mua.config.schema import (
     RangeFilter,
     ShapingConfig,
 )
-from mua.seeds import derived_seed, named_random
 from mua.types import Group, Json, Outcome, Trajectory
+from mua.utils.seeds import derived_seed, named_random
 
 
 def filtered(groups: Sequence[Group], config: AlgorithmConfig) -> tuple[list[Group], dict[str, float]]:

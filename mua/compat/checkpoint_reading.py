@@ -25,11 +25,11 @@ from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
 from torch.futures import Future
 
-from megatron_bridge.plain_files import label, open_regular
 from mua.compat.plain_archive import Archive, read_archive
 from mua.compat.plain_index import StorageInfo, parse_index
 from mua.compat.plain_pickle import PickleError
-from mua.errors import DamagedCheckpoint
+from mua.utils.errors import DamagedCheckpoint
+from mua.utils.plain_files import label, open_regular
 
 INDEX = ".metadata"
 COMMON = "common.pt"

@@ -22,8 +22,8 @@ from typing import IO, Any, TypeAlias, cast
 import torch
 from torch.distributed.checkpoint.storage import WriteResult
 
-from megatron_bridge.checksums import HashingStream
 from mua.compat.plain_index import StorageInfo
+from mua.utils.checksums import HashingStream
 
 Bucket: TypeAlias = tuple[str, str, tuple[list[Any], list[Any]]]
 """One file of a checkpoint: path, name, and what goes into it: pairs of an item with its bytes, or with its tensor."""

@@ -21,8 +21,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from megatron_bridge.plain_files import is_count, label, open_regular
 from mua.compat.plain_pickle import DTYPES, PickleError, PlainUnpickler, shape_of, size_of
+from mua.utils.plain_files import is_count, label, open_regular
 
 _STORAGES = {
     "DoubleStorage": torch.float64,

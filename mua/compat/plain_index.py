@@ -25,8 +25,8 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
-from megatron_bridge.plain_files import is_name, label, shown
 from mua.compat.plain_pickle import DTYPES, PickleError, PlainUnpickler, Record, size_of
+from mua.utils.plain_files import is_name, label, shown
 
 StorageInfo: TypeAlias = _StorageInfo
 """Where a part of a checkpoint lies: file, offset and length in bytes. torch's name of it is private."""

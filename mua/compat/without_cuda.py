@@ -20,7 +20,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import torch
 
-from mua.errors import MuaError
+from mua.utils.errors import MuaError
 
 P = ParamSpec("P")
 T = TypeVar("T")

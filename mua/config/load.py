@@ -26,9 +26,9 @@ from mua.config.recipes import config_file
 from mua.config.schema import ExperimentConfig, Section
 from mua.config.section import KeyPath
 from mua.config.tree import MAX_NAME, Tree, parse, parse_value, unusable_text
-from mua.errors import ConfigError
-from mua.masking import masked_tree
-from mua.untrusted import open_file
+from mua.utils.errors import ConfigError
+from mua.utils.masking import masked_tree
+from mua.utils.strict_json import open_file
 
 COMMAND_LINE = "command line"
 MAX_BYTES = 1 << 20

@@ -12,8 +12,8 @@ from pydantic_core import ErrorDetails
 from mua.config.near_names import nearest_keys, nearest_value
 from mua.config.section import KeyPath, Section, all_keys, alternatives, fields_of
 from mua.config.tree import SourceLocation, Tree, parse_value
-from mua.errors import ConfigError
-from mua.masking import mask_credentials
+from mua.utils.errors import ConfigError
+from mua.utils.masking import mask_credentials
 
 _KINDS = {int: "an integer", float: "a number", str: "a string", dict: "a section", list: "a list"}
 _EXPECTED = {

@@ -7,8 +7,8 @@ import os
 from pathlib import Path
 from typing import NamedTuple
 
-from mua.errors import ConfigError
-from mua.shipped import shipped
+from mua.utils.errors import ConfigError
+from mua.utils.resources import shipped
 
 _SUFFIX = ".yaml"
 _BASE = "base"

@@ -16,8 +16,8 @@ from typing import Any
 import yaml
 
 from mua.config.section import KeyPath
-from mua.errors import ConfigError
-from mua.untrusted import printable, unpaired_surrogate
+from mua.utils.errors import ConfigError
+from mua.utils.strict_json import printable, unpaired_surrogate
 
 MAX_DEPTH = 50
 """Sections and lists inside one another. PyYAML and pydantic take several frames a level, of Python's thousand."""

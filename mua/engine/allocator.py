@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 
 from mua.config.schema import EngineConfig
-from mua.errors import ConfigError
+from mua.utils.errors import ConfigError
 
 ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
 """By which torch's allocator is configured; the second and third are older names that it still reads."""

@@ -23,7 +23,7 @@ from typing import Any
 from mua.config.schema import EngineConfig
 from mua.engine.member import Engine, Targets
 from mua.engine.placement import address_towards, trainer_address
-from mua.errors import EngineError
+from mua.utils.errors import EngineError
 
 _log = logging.getLogger(__name__)
 _POLL_SECONDS = 0.0005

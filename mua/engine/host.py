@@ -28,7 +28,7 @@ from aiohttp import web
 
 from mua.config.schema import EngineConfig, ExperimentConfig
 from mua.engine.server import SglangServer, engine_server
-from mua.errors import ConfigError, EngineError, one_line
+from mua.utils.errors import ConfigError, EngineError, one_line
 
 if TYPE_CHECKING:
     import torch.distributed as dist
@@ -92,7 +92,7 @@ def find_nodes(group: dist.ProcessGroup | None) -> Nodes:
         return Nodes(0, (0,))
     import torch.distributed as dist
 
-    from megatron_bridge.collective import gathered
+    from mua.utils.collective import gathered
 
     rank = dist.get_rank()
     local_size = int(os.environ.get("LOCAL_WORLD_SIZE", dist.get_world_size()))

@@ -26,7 +26,7 @@ from mua.config.schema import ExperimentConfig
 from mua.engine.host import PATIENCE_SECONDS, EngineHost
 from mua.engine.membership import ADDRESS_FILE, Address, facts_of
 from mua.engine.placement import address_towards, check_engine_machine, visible_gpus
-from mua.errors import ConfigError, EngineError, Preempted, RankLost, one_line
+from mua.utils.errors import ConfigError, EngineError, Preempted, RankLost, one_line
 
 _log = logging.getLogger(__name__)
 _LOOK_SECONDS = 0.5

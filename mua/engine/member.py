@@ -15,8 +15,8 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 from mua.engine.host import RemoteServer
 from mua.engine.sglang_client import EngineClient, EngineGone
-from mua.errors import EngineError
 from mua.observe.timeline import EngineClock
+from mua.utils.errors import EngineError
 
 _log = logging.getLogger(__name__)
 _LEAST_BYTES_PER_SECOND = 50e6
@@ -66,7 +66,7 @@ class Server(Protocol):
         ...
 
     async def start(self, model_path: Path) -> None:
-        """Start and wait until the server takes requests. Raises :class:`mua.errors.EngineError`."""
+        """Start and wait until the server takes requests. Raises :class:`EngineError`."""
         ...
 
     async def stop(self) -> None:

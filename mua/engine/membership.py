@@ -35,11 +35,11 @@ import aiohttp
 from aiohttp import web
 
 import mua
-from megatron_bridge.atomic import replace_text
 from mua.config.schema import EngineConfig, ExperimentConfig
 from mua.engine.host import PATIENCE_SECONDS, Joining, RemoteServer, authorised
 from mua.engine.member import Engine, Machine
-from mua.errors import ModelError, one_line
+from mua.utils.atomic import replace_text
+from mua.utils.errors import ModelError, one_line
 
 _log = logging.getLogger(__name__)
 ADDRESS_FILE = Path("engines") / "address"

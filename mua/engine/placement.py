@@ -17,8 +17,8 @@ import socket
 
 from mua.config.schema import EngineConfig, ExperimentConfig
 from mua.engine.server import has_cuda
-from mua.errors import ConfigError
-from mua.ports import LOOPBACK
+from mua.utils.errors import ConfigError
+from mua.utils.ports import LOOPBACK
 
 
 def local_ranks() -> int:

@@ -48,9 +48,9 @@ from mua.engine.sampler import SamplingParams, TurnCut
 from mua.engine.server import engine_server
 from mua.engine.sglang_client import EngineGone
 from mua.engine.sync import SyncReport, WeightTransfer, differing
-from mua.errors import DeadlineExceeded, EngineError
 from mua.observe.timeline import EngineActivity, engine_metrics
 from mua.types import Generation, Json
+from mua.utils.errors import DeadlineExceeded, EngineError
 
 if TYPE_CHECKING:
     from mua.engine.source import WeightSource

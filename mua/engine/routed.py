@@ -18,8 +18,8 @@ import orjson
 from mua.engine.pauses import Pauses
 from mua.engine.sampler import SamplingParams, TurnCut
 from mua.engine.sglang_client import EngineGone
-from mua.errors import DeadlineExceeded, EngineError, one_line
 from mua.types import Generation, Json
+from mua.utils.errors import DeadlineExceeded, EngineError, one_line
 
 log = logging.getLogger(__name__)
 CONTRACT = 2

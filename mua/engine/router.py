@@ -26,8 +26,8 @@ from mua.engine.host import authorised
 from mua.engine.member import EngineLoad
 from mua.engine.routed import CONTRACT, CONTRACT_HEADER, fault_json, generation_json
 from mua.engine.sampler import Sampler, SamplingParams
-from mua.errors import DeadlineExceeded, EngineError
 from mua.types import Json
+from mua.utils.errors import DeadlineExceeded, EngineError
 
 log = logging.getLogger(__name__)
 _MOST_BYTES = 256 * 2**20

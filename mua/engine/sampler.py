@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from mua.errors import DeadlineExceeded
 from mua.types import Generation
+from mua.utils.errors import DeadlineExceeded
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class Sampler(Protocol):
         """Sample a continuation.
 
         Requests of one ``session`` go to the same engine, so that its prefix cache is hit. Raises
-        :class:`mua.errors.EngineError` when the engine fails and :class:`mua.errors.DeadlineExceeded` when
+        :class:`EngineError` when the engine fails and :class:`DeadlineExceeded` when
         ``deadline_s`` seconds pass (the request is aborted on the engine), namely :class:`TurnCut` where the engine
         answers the abort with what it had sampled. Cancelling the awaiting task aborts the request too.
         """

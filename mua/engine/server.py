@@ -28,10 +28,10 @@ import aiohttp
 from mua.compat import sglang_cpu, sglang_keys
 from mua.compat.sglang_shards import LOADER
 from mua.config.schema import EngineConfig
-from mua.cores import all_cores
 from mua.engine.variables import for_engine, with_cuda_runtime
-from mua.errors import EngineError
-from mua.ports import LOOPBACK, free_port
+from mua.utils.cores import all_cores
+from mua.utils.errors import EngineError
+from mua.utils.ports import LOOPBACK, free_port
 
 _log = logging.getLogger(__name__)
 GUARDIAN = Path(__file__).with_name("guardian.py")

@@ -13,8 +13,8 @@ import numpy as np
 import orjson
 
 from mua.engine.sampler import SamplingParams
-from mua.errors import EngineError
 from mua.types import ExpertArray, FinishReason, Generation, Int32Array
+from mua.utils.errors import EngineError
 
 _JSON = {"Content-Type": "application/json"}
 

@@ -12,7 +12,7 @@ from megatron_bridge.family import HfConfig
 from megatron_bridge.plan import PlannedParameter
 from megatron_bridge.reshard import Target, engine_slices, whole_tensors
 from mua.config.schema import EngineConfig
-from mua.errors import ConfigError
+from mua.utils.errors import ConfigError
 
 _log = logging.getLogger(__name__)
 _OTHER_LAYOUT = frozenset(

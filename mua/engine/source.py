@@ -34,7 +34,6 @@ from typing import Any, Protocol, TypeVar
 import torch
 import torch.distributed as dist
 
-from megatron_bridge.collective import gathered
 from megatron_bridge.plan import ModelPlan
 from megatron_bridge.reshard import BucketLayout, Resharder
 from mua.compat.sglang_shards import LOADER, RECEIPT_BYTES, refusal
@@ -44,7 +43,8 @@ from mua.engine.broadcast import Connect, FeederGroup
 from mua.engine.host import Nodes
 from mua.engine.member import EnginePlace
 from mua.engine.slices import broadcast_roots, engine_target, loaded_together, share_out
-from mua.errors import ConfigError, EngineError
+from mua.utils.collective import gathered
+from mua.utils.errors import ConfigError, EngineError
 
 _Value = TypeVar("_Value")
 WHOLE_TENSORS = "flattened_bucket"

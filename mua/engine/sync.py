@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from mua.engine.broadcast import Connect, Members, all_or_first_error
 from mua.engine.member import Engine, EnginePlace, Targets
-from mua.errors import EngineError
+from mua.utils.errors import EngineError
 
 if TYPE_CHECKING:
     from mua.engine.source import WeightBucket, WeightGenerator, WeightSource

@@ -9,7 +9,7 @@ from mua.environment.protocol import Environment, Move, PromptStyle, Split, Task
 
 if TYPE_CHECKING:
     from mua.config.schema import EnvironmentConfig
-    from mua.endpoint.services import Services
+    from mua.environment.endpoint.services import Services
     from mua.environment.user import User
 
 
@@ -75,7 +75,7 @@ class Configurable(Protocol):
     """A domain with settings: another data folder, another form of reward, a judge."""
 
     def configured(self, config: EnvironmentConfig, services: Services) -> Domain:
-        """This domain under ``config``; raises :class:`mua.errors.ConfigError` for what it cannot do."""
+        """This domain under ``config``; raises :class:`ConfigError` for what it cannot do."""
 
 
 @runtime_checkable

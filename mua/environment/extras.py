@@ -12,7 +12,7 @@ domain's.
 
 A source is three methods (:class:`ExtraTools`), a session a list and two more (:class:`ExtraSession`). Both keep their
 own deadlines. Of what they raise, an :class:`ExtraToolFault` costs the episode, which is tried again; an
-:class:`ExtraToolsNotStarted` or a :class:`mua.errors.ConfigError` ends the run. What the policy did wrong is neither,
+:class:`ExtraToolsNotStarted` or a :class:`ConfigError` ends the run. What the policy did wrong is neither,
 but a result with ``error`` set.
 """
 
@@ -27,8 +27,8 @@ from mua.environment.executors import EnvironmentHandle
 from mua.environment.protocol import Task, ToolResult
 from mua.environment.requests import CallRequest, Request, ResetRequest, ToolLists, WrongResult, checked_answer
 from mua.environment.threads import CallOutcome
-from mua.errors import ConfigError, EnvironmentFault, MuaError
 from mua.types import Json, ToolSchema
+from mua.utils.errors import ConfigError, EnvironmentFault, MuaError
 
 log = logging.getLogger(__name__)
 

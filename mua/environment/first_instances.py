@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import get_args
 
 from mua.config.schema import ExperimentConfig
-from mua.endpoint.services import Services
+from mua.environment.endpoint.services import Services
 from mua.environment.manager import EnvironmentManager
 from mua.environment.protocol import Split
 from mua.environment.selection import Selection
-from mua.errors import MuaError
+from mua.utils.errors import MuaError
 
 _SPLITS: tuple[Split, ...] = get_args(Split)
 

@@ -7,7 +7,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from mua.environment.domain import Domain, Owner
-from mua.errors import MuaError, one_line
+from mua.utils.errors import MuaError, one_line
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
@@ -40,7 +40,7 @@ class DomainLifecycle:
     async def start(self) -> None:
         """Start the domain, once; whoever comes meanwhile waits for the same start and meets the same end.
 
-        Raises :class:`DomainNotStarted`, or the domain's own :class:`mua.errors.MuaError`.
+        Raises :class:`DomainNotStarted`, or the domain's own :class:`MuaError`.
         """
         if self._owner is None:
             return

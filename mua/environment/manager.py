@@ -22,8 +22,8 @@ from time import perf_counter, time
 from typing import Any, Literal
 
 from mua.config.schema import EnvironmentConfig
-from mua.endpoint.services import Services
 from mua.environment.domain import Domain
+from mua.environment.endpoint.services import Services
 from mua.environment.executors import EnvironmentHandle, Executor, InlineExecutor, LostEnvironment, ThreadExecutor
 from mua.environment.extras import Extras, ExtraToolFault, ExtraTools, ExtraToolsNotStarted, HandleWithTools
 from mua.environment.lifecycle import DomainLifecycle
@@ -32,9 +32,9 @@ from mua.environment.requests import CallRequest, EvaluateRequest, Request, Rese
 from mua.environment.threads import HungCall
 from mua.environment.tool_arguments import fitted
 from mua.environment.wire import error_text
-from mua.errors import ConfigError, EnvironmentFault, JudgeFault, MuaError, UserFault
 from mua.store.recorder import arguments_text, current_episode
 from mua.types import Json, ToolSchema
+from mua.utils.errors import ConfigError, EnvironmentFault, JudgeFault, MuaError, UserFault
 
 _Limit = Literal["call_seconds", "reset_seconds"]
 log = logging.getLogger(__name__)
@@ -70,7 +70,7 @@ class EnvironmentInstance:
     async def call(self, name: str, arguments: Json) -> ToolResult:
         """Run one tool under ``environment.call_seconds``.
 
-        Raises :class:`mua.errors.EnvironmentFault` when the tool raises, hangs, takes its process with it or gives
+        Raises :class:`EnvironmentFault` when the tool raises, hangs, takes its process with it or gives
         anything but a :class:`ToolResult`. After a hang or a cancelled call the environment is unusable.
         """
         return await self._run(CallRequest(name, self._fitted(name, arguments, self._schemas)), "call_seconds")
@@ -242,7 +242,7 @@ class EnvironmentManager:
         """A fresh environment, reset for ``task``; waits while ``max_instances`` are alive.
 
         That wait has no deadline of its own: it is the caller's queue, under the caller's deadline. Raises
-        :class:`mua.errors.EnvironmentFault` when building, resetting or closing raises or hangs, and
+        :class:`EnvironmentFault` when building, resetting or closing raises or hangs, and
         :class:`TooManyHungCalls` when ``MAX_LEAKED_THREADS`` calls hang already. The first instance starts the domain
         (:class:`mua.environment.domain.Owner`).
         """

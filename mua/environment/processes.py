@@ -29,15 +29,15 @@ import sys
 from contextlib import suppress
 
 from mua.config.schema import EnvironmentConfig
-from mua.cores import all_cores
 from mua.environment.domain import Domain
 from mua.environment.executors import EnvironmentHandle, LostEnvironment
 from mua.environment.protocol import Task
 from mua.environment.requests import Request
 from mua.environment.threads import CallOutcome, HungCall
 from mua.environment.wire import packed, read_error, read_outcome, request_json
-from mua.errors import ConfigError, EnvironmentFault, MuaError
 from mua.types import Json
+from mua.utils.cores import all_cores
+from mua.utils.errors import ConfigError, EnvironmentFault, MuaError
 
 log = logging.getLogger(__name__)
 
@@ -180,7 +180,7 @@ class WorkerProcess:
     async def start(cls, name: str, hello: bytes) -> WorkerProcess:
         """Start one and tell it its domain.
 
-        Raises :class:`mua.errors.ConfigError` for what the domain refuses, else :class:`EnvironmentFault`.
+        Raises :class:`ConfigError` for what the domain refuses, else :class:`EnvironmentFault`.
         """
         ours, theirs = socket.socketpair()
         kept = {name: os.environ[name] for name in _KEPT_VARIABLES if name in os.environ}

@@ -86,7 +86,7 @@ class Environment(Protocol):
     ``evaluate`` or ``close`` coroutine functions instead, which run on the event loop; ``tools`` and ``user_tools``
     answer at once. Arguments come as :func:`mua.environment.tool_arguments.fitted` leaves them: 2.0 is 2 where the
     schema says integer. A reward that is no finite number is refused. An exception from any method is an infrastructure
-    fault (``environment_error``; :class:`mua.errors.JudgeFault`: ``judge_error``, :class:`mua.errors.UserFault`:
+    fault (``environment_error``; :class:`JudgeFault`: ``judge_error``, :class:`UserFault`:
     ``user_error``): the episode is retried, not scored.
     """
 

@@ -18,23 +18,23 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from mua.config.tools_section import ReadingKind, ToolsConfig
-from mua.endpoint.cache import JsonCache
-from mua.endpoint.services import ChatClient
+from mua.environment.endpoint.cache import JsonCache
+from mua.environment.endpoint.services import ChatClient
 from mua.environment.extras import ExtraTool, ExtraToolFault, ExtraToolsNotStarted
 from mua.environment.protocol import Task, ToolResult
+from mua.environment.reading.answers import LONGEST_QUESTION, PageAnswers
+from mua.environment.reading.corpus import Corpus, check_corpus
+from mua.environment.reading.hosts import HostRules
+from mua.environment.reading.page import parts_of
+from mua.environment.reading.page_error import PageError
+from mua.environment.reading.pages import Pages
+from mua.environment.reading.parsers import Parsers
+from mua.environment.reading.ranking import Ranking, extract
+from mua.environment.reading.search_service import SearchResult, SearchService, numbered
+from mua.environment.reading.transport import Resolve
 from mua.environment.tool_arguments import validate_arguments
-from mua.errors import ConfigError, EnvironmentFault
-from mua.reading.answers import LONGEST_QUESTION, PageAnswers
-from mua.reading.corpus import Corpus, check_corpus
-from mua.reading.hosts import HostRules
-from mua.reading.page import parts_of
-from mua.reading.page_error import PageError
-from mua.reading.pages import Pages
-from mua.reading.parsers import Parsers
-from mua.reading.ranking import Ranking, extract
-from mua.reading.search_service import SearchResult, SearchService, numbered
-from mua.reading.transport import Resolve
 from mua.types import Json, ToolSchema
+from mua.utils.errors import ConfigError, EnvironmentFault
 
 LONGEST_QUERY = 500
 _SECTION = "environment.tools"
@@ -96,7 +96,7 @@ class ReadingSession:
         self._library = library
 
     async def call(self, name: str, arguments: Json) -> ToolResult:
-        """Run a tool. Raises :class:`ReadingFault` and :class:`mua.errors.JudgeFault`."""
+        """Run a tool. Raises :class:`ReadingFault` and :class:`JudgeFault`."""
         schema = next(tool.schema for tool in self.tools if tool.schema.name == name)
         if wrong := validate_arguments(schema, arguments):
             return ToolResult(f"error: {wrong}", error=True)

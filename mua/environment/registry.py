@@ -17,7 +17,7 @@ from pathlib import Path
 from types import ModuleType
 
 from mua.environment.domain import Domain
-from mua.errors import ConfigError
+from mua.utils.errors import ConfigError
 
 ENTRY_POINT_GROUP = "mua.environments"
 """A third-party package registers ``name = "package.module"``; the module exports ``DOMAIN``, as ours do."""
@@ -34,7 +34,7 @@ def domain_names() -> list[str]:
 def get_domain(name: str) -> Domain:
     """Import the domain's module and take its ``DOMAIN``.
 
-    Raises :class:`mua.errors.ConfigError` for an unknown name, a module that lacks ``DOMAIN`` or whose imports
+    Raises :class:`ConfigError` for an unknown name, a module that lacks ``DOMAIN`` or whose imports
     are not installed. Any other exception of the module is its own fault and passes through.
     """
     modules = _modules()

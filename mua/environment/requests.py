@@ -9,9 +9,9 @@ from numbers import Real
 from typing import Any, NamedTuple, TypeAlias
 
 from mua.environment.protocol import Environment, Evaluation, Task, ToolResult, Transcript, UserControlled
-from mua.errors import EnvironmentFault
 from mua.types import Json, ToolSchema
-from mua.untrusted import MAX_DEPTH, MAX_TOOL_TEXT, deeper, unpaired_surrogate
+from mua.utils.errors import EnvironmentFault
+from mua.utils.strict_json import MAX_DEPTH, MAX_TOOL_TEXT, deeper, unpaired_surrogate
 
 DEEPEST_DETAILS = MAX_DEPTH + 50
 """What a policy wrote, and some levels around it."""

@@ -16,10 +16,10 @@ from collections.abc import Sequence
 from mua.config.tools_section import ProgramKind, SandboxedTool, ToolsConfig
 from mua.environment.extras import ExtraTool, ExtraToolFault, ExtraToolsNotStarted
 from mua.environment.protocol import Task, ToolResult
-from mua.errors import EnvironmentFault
 from mua.sandbox.box import Sandbox, SandboxResult, ending
 from mua.sandbox.stock import SandboxStock
 from mua.types import Json, ToolSchema
+from mua.utils.errors import EnvironmentFault
 
 FRESH = "[a fresh sandbox: the files of the one before are gone]"
 _ARGUMENTS: dict[ProgramKind, tuple[str, str]] = {
@@ -44,7 +44,7 @@ class SandboxTools:
     """The sandboxed tools of ``environment.tools``; see :class:`mua.environment.extras.ExtraTools`."""
 
     def __init__(self, config: ToolsConfig) -> None:
-        """Raises :class:`mua.errors.ConfigError` where the backend is not on this machine."""
+        """Raises :class:`ConfigError` where the backend is not on this machine."""
         self._kinds = {tool.name: kind for kind, tool in config.sandboxed.items()}
         self._offered = [
             ExtraTool(_schema(kind, tool, config), f"environment.tools.{kind}", f"set environment.tools.{kind}.name")

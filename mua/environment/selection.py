@@ -9,11 +9,11 @@ from dataclasses import dataclass, field, replace
 from typing import Self
 
 from mua.config.schema import EnvironmentConfig, EvaluationConfig, ExperimentConfig
-from mua.endpoint.services import Services
 from mua.environment.domain import Configurable, Domain, PerTaskPrompt
+from mua.environment.endpoint.services import Services
 from mua.environment.protocol import PromptStyle, Split, Task
 from mua.environment.registry import get_domain
-from mua.errors import ConfigError
+from mua.utils.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class Selection:
 
     @classmethod
     def from_config(cls, config: EnvironmentConfig, services: Services | None = None) -> Self:
-        """The domains that ``config`` names; raises :class:`mua.errors.ConfigError` for what cannot be had."""
+        """The domains that ``config`` names; raises :class:`ConfigError` for what cannot be had."""
         domains: dict[str, Domain] = {}
         defaults = {key: EnvironmentConfig.model_fields[key].default for key in ("oracle", "reward", "show_reward")}
         for name in config.shares:
@@ -49,7 +49,7 @@ class Selection:
     def held_out(cls, config: ExperimentConfig, services: Services) -> Self | None:
         """Those of ``evaluation.domains`` that ``environment`` does not train on; None if there are none.
 
-        Raises :class:`mua.errors.ConfigError` where one of them has no task in a split that training plays.
+        Raises :class:`ConfigError` where one of them has no task in a split that training plays.
         """
         names = [name for name in config.evaluation.domains if name not in config.environment.shares]
         if not names:
@@ -107,7 +107,7 @@ def environment_of(
     """``environment`` with the domains ``names``, alike in weight, in the place of its own.
 
     Of its options those of domains that stay are kept; those of the others come from ``evaluation.options``. Raises
-    :class:`mua.errors.ConfigError` for an option that belongs to neither.
+    :class:`ConfigError` for an option that belongs to neither.
     """
     if len(set(names)) < len(names):
         raise ConfigError("evaluation.domains: a domain stands there twice; name each once")

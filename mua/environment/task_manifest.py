@@ -11,11 +11,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from megatron_bridge.atomic import replace_text
 from mua.environment.protocol import Task
-from mua.errors import MuaError
 from mua.types import Json
-from mua.untrusted import read_file, read_json
+from mua.utils.atomic import replace_text
+from mua.utils.errors import MuaError
+from mua.utils.strict_json import read_file, read_json
 
 
 def tasks_digest(tasks: Sequence[Task]) -> str:

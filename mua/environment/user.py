@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from mua.environment.protocol import ToolResult
-from mua.errors import Refusal, UserFaultKind
 from mua.types import Json, ToolSchema
+from mua.utils.errors import Refusal, UserFaultKind
 
 STOP_SIGNAL = "###STOP###"
 """A user message that contains this ends the conversation (tau-bench's convention)."""
@@ -35,8 +35,8 @@ class UserReply:
 class User(Protocol):
     """The other side of the conversation.
 
-    Any fault that is the user's own (endpoint down, empty reply) is a :class:`mua.errors.UserFault` of some
-    :class:`mua.errors.UserFaultKind`; whatever else it raises becomes one. The episode then ends as ``user_error``, is
+    Any fault that is the user's own (endpoint down, empty reply) is a :class:`UserFault` of some
+    :class:`UserFaultKind`; whatever else it raises becomes one. The episode then ends as ``user_error``, is
     retried with a fresh environment and user, and never scored. What cannot be a user's words
     (:mod:`mua.users.utterance_check`) is such a fault too, whoever said it.
     """

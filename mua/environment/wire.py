@@ -18,8 +18,8 @@ from typing import Any
 from mua.environment.protocol import Evaluation, Task, ToolResult, Transcript
 from mua.environment.requests import CallRequest, EvaluateRequest, Request, ResetRequest, ToolLists, WrongResult
 from mua.environment.threads import CallOutcome
-from mua.errors import ConfigError, JudgeFault, UserFault, UserFaultKind
 from mua.types import Json, ToolSchema
+from mua.utils.errors import ConfigError, JudgeFault, UserFault, UserFaultKind
 
 _KEPT = {kind.__name__: kind for kind in (ConfigError, JudgeFault, WrongResult)}
 """Exceptions that mean something to the run, and stay what they are."""

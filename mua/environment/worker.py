@@ -139,7 +139,7 @@ def _domain(name: str, config: EnvironmentConfig) -> Domain:
     domain = get_domain(name)
     if not isinstance(domain, Configurable):
         return domain  # the run has seen that nothing is set which it lacks
-    from mua.endpoint.services import Services  # brings clients of endpoints, which take long to import
+    from mua.environment.endpoint.services import Services  # brings clients of endpoints, which take long to import
 
     return domain.configured(config, Services())
 

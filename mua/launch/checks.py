@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from mua.config.schema import DistillationConfig, EndpointConfig, ExperimentConfig
-from mua.errors import MuaError
-from mua.masking import below, mask_credentials
-from mua.shipped import shipped
-from mua.source_state import installed_version
+from mua.utils.errors import MuaError
+from mua.utils.masking import below, mask_credentials
+from mua.utils.resources import shipped
+from mua.utils.source_state import installed_version
 
 if TYPE_CHECKING:
     import httpx
@@ -142,7 +142,7 @@ def reading(config: ExperimentConfig) -> Check:
 
     A search service is not asked: a request may cost money.
     """
-    from mua.endpoint.services import Services
+    from mua.environment.endpoint.services import Services
     from mua.environment.first_instances import domain_faults
     from mua.environment.reading_tools import ReadingTools
 

@@ -1,7 +1,7 @@
 """The checks of ``mua doctor preflight`` on GPUs: functions of what the driver says, proven without one.
 
 nvidia-smi ──► mua/launch/gpus.py: NodeFacts ─┐
-configuration, mua.plan, installed packages ──┴─► Check
+configuration, mua.launch.plan, installed packages ──┴─► Check
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ import psutil
 
 from mua.config.schema import ExperimentConfig
 from mua.engine.placement import check_trainer_machine, first_engine_gpu, trains_beside_engines
-from mua.errors import ConfigError
 from mua.launch.checks import Check
 from mua.launch.gpus import NodeFacts
+from mua.utils.errors import ConfigError
 
 if TYPE_CHECKING:
+    from mua.launch.plan.planner import Plan
     from mua.megatron.capabilities import Capabilities
-    from mua.plan.planner import Plan
 
 _BUSY = 0.1
 """Of a GPU's memory: less is contexts of processes that hold nothing."""
@@ -137,7 +137,7 @@ def memory(config: ExperimentConfig, facts: NodeFacts) -> Check:
     """Every phase of the plan fits the GPUs that are here, by the calculation of ``mua plan`` for their type."""
     if not facts.gpus:
         return Check("memory", "ok", "skipped: no GPU")
-    from mua.plan.planner import make_plan
+    from mua.launch.plan.planner import make_plan
 
     kind = gpu_type(facts.gpus[0].name)
     planned = config if kind is None else config.model_copy(
@@ -147,8 +147,8 @@ def memory(config: ExperimentConfig, facts: NodeFacts) -> Check:
 
 
 def gpu_type(name: str) -> str | None:
-    """Which type of ``mua.plan`` a GPU is that the driver calls ``name``; None: one that it has no figures of."""
-    from mua.plan.compute import GPUS
+    """Which type of ``mua.launch.plan`` a GPU is that the driver calls ``name``; None: one that it has no figures of."""
+    from mua.launch.plan.compute import GPUS
 
     found = [kind for kind in GPUS if all(part in name for part in kind.split("-"))]
     return found[0] if found else None

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from mua.config.schema import ExperimentConfig
-from mua.errors import ConfigError
+from mua.utils.errors import ConfigError
 
 Verb = Literal["train", "sft", "engines"]
 

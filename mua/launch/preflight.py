@@ -27,17 +27,17 @@ import torch
 import torch.distributed as dist
 from tenacity import Retrying, stop_after_delay, wait_fixed
 
-from megatron_bridge.collective import gathered
 from mua.config.environment import NO_DOMAIN
 from mua.config.schema import ExperimentConfig
-from mua.cores import given_cores
-from mua.errors import MuaError
 from mua.launch import checks, gpu_checks
 from mua.launch.checks import Check, guarded
 from mua.launch.cuda_variables import check_variables, known_variables
 from mua.launch.gpus import NodeFacts, read_node, visible_capability
-from mua.launch.provenance import capture_environment, node_name
 from mua.launch.start_checks import Start, Verb, checked
+from mua.observe.provenance import capture_environment, node_name
+from mua.utils.collective import gathered
+from mua.utils.cores import given_cores
+from mua.utils.errors import MuaError
 
 if TYPE_CHECKING:
     from mua.megatron.capabilities import Capabilities

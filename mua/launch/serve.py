@@ -18,10 +18,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from megatron_bridge.atomic import replace_text
 from mua.compat import sglang_keys
 from mua.engine.server import Arguments, SglangServer, has_cuda
-from mua.errors import EngineError, ModelError
+from mua.utils.atomic import replace_text
+from mua.utils.errors import EngineError, ModelError
 
 POLL_SECONDS = 0.5
 STOP_SECONDS = 30.0

@@ -27,10 +27,10 @@ from pydantic import SecretStr, ValidationError
 from mua.config.load import Reading, read_config
 from mua.config.recipes import config_file
 from mua.config.schema import ExperimentConfig, SlurmConfig
-from mua.errors import ConfigError, MuaError
 from mua.launch.job_nodes import JobNodes, Verb, placement
-from mua.masking import credentials
-from mua.shipped import shipped
+from mua.utils.errors import ConfigError, MuaError
+from mua.utils.masking import credentials
+from mua.utils.resources import shipped
 
 TEMPLATE = shipped("slurm/train.sbatch")
 ENGINES_TEMPLATE = shipped("slurm/engines.sbatch")

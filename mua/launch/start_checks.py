@@ -28,10 +28,10 @@ from mua.config.environment import NO_DOMAIN
 from mua.config.load import Reading, read_config
 from mua.config.messages import Problem
 from mua.config.schema import EndpointConfig, EnvironmentConfig, ExperimentConfig
-from mua.errors import ConfigError, MuaError, one_line
 from mua.launch.checks import Check, State
-from mua.masking import mask_credentials
-from mua.missing_package import PAGES, TOOL_SERVERS, advice, lacking
+from mua.utils.errors import ConfigError, MuaError, one_line
+from mua.utils.masking import mask_credentials
+from mua.utils.optional_deps import PAGES, TOOL_SERVERS, advice, lacking
 
 Verb: TypeAlias = Literal["train", "sft", "eval", "rollout", "gateway", "sync", "engines"]
 OPTIMIZER_BYTES = 12
@@ -202,7 +202,7 @@ def _services(config: ExperimentConfig) -> Iterator[Any]:
     """Clients of user and judge that no one is asked with, and no cache is opened for."""
     import asyncio
 
-    from mua.endpoint.services import Services
+    from mua.environment.endpoint.services import Services
 
     def bare(section: Any) -> Any:
         return section if section is None or section.llm is None else section.model_copy(
@@ -246,7 +246,7 @@ def _users(start: Start) -> Iterator[Check]:
     if ":" in user.kind:
         yield from _raised(lambda: find_factory(user.kind))
     if config.agent is not None:
-        from mua.gateway.launch import check_agent
+        from mua.rollout.gateway.launch import check_agent
 
         agent = config.agent
         yield from _raised(lambda: check_agent(agent))
@@ -432,9 +432,9 @@ def longest_context(hf_config: Mapping[str, Any]) -> int | None:
 
 def _layout(start: Start) -> Iterator[Check]:
     """The model divides over trainer ranks and engine ranks, and a run has proven the layout."""
+    from mua.launch.plan.layout import engine_problems
     from mua.megatron.architecture import architecture_of
     from mua.megatron.layouts import check_layout, problems
-    from mua.plan.layout import engine_problems
 
     config = start.config
     if not config.model.shrink and _no_folder(config.model.path) and config.model.hf_config is None:

@@ -15,7 +15,7 @@ import torch
 from packaging.version import InvalidVersion, Version
 
 from mua.config.schema import MegatronConfig
-from mua.errors import ConfigError
+from mua.utils.errors import ConfigError
 
 Implementation: TypeAlias = Literal["transformer_engine", "local"]
 Apex: TypeAlias = Literal["kernel", "without kernel", "other package", "absent"]

@@ -40,17 +40,17 @@ from megatron.core.distributed import DistributedDataParallel
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.storage import WriteResult
 
-from megatron_bridge.atomic import hidden_folder, publish_folder, replace_link
-from megatron_bridge.collective import gathered, together
 from megatron_bridge.convert import hf_tensors
 from megatron_bridge.hf_folder import copy_other_files
 from mua.compat.checkpoint_reading import check_pickles, forget_index, read_random_states
 from mua.compat.megatron_checkpoint import Bucket, buckets_of, finish, write_bucket
 from mua.config.schema import MegatronConfig
-from mua.errors import DamagedCheckpoint, ModelError, one_line
 from mua.megatron import checkpoint_manifest
 from mua.megatron.network import Network
 from mua.types import Json
+from mua.utils.atomic import hidden_folder, publish_folder, replace_link
+from mua.utils.collective import gathered, together
+from mua.utils.errors import DamagedCheckpoint, ModelError, one_line
 
 log = logging.getLogger(__name__)
 

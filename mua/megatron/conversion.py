@@ -10,12 +10,12 @@ from megatron_bridge.hf_folder import DEFAULT_SHARD_BYTES, verify_hf_folder
 from megatron_bridge.safetensors_io import SafetensorsFolder
 from mua.compat.checkpoint_reading import check_pickles
 from mua.config.load import load_config
-from mua.errors import ModelError
 from mua.megatron import checkpoint_manifest, offline
 from mua.megatron.model_card import ExportedPolicy, exported_texts
 from mua.observe.output import CONFIG_FILE, find_config
 from mua.observe.progress import Progress
 from mua.types import Json
+from mua.utils.errors import ModelError
 
 _MIB = 1 << 20
 

@@ -14,8 +14,8 @@ from functools import cache
 from typing import Any, TypeAlias
 
 from mua.config.schema import MegatronConfig
-from mua.errors import ConfigError, MuaError
 from mua.megatron.architecture import Architecture
+from mua.utils.errors import ConfigError, MuaError
 
 Pattern: TypeAlias = frozenset[str]
 """Dimensions by their short names, and relations between them."""

@@ -17,11 +17,9 @@ from megatron.core.transformer.transformer_layer import get_transformer_layer_of
 from megatron_bridge.convert import check_sizes, load_hf
 from megatron_bridge.family import HfConfig
 from megatron_bridge.hf_config import read_hf_config
-from megatron_bridge.plain_files import BridgeError
 from megatron_bridge.plan import gpt_model_kwargs, transformer_config_kwargs
 from megatron_bridge.safetensors_io import SafetensorsFolder
 from mua.config.schema import MegatronConfig, ModelConfig
-from mua.errors import ModelError, MuaError, one_line
 from mua.megatron.architecture import Architecture
 from mua.megatron.attention import PackedAttention
 from mua.megatron.grouped_experts import GroupedExperts
@@ -30,6 +28,8 @@ from mua.megatron.modules import PositionedRotary, RMSNorm, ValueHead
 from mua.megatron.moe import PackedRouter, prepare_experts
 from mua.megatron.parallel import device, virtual_stages
 from mua.megatron.settings import start_user_buffers, transformer_config
+from mua.utils.errors import ModelError, MuaError, one_line
+from mua.utils.plain_files import BridgeError
 
 
 def layer_spec(config: TransformerConfig, sparse: bool = False) -> ModuleSpec:

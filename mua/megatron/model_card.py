@@ -19,12 +19,12 @@ import yaml
 from mua.config.load import dump_config
 from mua.config.schema import ExperimentConfig
 from mua.config.tree import parse
-from mua.errors import ConfigError
 from mua.observe.metrics_log import EVALUATIONS_FILE, read_metrics
 from mua.observe.output import REPORT_FILE
-from mua.source_state import installed_version
 from mua.types import Json
-from mua.untrusted import JsonError, is_number, read_file, read_json
+from mua.utils.errors import ConfigError
+from mua.utils.source_state import installed_version
+from mua.utils.strict_json import JsonError, is_number, read_file, read_json
 
 log = logging.getLogger(__name__)
 

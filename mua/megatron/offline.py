@@ -27,9 +27,7 @@ from megatron.core.dist_checkpointing.mapping import ShardedTensor, ShardedTenso
 from torch import Tensor
 
 from megatron_bridge import checksums as sidecars
-from megatron_bridge.atomic import publish_folder, refuse_overlap, replaceable, staged_folder
 from megatron_bridge.bands import BandPart, bands
-from megatron_bridge.checksums import Sidecar
 from megatron_bridge.convert import check_coverage, check_sizes
 from megatron_bridge.hf_config import need, read_hf_config
 from megatron_bridge.hf_folder import (
@@ -39,18 +37,20 @@ from megatron_bridge.hf_folder import (
     main_dtype,
     verify_hf_folder,
 )
-from megatron_bridge.plain_files import BridgeError
 from megatron_bridge.plan import PlannedParameter, TensorSpec, as_matrix, attach_hf_config, plan_rank
 from megatron_bridge.safetensors_io import SafetensorsFolder
 from megatron_bridge.safetensors_writer import SafetensorsWriter
 from mua.compat.checkpoint_reading import check_pickles
 from mua.compat.without_cuda import without_cuda
 from mua.config.schema import MegatronConfig, ModelConfig
-from mua.errors import ModelError, MuaError, one_line
 from mua.megatron import checkpoint_manifest
 from mua.megatron.model import build_chunks
 from mua.megatron.parallel import meta_rank
 from mua.megatron.torch_dist import ChunkSpec, Region, StoredMatrix, TorchDistReader, TorchDistWriter
+from mua.utils.atomic import publish_folder, refuse_overlap, replaceable, staged_folder
+from mua.utils.checksums import Sidecar
+from mua.utils.errors import ModelError, MuaError, one_line
+from mua.utils.plain_files import BridgeError
 
 BUFFER_BYTES = 32 << 20
 """Values held at a time; another buffer of this size takes the rows of one chunk where several lie side by side."""

@@ -19,9 +19,9 @@ from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from mua.compat.megatron_adam import initialize_state
 from mua.compat.megatron_offload import OF_HYBRID, settle_steps, zero_state
 from mua.config.schema import MegatronConfig, OptimizerConfig
-from mua.errors import ConfigError
 from mua.megatron.gradients import GradientWatch
 from mua.megatron.settings import data_parallel_config, optimizer_config
+from mua.utils.errors import ConfigError
 
 _RESTORED = frozenset({"params", "step"})
 _SCHEDULED = ("max_lr", "min_lr", "start_wd", "end_wd")

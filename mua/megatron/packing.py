@@ -12,11 +12,11 @@ import numpy as np
 import numpy.typing as npt
 
 from mua.config.schema import MegatronConfig
-from mua.errors import MuaError
 from mua.megatron import trees
 from mua.megatron.architecture import Workload
 from mua.megatron.trees import Forest
 from mua.types import Int32Array, TrainSequence
+from mua.utils.errors import MuaError
 
 LITTLE_PADDING = 0.02
 """Share of positions that micro-batches of one length may waste before more of them are tried."""

@@ -16,8 +16,8 @@ from megatron.core.tensor_parallel import random as megatron_random
 from mua.compat.fake_ranks import fake_rank
 from mua.compat.megatron_adam import plain_adam
 from mua.config.schema import MegatronConfig
-from mua.errors import ConfigError, MuaError
 from mua.megatron.layouts import check_layout
+from mua.utils.errors import ConfigError, MuaError
 
 COLLECTIVE_SECONDS = 1800.0
 """Deadline of one collective operation, after which the process group raises instead of hanging."""

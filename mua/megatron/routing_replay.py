@@ -22,10 +22,10 @@ import torch.distributed as dist
 from megatron.core.models.gpt.gpt_model import GPTModel
 from torch import Tensor
 
-from mua.errors import ConfigError, MuaError
 from mua.megatron.moe import PackedRouter, layers_with_experts
 from mua.megatron.parallel import device
 from mua.types import TrainSequence
+from mua.utils.errors import ConfigError, MuaError
 
 Mode = Literal["check", "replay"]
 

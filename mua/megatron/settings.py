@@ -22,7 +22,6 @@ from megatron.core.optimizer import OptimizerConfig as MegatronOptimizerConfig
 from megatron.core.transformer.transformer_config import TransformerConfig
 
 from mua.config.schema import MegatronConfig, ModelConfig, OptimizerConfig
-from mua.errors import ConfigError
 from mua.megatron.capabilities import (
     HOPPER,
     Capabilities,
@@ -34,6 +33,7 @@ from mua.megatron.capabilities import (
 )
 from mua.megatron.packing import Alignment
 from mua.megatron.parallel import virtual_stages
+from mua.utils.errors import ConfigError
 
 __all__ = [
     "Capabilities", "Implementation", "Options", "capabilities", "data_parallel_config", "implementation_of",

@@ -33,12 +33,12 @@ import torch.distributed as dist
 from megatron.core.models.gpt.gpt_model import GPTModel
 from torch import Tensor
 
-from megatron_bridge.collective import gathered
 from mua.megatron.microbatch import OF_LOSS, Columns, expert_rows, positions_of, predictions
 from mua.megatron.packing import Alignment, LoadBalance, Packed, PackingPlan, PlannedMicrobatch
 from mua.megatron.parallel import device
 from mua.megatron.place import Place
 from mua.types import ExpertArray, Float32Array, TrainSequence
+from mua.utils.collective import gathered
 
 _ALIGNMENT = 8
 _IN_FLIGHT = 2

@@ -29,13 +29,13 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
-from megatron_bridge.checksums import ALGORITHM, HashingStream, Sidecar, digest_of
-from megatron_bridge.plain_files import open_regular
 from mua.compat.checkpoint_reading import INDEX, plain_part, read_index
 from mua.compat.plain_archive import Archive, StoredTensor, read_into
 from mua.compat.plain_index import StorageInfo
 from mua.compat.plain_pickle import PickleError
-from mua.errors import ModelError
+from mua.utils.checksums import ALGORITHM, HashingStream, Sidecar, digest_of
+from mua.utils.errors import ModelError
+from mua.utils.plain_files import open_regular
 
 _FILE_BYTES = 5 << 30
 

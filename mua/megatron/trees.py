@@ -20,8 +20,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from mua.errors import MuaError
 from mua.types import Int32Array
+from mua.utils.errors import MuaError
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 
-from mua.untrusted import pictured
+from mua.utils.strict_json import pictured
 
 FOLDER = "logs"
 OWN = ("mua", "megatron_bridge", "environments", "workbench")

@@ -25,10 +25,10 @@ from typing import Any, Literal, Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from megatron_bridge.atomic import replace_text
 from mua.config.schema import MlflowConfig, WandbConfig
-from mua.errors import ConfigError
-from mua.observe.files import naming
+from mua.utils.atomic import replace_text
+from mua.utils.errors import ConfigError
+from mua.utils.files import naming
 
 log = logging.getLogger(__name__)
 

@@ -15,12 +15,12 @@ from typing import Any, Self
 import numpy as np
 import psutil
 
-from megatron_bridge.atomic import replace_text
-from mua.errors import MuaError, Preempted
 from mua.observe.catalogue import STRICT, unknown
-from mua.observe.files import LineFile, naming
 from mua.observe.metric_sinks import Ending, MetricSink, Plain, TensorBoardSink, Values, histogram_of
-from mua.untrusted import JsonError, is_number, open_file, read_json
+from mua.utils.atomic import replace_text
+from mua.utils.errors import MuaError, Preempted
+from mua.utils.files import LineFile, naming
+from mua.utils.strict_json import JsonError, is_number, open_file, read_json
 
 log = logging.getLogger(__name__)
 
@@ -71,7 +71,7 @@ class MetricsWriter:
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Record ``metrics`` at ``step``; flushed, so that a crash afterwards loses nothing.
 
-        Raises :class:`mua.errors.DiskError`; a line is there whole or not at all.
+        Raises :class:`DiskError`; a line is there whole or not at all.
         """
         values = {name: float(value) for name, value in metrics.items()}
         self._check(values)
@@ -82,7 +82,7 @@ class MetricsWriter:
     def log_evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
         """Record held-out figures of the policy after ``step`` steps; what the file has of it is replaced.
 
-        Raises :class:`mua.errors.DiskError`; the file has them or is as it was.
+        Raises :class:`DiskError`; the file has them or is as it was.
         """
         values = {name: float(value) for name, value in metrics.items()}
         self._check(values)
@@ -94,7 +94,7 @@ class MetricsWriter:
             sink.scalars(step, values)
 
     def log_details(self, step: int, histograms: Mapping[str, Values], texts: Mapping[str, str]) -> None:
-        """Record samples by name, each ``[N]``, and texts by name at ``step``. Raises :class:`mua.errors.DiskError`."""
+        """Record samples by name, each ``[N]``, and texts by name at ``step``. Raises :class:`DiskError`."""
         histograms = {name: values for name, values in histograms.items() if np.isfinite(values).any()}
         self._check([*histograms, *texts])
         counted = {name: histogram_of(values) for name, values in histograms.items()}
@@ -106,7 +106,7 @@ class MetricsWriter:
                 sink.texts(step, texts)
 
     def log_hyperparameters(self, values: Mapping[str, Plain]) -> None:
-        """Record what the run is set to, from here on. Raises :class:`mua.errors.DiskError`."""
+        """Record what the run is set to, from here on. Raises :class:`DiskError`."""
         self._details.write(json.dumps({"hyperparameters": dict(values)}))
         for sink in self._sinks:
             sink.hyperparameters(values)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from mua.errors import MuaError
 from mua.observe.catalogue import CATALOGUE, GROUPS, STANDS_FOR, Metric, described, near
 from mua.types import Json
+from mua.utils.errors import MuaError
 
 HEADER = """\
 # Metrics

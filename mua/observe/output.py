@@ -21,10 +21,10 @@ from datetime import datetime
 from pathlib import Path
 from typing import BinaryIO
 
-from megatron_bridge.atomic import replace_text
 from mua.config.load import dump_config
 from mua.config.schema import ExperimentConfig
-from mua.errors import ConfigError
+from mua.utils.atomic import replace_text
+from mua.utils.errors import ConfigError
 
 CONFIG_FILE = "config.yaml"
 REPORT_FILE = "report.json"

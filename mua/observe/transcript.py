@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from mua.types import EVALUATION_ORDINALS, Outcome, Provenance, Segment, Trajectory
-from mua.untrusted import pictured
+from mua.utils.strict_json import pictured
 
 LEGEND = "⟦ ⟧, green and underlined: sampled by the policy, carries loss. Everything else is context."
 

@@ -20,18 +20,18 @@ from typing import Protocol
 
 from mua.config.context_section import ContextConfig
 from mua.config.schema import RolloutConfig
-from mua.endpoint.chat import ChatRequest, Completion, FunctionCall
-from mua.endpoint.services import ChatClient, ContextFull
 from mua.engine.sampler import Sampler, SamplingParams, TurnCut
+from mua.environment.endpoint.chat import ChatRequest, Completion, FunctionCall
+from mua.environment.endpoint.services import ChatClient, ContextFull
 from mua.environment.protocol import Task
 from mua.rollout.context import NOTES_KEY, ContextKeeper, with_notes, without_results
-from mua.seeds import derived_seed
 from mua.store.recorder import NotedRequest, current_episode
 from mua.tokens.chat_family import ChatFamily
 from mua.tokens.conversation import Conversation
 from mua.tokens.parsing import AssistantTurn, ErrorKind, ToolCall, ToolCallError
 from mua.types import Generation, Int32Array, Json, Segment, ToolSchema
-from mua.untrusted import JsonError, read_json
+from mua.utils.seeds import derived_seed
+from mua.utils.strict_json import JsonError, read_json
 
 log = logging.getLogger(__name__)
 
@@ -77,7 +77,7 @@ class Agent(Protocol):
     async def turn(self) -> AssistantTurn | None:
         """The policy's next turn; None when its context has no room for one.
 
-        Raises :class:`mua.errors.EngineError` or :class:`mua.errors.DeadlineExceeded` when the policy could not be
+        Raises :class:`EngineError` or :class:`DeadlineExceeded` when the policy could not be
         asked.
         """
 

@@ -17,11 +17,11 @@ from pydantic import Field, create_model
 
 from mua.config.agent_section import AgentJudgeConfig
 from mua.config.schema import ExperimentConfig
-from mua.endpoint.services import Services
+from mua.environment.endpoint.services import Services
 from mua.environment.protocol import Evaluation
-from mua.errors import ConfigError
 from mua.types import Json
 from mua.users.judge import Judge, VerdictForm
+from mua.utils.errors import ConfigError
 
 _SHOWN = ("role", "content", "tool_calls")
 
@@ -38,7 +38,7 @@ class AgentJudge:
     async def evaluation(self, messages: Sequence[Json], before: Evaluation | None, *, seed: int) -> Evaluation:
         """The verdict ``before`` with the judge's score in its reward; None: the judge's verdict is the only one.
 
-        Raises :class:`mua.errors.JudgeFault` where there is no verdict that can be read.
+        Raises :class:`JudgeFault` where there is no verdict that can be read.
         """
         chosen = self._config
         material = {

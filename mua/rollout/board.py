@@ -21,7 +21,6 @@ from sqlalchemy.engine import Connection
 
 from mua.config.samplers_section import SamplersConfig
 from mua.environment.protocol import Task
-from mua.errors import EngineError, MuaError
 from mua.rollout.leasing import LATELY_SECONDS
 from mua.store.database import Store
 from mua.store.faults import StoreUnreachable
@@ -38,6 +37,7 @@ from mua.store.recorder import Recorder
 from mua.store.tables import engines
 from mua.store.writer import Insert, execute
 from mua.types import Group, Json, Trajectory
+from mua.utils.errors import EngineError, MuaError
 
 log = logging.getLogger(__name__)
 _PRESENCE_SECONDS = 2.0
@@ -100,7 +100,7 @@ class Board:
     ) -> Group:
         """``size`` trajectories of ``task``, by whatever samplers there are; ``on_episode`` is called after each.
 
-        Cancelled, the group is nobody's. Raises :class:`mua.errors.MuaError` when the store stays away, or no sampler
+        Cancelled, the group is nobody's. Raises :class:`MuaError` when the store stays away, or no sampler
         has come for ``samplers.start_seconds``.
         """
         if self._failure is not None:

@@ -36,9 +36,9 @@ from itertools import accumulate
 
 from mua.config.schema import CurriculumConfig
 from mua.environment.protocol import Task
-from mua.errors import ConfigError
-from mua.seeds import derived_seed
 from mua.types import Group, Json
+from mua.utils.errors import ConfigError
+from mua.utils.seeds import derived_seed
 
 GOLDEN_RATIO = (1 + 5**0.5) / 2
 
@@ -103,7 +103,7 @@ class CurriculumOrder(ABC):
 
     @abstractmethod
     def restore(self, state: Json) -> None:
-        """Continue from :meth:`state`. Raises :class:`mua.errors.ConfigError` when it tells of other tasks."""
+        """Continue from :meth:`state`. Raises :class:`ConfigError` when it tells of other tasks."""
 
     @abstractmethod
     def __len__(self) -> int:

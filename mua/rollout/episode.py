@@ -30,7 +30,6 @@ from mua.environment.protocol import Evaluation, Transcript
 from mua.environment.requests import checked_text
 from mua.environment.tool_arguments import validate_arguments
 from mua.environment.user import STOP_SIGNAL, ToolUser, User, UserReply
-from mua.errors import DeadlineExceeded, EnvironmentFault, MuaError, UserFault, UserFaultKind, one_line
 from mua.rollout.agent import Agent, EpisodeSetting
 from mua.rollout.context import repetitions
 from mua.store.recorder import arguments_text, current_episode
@@ -38,6 +37,7 @@ from mua.tokens.codec import ConversationError
 from mua.tokens.parsing import AssistantTurn, ToolCall
 from mua.types import Json, Outcome, Segment, ToolSchema
 from mua.users.utterance_check import formless, unusable, with_signal
+from mua.utils.errors import DeadlineExceeded, EnvironmentFault, MuaError, UserFault, UserFaultKind, one_line
 
 
 class EpisodeState(Enum):
@@ -104,8 +104,8 @@ class Episode:
     async def run(self) -> EpisodeResult:
         """Play the episode and have it evaluated.
 
-        Raises :class:`mua.errors.EngineError`, :class:`mua.errors.UserFault`,
-        :class:`mua.errors.EnvironmentFault` or :class:`mua.errors.DeadlineExceeded` when something other than
+        Raises :class:`EngineError`, :class:`UserFault`,
+        :class:`EnvironmentFault` or :class:`DeadlineExceeded` when something other than
         the agent failed.
         """
         await self._start()
@@ -229,7 +229,7 @@ class Episode:
     async def _hear(self, speak: Callable[[], Awaitable[UserReply]]) -> UserReply:
         """What the user says, if that can be a user's words.
 
-        Raises :class:`mua.errors.UserFault` for whatever goes wrong with the user, :class:`DeadlineExceeded` when it
+        Raises :class:`UserFault` for whatever goes wrong with the user, :class:`DeadlineExceeded` when it
         takes too long; the faults of an environment whose tools it used, and mistakes of the configuration, stay what
         they are.
         """

@@ -30,20 +30,20 @@ from mua.environment.manager import EnvironmentInstance
 from mua.environment.protocol import Evaluation
 from mua.environment.requests import LARGEST_REWARD
 from mua.environment.user import User
-from mua.errors import EnvironmentFault, MuaError
-from mua.gateway.chat_calls import ChatCall, Refused
-from mua.gateway.launch import AgentEnd, AgentTask, run_agent
-from mua.gateway.serving import GatewayServer
-from mua.gateway.session import GatewaySession, ServedTurn, SessionLimits, TurnRequest
 from mua.rollout.agent import EpisodeSetting, TokenAgent, TokenPolicy
 from mua.rollout.agent_judge import AgentJudge
 from mua.rollout.episode import Episode, EpisodeResult, EpisodeState
-from mua.seeds import derived_seed
+from mua.rollout.gateway.chat_calls import ChatCall, Refused
+from mua.rollout.gateway.launch import AgentEnd, AgentTask, run_agent
+from mua.rollout.gateway.serving import GatewayServer
+from mua.rollout.gateway.session import GatewaySession, ServedTurn, SessionLimits, TurnRequest
 from mua.store.recorder import NotedRequest, current_episode, noting
 from mua.tokens.conversation import Conversation
 from mua.tokens.parsing import AssistantTurn, ToolCall
 from mua.types import Generation, Json, Outcome, Segment, ToolSchema
-from mua.untrusted import JsonError, read_json
+from mua.utils.errors import EnvironmentFault, MuaError
+from mua.utils.seeds import derived_seed
+from mua.utils.strict_json import JsonError, read_json
 
 _LONGEST_NOTE = 200
 """Characters of what a client may write at will that are kept of a request."""

@@ -25,13 +25,13 @@ from sqlalchemy.engine import Connection
 
 from mua.config.schema import ExperimentConfig
 from mua.environment.protocol import Task
-from mua.errors import MuaError
 from mua.rollout.runner import EpisodeRunner
 from mua.store.database import Store
 from mua.store.leased_records import LeasedRecorder
 from mua.store.leases import EpisodeLease, claim, give_back, renew, tell_sampler
 from mua.store.writer import Writer
 from mua.types import Json
+from mua.utils.errors import MuaError
 
 log = logging.getLogger(__name__)
 LATELY_SECONDS = 5.0
@@ -91,7 +91,7 @@ class LeasingSampler:
 
         When ``leaving`` is true nothing more is leased, and the reason is an empty text once what is under way has
         ended, or ``samplers.leave_seconds`` are over; the rest is given back to others. Raises
-        :class:`mua.errors.MuaError` when the store stays away.
+        :class:`MuaError` when the store stays away.
         """
         beat = asyncio.create_task(self._heartbeats(), name=f"heartbeats of {self.name}")
         try:

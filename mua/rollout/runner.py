@@ -14,14 +14,24 @@ from time import perf_counter
 from typing import NamedTuple
 
 from mua.config.schema import ExperimentConfig
-from mua.endpoint.services import Services
 from mua.engine.pauses import Pauses
 from mua.engine.sampler import Sampler
+from mua.environment.endpoint.services import Services
 from mua.environment.manager import EnvironmentInstance, EnvironmentManager
 from mua.environment.protocol import Task
 from mua.environment.selection import Selection
 from mua.environment.user import User
-from mua.errors import (
+from mua.rollout.agent import EpisodeSetting, Policy, TokenPolicy
+from mua.rollout.agent_judge import agent_judge
+from mua.rollout.episode import Episode, EpisodeResult
+from mua.rollout.external import ExternalEpisode
+from mua.rollout.gateway.launch import check_agent
+from mua.rollout.gateway.serving import GatewayServer
+from mua.store.recorder import EpisodeRecord, Recorder, noting
+from mua.tokens.chat_family import ChatFamily
+from mua.types import EVALUATION_ORDINALS, Group, Outcome, Trajectory
+from mua.users.factory import UserFactory
+from mua.utils.errors import (
     ConfigError,
     DeadlineExceeded,
     EngineError,
@@ -32,17 +42,7 @@ from mua.errors import (
     UserFaultKind,
     one_line,
 )
-from mua.gateway.launch import check_agent
-from mua.gateway.serving import GatewayServer
-from mua.rollout.agent import EpisodeSetting, Policy, TokenPolicy
-from mua.rollout.agent_judge import agent_judge
-from mua.rollout.episode import Episode, EpisodeResult
-from mua.rollout.external import ExternalEpisode
-from mua.seeds import derived_seed
-from mua.store.recorder import EpisodeRecord, Recorder, noting
-from mua.tokens.chat_family import ChatFamily
-from mua.types import EVALUATION_ORDINALS, Group, Outcome, Trajectory
-from mua.users.factory import UserFactory
+from mua.utils.seeds import derived_seed
 
 log = logging.getLogger(__name__)
 

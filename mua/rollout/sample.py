@@ -22,12 +22,10 @@ from pydantic import SecretStr
 from mua.config.load import dump_config, load_config
 from mua.config.schema import ExperimentConfig
 from mua.config.section import Section
-from mua.endpoint.services import Services
 from mua.engine.routed import RoutedEngines, RouterLost
+from mua.environment.endpoint.services import Services
 from mua.environment.protocol import Task
 from mua.environment.selection import Selection
-from mua.errors import ConfigError, Preempted
-from mua.masking import mask_credentials
 from mua.rollout.leasing import LeasingSampler
 from mua.rollout.runner import EpisodeRunner
 from mua.rollout.sampler_code import check_code, check_contract, made_with
@@ -37,6 +35,8 @@ from mua.store.part_finding import RunningPart, find_part, state_of_run
 from mua.tokens.family_loading import load_family
 from mua.tokens.same_tokenizer import tokenizer_digest
 from mua.types import Json
+from mua.utils.errors import ConfigError, Preempted
+from mua.utils.masking import mask_credentials
 
 log = logging.getLogger(__name__)
 _LOOK_SECONDS = 1.0

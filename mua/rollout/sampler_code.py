@@ -16,9 +16,9 @@ from typing import Any, Literal
 import mua
 from mua.engine.routed import CONTRACT
 from mua.environment.registry import ENTRY_POINT_GROUP
-from mua.errors import ConfigError
-from mua.source_state import ROOT, code_digest, git_state, installed_version
 from mua.types import Json
+from mua.utils.errors import ConfigError
+from mua.utils.source_state import ROOT, code_digest, git_state, installed_version
 
 log = logging.getLogger(__name__)
 _OF_EPISODES = ("transformers", "tokenizers", "jinja2", "jsonschema-rs", "rapidfuzz", "sympy", "math-verify", "bm25s")

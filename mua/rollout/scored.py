@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mua.errors import RunStopped
 from mua.types import Outcome, Trajectory
+from mua.utils.errors import RunStopped
 
 _FIXES = {
     Outcome.USER_ERROR: "check whoever plays the user: of user.llm that base_url, model and api_key are right and that "

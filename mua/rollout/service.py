@@ -38,14 +38,13 @@ from sqlalchemy.engine import Connection
 from mua.algorithms.batch import enough_scored, usable
 from mua.config.load import dump_config
 from mua.config.schema import AlgorithmConfig, ExperimentConfig
-from mua.endpoint.services import Services
 from mua.engine.host import Hosts
 from mua.engine.pool import EnginePool
 from mua.engine.router import EngineRouter, OwnRoom
 from mua.engine.sync import SyncReport
+from mua.environment.endpoint.services import Services
 from mua.environment.protocol import Split, Task
 from mua.environment.selection import Selection
-from mua.errors import EngineError
 from mua.rollout.board import Board
 from mua.rollout.by_hand import SessionDesk
 from mua.rollout.leasing import LeasingSampler
@@ -61,6 +60,7 @@ from mua.store.part_finding import router_row
 from mua.store.recorder import NotedRequest, Recorder
 from mua.tokens.family_loading import load_family
 from mua.types import Group, Json, Trajectory
+from mua.utils.errors import EngineError
 
 if TYPE_CHECKING:
     from mua.engine.source import WeightSource

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 from mua.config.schema import CurriculumConfig
 from mua.environment.protocol import Task
-from mua.errors import ConfigError
 from mua.rollout.curriculum import CurriculumOrder, Epochs, curriculum_order
-from mua.seeds import derived_seed
 from mua.types import Group, Json
+from mua.utils.errors import ConfigError
+from mua.utils.seeds import derived_seed
 
 
 class TaskStream:

@@ -21,11 +21,11 @@ import numpy as np
 
 from mua.config.schema import DistillationConfig
 from mua.engine.sglang_client import EngineClient, EngineGone
-from mua.errors import ConfigError, EngineError
-from mua.masking import mask_credentials
 from mua.store.recorder import NotedRequest
 from mua.tokens.codec import Codec, fixed
 from mua.types import Float32Array, Group, Int32Array, Json, Segment
+from mua.utils.errors import ConfigError, EngineError
+from mua.utils.masking import mask_credentials
 
 _KEY = "algorithm.distillation"
 _PROBED_IDS = 512

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mua.config.sandbox_section import SandboxConfig
-from mua.errors import ConfigError
+from mua.utils.errors import ConfigError
 
 MIB = 1024 * 1024
 PYTHON = "/usr/bin/python3"

@@ -19,9 +19,9 @@ from pathlib import Path
 
 from mua.config.sandbox_section import SandboxConfig
 from mua.config.tools_section import ProgramKind
-from mua.errors import EnvironmentFault
 from mua.sandbox.backends import Launch, check_backend, launch
-from mua.untrusted import unpaired_surrogate
+from mua.utils.errors import EnvironmentFault
+from mua.utils.strict_json import unpaired_surrogate
 
 log = logging.getLogger(__name__)
 
@@ -78,7 +78,7 @@ class Sandbox:
         return self._process is not None and self._process.returncode is None
 
     async def start(self) -> None:
-        """Raises :class:`mua.errors.ConfigError` without its backend, :class:`EnvironmentFault` for one that fails."""
+        """Raises :class:`ConfigError` without its backend, :class:`EnvironmentFault` for one that fails."""
         check_backend(self._config)
         told, tell = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         try:

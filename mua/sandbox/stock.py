@@ -13,10 +13,10 @@ import logging
 from collections import deque
 
 from mua.config.sandbox_section import SandboxConfig
-from mua.cores import given_cores
-from mua.errors import MuaError
 from mua.sandbox.backends import check_backend
 from mua.sandbox.box import Sandbox
+from mua.utils.cores import given_cores
+from mua.utils.errors import MuaError
 
 log = logging.getLogger(__name__)
 
@@ -25,7 +25,7 @@ class SandboxStock:
     """Belongs to one event loop."""
 
     def __init__(self, config: SandboxConfig) -> None:
-        """Raises :class:`mua.errors.ConfigError` where the backend is not on this machine."""
+        """Raises :class:`ConfigError` where the backend is not on this machine."""
         check_backend(config)
         self._config = config
         self._ready: deque[Sandbox] = deque()

@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from sqlalchemy import BigInteger, Dialect, Double, Integer, LargeBinary, Text
 from sqlalchemy.types import TypeDecorator
 
-from mua.untrusted import MAX_FILE_DEPTH, read_json
+from mua.utils.strict_json import MAX_FILE_DEPTH, read_json
 
 _MARK = "\u241bjson:"
 """Begins a text that is stored as JSON, because it holds what a database's text cannot."""
@@ -32,7 +32,7 @@ def json_text(value: object) -> str:
 
 
 def parsed_json(text: str | bytes) -> Any:
-    """The value of :func:`json_text`. Raises :class:`mua.untrusted.JsonError`."""
+    """The value of :func:`json_text`. Raises :class:`mua.utils.strict_json.JsonError`."""
     return read_json(text, strict=False, depth=MAX_FILE_DEPTH)
 
 

@@ -9,19 +9,19 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from mua.errors import DiskError, MuaError
-from mua.observe.files import naming
-from mua.observe.traces import encode_trajectory, experts_file
 from mua.store.column_types import json_text
 from mua.store.records import SEGMENT_ARRAYS
+from mua.store.traces import encode_trajectory, experts_file
 from mua.types import Segment, Trajectory
+from mua.utils.errors import DiskError, MuaError
+from mua.utils.files import naming
 
 _ROWS = 64
 """Trajectories of one row group, which are in memory together."""
 
 
 def export_lines(path: Path, found: Iterable[Trajectory]) -> int:
-    """Write ``path`` (one trajectory a line, as :mod:`mua.observe.traces`), and its expert choices beside it.
+    """Write ``path`` (one trajectory a line, as :mod:`mua.store.traces`), and its expert choices beside it.
 
     Gives the number of trajectories. Raises :class:`DiskError`.
     """

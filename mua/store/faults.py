@@ -7,8 +7,8 @@ import sqlite3
 from sqlalchemy.engine import URL
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
-from mua.errors import MuaError
-from mua.masking import mask_credentials
+from mua.utils.errors import MuaError
+from mua.utils.masking import mask_credentials
 
 _REFUSED = ("password authentication failed", "no pg_hba.conf entry", "does not exist", "no password supplied")
 """In what libpq says of a connection that was not made, which has no SQLSTATE."""

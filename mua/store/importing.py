@@ -7,19 +7,19 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from mua.errors import ConfigError
-from mua.observe.traces import read_traces
 from mua.store.records import EpisodeKey, trajectory_inserts
 from mua.store.tables import episodes, parts, runs, tasks
+from mua.store.traces import read_traces
 from mua.store.writer import Insert, Write
 from mua.types import EVALUATION_ORDINALS, Json, Trajectory
+from mua.utils.errors import ConfigError
 
 
 def import_writes(run: str, files: Sequence[Path], *, config: Json | None = None) -> Iterator[Write]:
     """A run of its own with the trajectories of trace files or folders of them; ``config`` is what it was made with.
 
     The step in a file's name (``step_000012.jsonl``) is the one that took its groups. Raises
-    :class:`mua.observe.traces.TraceError` for a broken line, :class:`ConfigError` where there is no trajectory.
+    :class:`mua.store.traces.TraceError` for a broken line, :class:`ConfigError` where there is no trajectory.
     """
     now = time.time()
     yield Insert(runs, [{

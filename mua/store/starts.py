@@ -11,11 +11,11 @@ from uuid import uuid4
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from megatron_bridge.atomic import replace_text
 from mua.store.database import Store
 from mua.store.queries import lost_step
 from mua.store.tables import parts, runs, steps, tasks
 from mua.types import Json
+from mua.utils.atomic import replace_text
 
 RUN_FILE = "store_run"
 """In the output folder: the run's id in its store."""

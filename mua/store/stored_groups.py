@@ -13,11 +13,11 @@ from sqlalchemy.engine import Connection
 
 from mua.config.schema import RolloutConfig
 from mua.config.store_section import StoredDemonstrations, StoredSource
-from mua.errors import ConfigError
 from mua.store.queries import TrajectoryFilter, single_run
 from mua.store.reader import read_trajectories
 from mua.store.tables import runs, tasks, trajectories
 from mua.types import Group, Json, Trajectory
+from mua.utils.errors import ConfigError
 
 log = logging.getLogger(__name__)
 

@@ -12,7 +12,6 @@ import numpy as np
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from mua.errors import MuaError
 from mua.store.arrays import unpack_arrays
 from mua.store.queries import lost_step
 from mua.store.reader import trajectory_from_rows
@@ -33,6 +32,7 @@ from mua.store.tables import (
 )
 from mua.store.texts import check_text, message_lists
 from mua.types import Outcome, Segment, Trajectory
+from mua.utils.errors import MuaError
 
 _MANY = 64
 

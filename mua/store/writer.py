@@ -25,10 +25,10 @@ from sqlalchemy.engine import Connection
 from sqlalchemy.exc import SQLAlchemyError
 
 from mua.config.store_section import StoreConfig
-from mua.errors import DeadlineExceeded
 from mua.store.database import Store
 from mua.store.faults import StoreError
 from mua.store.tables import metadata, texts, writes
+from mua.utils.errors import DeadlineExceeded
 
 log = logging.getLogger(__name__)
 _PLACES = {table: place for place, table in enumerate(metadata.sorted_tables)}

@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from mua.errors import ModelError
 from mua.tokens.codec import Codec, TextSpan, fixed, plain_text
 from mua.tokens.parsing import AssistantTurn
 from mua.types import Int32Array, Json, ToolSchema
+from mua.utils.errors import ModelError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mua.errors import ModelError, MuaError
 from mua.types import Int32Array, Provenance, UInt8Array
-from mua.untrusted import unpaired_surrogate
+from mua.utils.errors import ModelError, MuaError
+from mua.utils.strict_json import unpaired_surrogate
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

@@ -18,7 +18,6 @@ from typing import Any, Literal, Self
 import numpy as np
 import numpy.typing as npt
 
-from mua.errors import EngineError
 from mua.tokens.chat_family import ChatFamily
 from mua.tokens.codec import ConversationError, TextSpan
 from mua.tokens.parsing import AssistantTurn, ToolCall
@@ -33,7 +32,8 @@ from mua.types import (
     ToolSchema,
     UInt8Array,
 )
-from mua.untrusted import JsonError, read_json
+from mua.utils.errors import EngineError
+from mua.utils.strict_json import JsonError, read_json
 
 NO_VERSION = -1
 """Version of tokens no policy sampled."""

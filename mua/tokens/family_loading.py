@@ -6,11 +6,11 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mua.errors import ModelError
 from mua.tokens.chat_family import ChatFamily, apply_template
 from mua.tokens.codec import Codec
 from mua.tokens.qwen import Qwen3, Qwen25
 from mua.types import Json, ToolSchema
+from mua.utils.errors import ModelError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -25,7 +25,7 @@ from enum import StrEnum
 from typing import Any
 
 from mua.types import Json
-from mua.untrusted import JsonError, read_json_at, skip_space
+from mua.utils.strict_json import JsonError, read_json_at, skip_space
 
 CALL_OPEN, CALL_CLOSE = "<tool_call>", "</tool_call>"
 THINK_OPEN, THINK_CLOSE = "<think>", "</think>"

@@ -16,11 +16,11 @@ from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mua.errors import ModelError
 from mua.tokens.chat_family import ChatFamily, apply_template
 from mua.tokens.codec import ConversationError, TextSpan, content, fixed
 from mua.tokens.parsing import CALL_CLOSE, CALL_OPEN, THINK_CLOSE, THINK_OPEN, AssistantTurn, dump_json, parse_turn
 from mua.types import Json, Provenance, ToolSchema
+from mua.utils.errors import ModelError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -7,9 +7,9 @@ import json
 import logging
 from pathlib import Path
 
-from mua.errors import ConfigError
 from mua.types import Json
-from mua.untrusted import JsonError, read_file, read_json
+from mua.utils.errors import ConfigError
+from mua.utils.strict_json import JsonError, read_file, read_json
 
 FILE = "tokenizer.json"
 log = logging.getLogger(__name__)

@@ -26,8 +26,8 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import torch.distributed as dist
 
-from mua.errors import RankLost
 from mua.trainer.rank_processes import ended_ranks
+from mua.utils.errors import RankLost
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")

@@ -18,8 +18,6 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from mua.config.schema import ExperimentConfig, StoredDemonstrations
-from mua.errors import ConfigError
-from mua.seeds import derived_seed
 from mua.store.database import Store
 from mua.store.stored_groups import demonstrations, recorded_run
 from mua.tokens.chat_family import ChatFamily
@@ -29,7 +27,9 @@ from mua.tokens.same_tokenizer import check_recorded_tokenizer
 from mua.trainer.record_forms import messages_and_tools
 from mua.trainer.recorded_rows import recorded_rows
 from mua.types import Provenance, Segment, Trajectory
-from mua.untrusted import printable
+from mua.utils.errors import ConfigError
+from mua.utils.seeds import derived_seed
+from mua.utils.strict_json import printable
 
 Conversations: TypeAlias = list[list[Segment]]
 """The segments of each conversation."""

@@ -17,11 +17,9 @@ from typing import Self
 
 from mua.algorithms.rollout_metrics import rollout_metrics
 from mua.config.schema import ExperimentConfig
-from mua.errors import ConfigError
 from mua.observe.timeline import TrainerPhase, trainer_metrics
 from mua.rollout.scored import too_few_scored
 from mua.rollout.teacher import Teacher
-from mua.seeds import derived_seed
 from mua.store.database import Store
 from mua.store.stored_groups import StoredGroup, recorded_run, stored_groups
 from mua.tokens.family_loading import load_family
@@ -32,6 +30,8 @@ from mua.trainer.rank_processes import become_rank, leads
 from mua.trainer.rl import learn, optimizer_steps, progress_note
 from mua.trainer.run_folder import Run
 from mua.types import Group, Json
+from mua.utils.errors import ConfigError
+from mua.utils.seeds import derived_seed
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 def train_offline(config: ExperimentConfig, preemption: Preemption | None = None) -> None:
     """Train the policy of ``config`` on the groups of ``config.offline``; its Hugging Face folder is ``<output>/hf``.
 
-    Raises :class:`mua.errors.Preempted` on every rank when ``preemption`` is requested before the last step is done;
+    Raises :class:`Preempted` on every rank when ``preemption`` is requested before the last step is done;
     the same call continues the run.
     """
     preemption = preemption or Preemption()

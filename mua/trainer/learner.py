@@ -18,8 +18,6 @@ from typing import Self
 import torch.distributed as dist
 from torch import Tensor
 
-from megatron_bridge.collective import gathered
-from megatron_bridge.plain_files import BridgeError
 from megatron_bridge.plan import ModelPlan, plan_model
 from megatron_bridge.save import save_hf
 from mua.algorithms.losses import LossFunction, ValueLossFunction
@@ -35,7 +33,6 @@ from mua.engine.placement import (
     trains_beside_engines,
 )
 from mua.engine.source import TrainerSource, WeightSource
-from mua.errors import ModelError, RankLost
 from mua.megatron import checkpoint, device_memory, parallel
 from mua.megatron.gradients import GradientWatch, cosine
 from mua.megatron.model import load_chunks
@@ -45,10 +42,13 @@ from mua.megatron.offload import Offloaded, offload
 from mua.megatron.packing import Alignment
 from mua.megatron.routing_replay import RoutingReplay
 from mua.megatron.shares import Shares, Whole
-from mua.ports import LOOPBACK
 from mua.trainer.calls import Calls, announced, lost_rank, naming_lost_ranks
 from mua.trainer.rank_processes import end_ranks
 from mua.types import Float32Array, Json, TrainBatch, TrainSequence
+from mua.utils.collective import gathered
+from mua.utils.errors import ModelError, RankLost
+from mua.utils.plain_files import BridgeError
+from mua.utils.ports import LOOPBACK
 
 CLOSE_SECONDS = 60.0
 """How long the end of a failed run waits for the other ranks, to finish a checkpoint with them."""

@@ -22,7 +22,7 @@ import threading
 import time
 from typing import Self
 
-from mua.errors import Preempted
+from mua.utils.errors import Preempted
 
 SIGNALS = (signal.SIGUSR1, signal.SIGTERM)
 SAME_SIGNAL_SECONDS = 2.0

@@ -12,10 +12,10 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from mua.config.schema import ExperimentConfig, MegatronConfig
-from mua.cores import bind_near
-from mua.errors import ConfigError, RankLost
 from mua.launch.cuda_variables import set_variables
-from mua.ports import LOOPBACK
+from mua.utils.cores import bind_near
+from mua.utils.errors import ConfigError, RankLost
+from mua.utils.ports import LOOPBACK
 
 if TYPE_CHECKING:
     from torch.distributed import TCPStore  # type: ignore[attr-defined]

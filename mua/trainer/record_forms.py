@@ -20,7 +20,7 @@ from typing import Any
 from mua.tokens.codec import ConversationError
 from mua.trainer.sharegpt import openai_messages
 from mua.types import Json, ToolSchema
-from mua.untrusted import JsonError, read_json
+from mua.utils.strict_json import JsonError, read_json
 
 _ANSWERS = ("completion", "response", "answer", "output")
 """What stands beside ``prompt`` as that which is to be learned."""

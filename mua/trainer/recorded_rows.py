@@ -27,8 +27,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mua.errors import ConfigError, one_line
-from mua.untrusted import JsonError, open_file, printable, read_json, read_json_at, skip_space
+from mua.utils.errors import ConfigError, one_line
+from mua.utils.strict_json import JsonError, open_file, printable, read_json, read_json_at, skip_space
 
 if TYPE_CHECKING:
     import pyarrow

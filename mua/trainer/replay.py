@@ -22,7 +22,6 @@ from sqlalchemy.engine import Connection
 
 from mua.config.load import load_config
 from mua.config.schema import ExperimentConfig, RolloutConfig, TrainerConfig
-from mua.errors import ConfigError
 from mua.megatron.checkpoint import checkpoint_folder
 from mua.store.arrays import unpack_arrays
 from mua.store.database import FILE, Store
@@ -37,6 +36,7 @@ from mua.trainer.rank_processes import become_rank, leads
 from mua.trainer.rl import learn, optimizer_steps
 from mua.trainer.run_record import DIGESTS_OF, OWN_LOGPROBS, Learned, read_by_loss
 from mua.types import Group, Json
+from mua.utils.errors import ConfigError
 
 StoredUses: TypeAlias = dict[tuple[str, int], dict[str, Any]]
 """What the loss read, by the trajectory's id and the segment's number."""

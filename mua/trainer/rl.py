@@ -27,20 +27,19 @@ from mua.algorithms.losses import PolicyLoss, ValueLoss
 from mua.algorithms.rollout_metrics import rollout_metrics
 from mua.config.load import dump_config
 from mua.config.schema import ExperimentConfig, RolloutConfig
-from mua.diagnosis.alarms import Alarms
 from mua.engine.allocator import refuse_expandable_segments
 from mua.engine.placement import check_trainer_machine, local_ranks, visible_gpus
 from mua.environment.protocol import Split
-from mua.errors import ConfigError, EngineError, MuaError, Preempted, RunStopped
-from mua.evaluation.evaluator import evaluate_in_training
+from mua.observe.diagnosis.alarms import Alarms
 from mua.observe.metrics_log import METRICS_FILE, read_metrics
 from mua.observe.timeline import Timeline, TrainerPhase, episode_metrics, overlap_efficiency, trainer_metrics
-from mua.observe.traces import TraceWriter
 from mua.rollout.runner import without_gc_pauses
 from mua.rollout.scheduler import RolloutBatch
 from mua.rollout.scored import UnscoredEpisodes, too_few_scored, unscored_among
 from mua.rollout.service import RolloutService
 from mua.sandbox.backends import check_backend
+from mua.store.traces import TraceWriter
+from mua.trainer.evaluation.evaluator import evaluate_in_training
 from mua.trainer.learner import Learner
 from mua.trainer.memory_phases import Phases
 from mua.trainer.preempt import Preemption
@@ -48,6 +47,7 @@ from mua.trainer.rank_processes import become_rank, check_ranks, leads
 from mua.trainer.run_folder import Run
 from mua.trainer.run_record import Learned, RunRecord
 from mua.types import Group, TrainBatch
+from mua.utils.errors import ConfigError, EngineError, MuaError, Preempted, RunStopped
 
 _SHOWN = {"reward": "reward/mean", "success": "reward/success"}
 """What the line of progress shows of a step's metrics."""

@@ -9,11 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Self
 
-from megatron_bridge.atomic import replace_text
 from mua.config.schema import ExperimentConfig
-from mua.errors import DamagedCheckpoint, EngineError, ModelError, MuaError, Preempted, RunStopped
-from mua.evaluation.evaluator import success_of
-from mua.launch.provenance import provenance
 from mua.megatron.checkpoint import (
     BEST,
     best_checkpoint,
@@ -37,12 +33,16 @@ from mua.observe.metrics_log import (
 )
 from mua.observe.output import REPORT_FILE
 from mua.observe.progress import Progress
+from mua.observe.provenance import provenance
 from mua.observe.timeline import Timeline, TrainerPhase
 from mua.rollout.scored import UnscoredEpisodes
+from mua.trainer.evaluation.evaluator import success_of
 from mua.trainer.learner import Learner
 from mua.trainer.run_record import RunRecord
 from mua.types import Group, Json
-from mua.untrusted import JsonError, read_file, read_json
+from mua.utils.atomic import replace_text
+from mua.utils.errors import DamagedCheckpoint, EngineError, ModelError, MuaError, Preempted, RunStopped
+from mua.utils.strict_json import JsonError, read_file, read_json
 
 SKIPPED = ("policy/skipped", "critic/skipped")
 """Metrics: share of a step's updates that were left out because their gradient norm was not finite."""

@@ -12,7 +12,6 @@ import numpy as np
 from mua.algorithms.batch import sft_batch
 from mua.algorithms.losses import CrossEntropyLoss
 from mua.config.schema import ExperimentConfig
-from mua.errors import Preempted
 from mua.observe.timeline import trainer_metrics
 from mua.tokens.family_loading import load_family
 from mua.trainer.conversations import Conversations, batch_members, load_sets
@@ -20,6 +19,7 @@ from mua.trainer.learner import Learner
 from mua.trainer.preempt import Preemption
 from mua.trainer.rank_processes import become_rank, leads
 from mua.trainer.run_folder import Run
+from mua.utils.errors import Preempted
 
 
 def fine_tune(config: ExperimentConfig, preemption: Preemption | None = None) -> None:

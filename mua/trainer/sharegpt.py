@@ -22,7 +22,7 @@ from typing import Any
 from mua.tokens.codec import ConversationError
 from mua.tokens.parsing import parse_turn
 from mua.types import Json
-from mua.untrusted import JsonError, read_json
+from mua.utils.strict_json import JsonError, read_json
 
 _OPEN, _CLOSE = "<tool_response>", "</tool_response>"
 

@@ -12,17 +12,17 @@ from typing import Any, TypeAlias
 
 from mua.config.environment import USER_KINDS
 from mua.config.schema import UserConfig
-from mua.endpoint.services import ChatClient, Services
 from mua.environment.domain import Domain, scripted_user
+from mua.environment.endpoint.services import ChatClient, Services
 from mua.environment.protocol import Task
 from mua.environment.selection import Selection
 from mua.environment.user import User
-from mua.errors import ConfigError
-from mua.named_callables import named_callable
 from mua.users.llm import LlmUser
 from mua.users.personas import load_prompt, personas_named, style_of
 from mua.users.recorded import ReplayedUser, load_recordings
 from mua.users.task_check import Vocabulary
+from mua.utils.errors import ConfigError
+from mua.utils.import_path import named_callable
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ MakeUser: TypeAlias = Callable[[Placement], User]
 class UserFactory:
     """Makes the users of one run; holds what they share. Belongs to one event loop.
 
-    Raises :class:`mua.errors.ConfigError` when the replay file, the prompt or a factory of your own cannot be had, or
+    Raises :class:`ConfigError` when the replay file, the prompt or a factory of your own cannot be had, or
     for a persona that there is not.
     """
 
@@ -62,7 +62,7 @@ class UserFactory:
     def make(self, task: Task, seed: int) -> User:
         """The user of one episode. ``seed`` varies wording or sampling, or picks among several recordings.
 
-        Raises :class:`mua.errors.ConfigError` when there is no recording of ``task``.
+        Raises :class:`ConfigError` when there is no recording of ``task``.
         """
         domain, config = self._selection.domain(task), self._config
         if config.kind == "replay":
@@ -106,6 +106,6 @@ class UserFactory:
 
 
 def find_factory(path: str) -> MakeUser:
-    """What ``package.module:name`` names. Raises :class:`mua.errors.ConfigError` where there is no such callable."""
+    """What ``package.module:name`` names. Raises :class:`ConfigError` where there is no such callable."""
     make: MakeUser = named_callable(path, "user.kind")
     return make

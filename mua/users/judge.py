@@ -18,12 +18,12 @@ from typing import Any, TypeVar, overload
 import jsonschema_rs
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
-from mua.endpoint.chat import Completion, Message
-from mua.endpoint.services import ChatClient
-from mua.errors import JudgeFault, Refusal, UserFault, UserFaultKind
-from mua.seeds import derived_seed
+from mua.environment.endpoint.chat import Completion, Message
+from mua.environment.endpoint.services import ChatClient
 from mua.types import Json
-from mua.untrusted import MAX_VERDICT, JsonError, read_json, read_json_at
+from mua.utils.errors import JudgeFault, Refusal, UserFault, UserFaultKind
+from mua.utils.seeds import derived_seed
+from mua.utils.strict_json import MAX_VERDICT, JsonError, read_json, read_json_at
 
 Verdict = TypeVar("Verdict", bound=BaseModel)
 ATTEMPTS = 3
@@ -85,7 +85,7 @@ class Judge:
 
         ``material`` holds texts to judge by name (an utterance of the policy, a story); they are marked as such, so
         that nothing they say is taken for an instruction. A field for the reason belongs before the verdict's.
-        Raises :class:`mua.errors.JudgeFault` when the endpoint gives nothing or nothing that fits.
+        Raises :class:`JudgeFault` when the endpoint gives nothing or nothing that fits.
         """
         form = _strict(schema if isinstance(schema, dict) else schema.model_json_schema())
         # No mark can be forged in the material.

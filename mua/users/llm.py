@@ -19,18 +19,18 @@ import json
 from dataclasses import replace
 from typing import Literal, TypeAlias
 
-from mua.endpoint.chat import Completion, FunctionCall
-from mua.endpoint.services import ChatClient
+from mua.environment.endpoint.chat import Completion, FunctionCall
+from mua.environment.endpoint.services import ChatClient
 from mua.environment.requests import checked_text
 from mua.environment.tool_arguments import validate_arguments
 from mua.environment.user import STOP_SIGNAL, UserReply, UserTools
-from mua.errors import Refusal, UserFaultKind
-from mua.seeds import derived_seed
 from mua.types import Json
-from mua.untrusted import JsonError, read_json
 from mua.users.personas import DEFAULT_PROMPT, SILENCE, Prompt, Style
 from mua.users.task_check import ReplyCheck, TaskCheck
 from mua.users.utterance_check import LeakCheck, with_signal, without_label
+from mua.utils.errors import Refusal, UserFaultKind
+from mua.utils.seeds import derived_seed
+from mua.utils.strict_json import JsonError, read_json
 
 CheckMode: TypeAlias = Literal["off", "flag", "refuse"]
 _PLAIN = Style()

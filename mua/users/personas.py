@@ -17,9 +17,9 @@ from string import Template
 import yaml
 
 from mua.environment.user import STOP_SIGNAL
-from mua.errors import ConfigError
-from mua.seeds import named_random
-from mua.untrusted import read_file
+from mua.utils.errors import ConfigError
+from mua.utils.seeds import named_random
+from mua.utils.strict_json import read_file
 
 _PROMPTS = yaml.safe_load(Path(__file__).with_name("prompts.yaml").read_text(encoding="utf-8"))
 GREETINGS: Sequence[str] = _PROMPTS["greetings"]
@@ -75,7 +75,7 @@ DEFAULT = tuple(name for name in PERSONAS if name != "brief")
 
 
 def personas_named(names: Sequence[str]) -> tuple[Persona, ...]:
-    """The personas of these names; raises :class:`mua.errors.ConfigError` for one that there is not."""
+    """The personas of these names; raises :class:`ConfigError` for one that there is not."""
     for name in names:
         if name not in PERSONAS:
             raise ConfigError(f"user.personas: there is no persona {name!r}; known: {', '.join(PERSONAS)}")
@@ -132,7 +132,7 @@ DEFAULT_PROMPT = Prompt()
 def load_prompt(path: Path | None) -> Prompt:
     """The prompt in a text file; ``$persona`` has to be in it, and ``$stop``; ``$$`` is a dollar sign.
 
-    Raises :class:`mua.errors.ConfigError` naming file and field.
+    Raises :class:`ConfigError` naming file and field.
     """
     if path is None:
         return DEFAULT_PROMPT

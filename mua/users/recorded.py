@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from mua.environment.user import STOP_SIGNAL, UserReply, UserTools
-from mua.errors import ConfigError, UserFault, UserFaultKind
 from mua.types import Json
-from mua.untrusted import MAX_FILE_DEPTH, JsonError, open_file, read_json
+from mua.utils.errors import ConfigError, UserFault, UserFaultKind
+from mua.utils.strict_json import MAX_FILE_DEPTH, JsonError, open_file, read_json
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ class ReplayedUser:
         return await self._next()
 
     async def reply(self, agent_text: str) -> UserReply:
-        """The next recorded turn; :class:`mua.errors.UserFault` when there is none or its actions have no tools."""
+        """The next recorded turn; :class:`UserFault` when there is none or its actions have no tools."""
         return await self._next()
 
     async def close(self) -> None:
@@ -98,7 +98,7 @@ def load_recordings(path: Path) -> dict[str, list[list[RecordedTurn]]]:
     """User turns of every recording in a trace file or a folder of them, by task id, in file order.
 
     A trace is JSON lines; of each line only ``task_id`` and ``messages`` (OpenAI form) are read. An unfinished last
-    line, left by a killed run, is skipped with a logged warning. Raises :class:`mua.errors.ConfigError` naming file,
+    line, left by a killed run, is skipped with a logged warning. Raises :class:`ConfigError` naming file,
     line and key.
     """
     recordings: dict[str, list[list[RecordedTurn]]] = {}

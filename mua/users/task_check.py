@@ -25,9 +25,9 @@ from typing import Any
 from mua.environment.domain import Domain, Informed
 from mua.environment.protocol import Split, Task
 from mua.environment.user import STOP_SIGNAL
-from mua.errors import Refusal, UserFaultKind
 from mua.users.stated_facts import EMAIL, Knowledge, Value, any_of, is_word, plain_word, values_in, wording, wordings
 from mua.users.utterance_check import LeakCheck, misused_signal, unusable
+from mua.utils.errors import Refusal, UserFaultKind
 
 SPLITS: tuple[Split, ...] = ("train", "validation", "test")
 MOST_PERSONAS = 1500

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 from mua.environment.user import STOP_SIGNAL
-from mua.errors import Refusal, UserFaultKind
-from mua.untrusted import MAX_UTTERANCE, JsonError, broken_at, read_json_at
 from mua.users.stated_facts import wording
+from mua.utils.errors import Refusal, UserFaultKind
+from mua.utils.strict_json import MAX_UTTERANCE, JsonError, broken_at, read_json_at
 
 _MARKUP = re.compile(
     r"<\|[^|<>\n]{1,40}\|>|<\s*/?\s*(tool_?calls?|tool_?response|function_?calls?|tool_?result|think|invoke)\b"

@@ -41,7 +41,7 @@ class Answers:
         }
 
     def answer(self, path: str, given: Parameters) -> Any:
-        """Plain JSON. Raises :class:`mua.errors.MuaError`: :class:`mua.view.viewed_runs.NotThere`,
+        """Plain JSON. Raises :class:`MuaError`: :class:`mua.view.viewed_runs.NotThere`,
         :class:`mua.view.trajectory_lists.BadQuestion`, or what is wrong with the store."""
         if path == "runs":
             return {"runs": self.viewed.refresh()}

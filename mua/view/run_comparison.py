@@ -7,9 +7,9 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from mua.evaluation.estimators import paired_test
 from mua.store.queries import same_task
 from mua.store.tables import tasks, trajectories
+from mua.trainer.evaluation.estimators import paired_test
 from mua.types import Json
 from mua.view.run_overview import kind_of
 from mua.view.viewed_runs import ViewedRun

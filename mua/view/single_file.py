@@ -19,11 +19,11 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from mua.errors import DiskError
-from mua.observe.files import naming
 from mua.store.queries import trajectory_ids
 from mua.store.tables import tool_calls, uses
 from mua.types import Json
+from mua.utils.errors import DiskError
+from mua.utils.files import naming
 from mua.view.page_answers import Answers, as_bytes
 from mua.view.page_files import whole_page
 from mua.view.run_overview import curves, step_lines

@@ -16,7 +16,7 @@ from mua.observe.transcript import render_trajectory
 from mua.store.queries import TrajectoryFilter, trajectory_ids
 from mua.store.reader import read_trajectories
 from mua.types import Json
-from mua.untrusted import printable
+from mua.utils.strict_json import printable
 from mua.view.one_trajectory import advantage_by_turn, tokens, trajectory
 from mua.view.page_answers import Answers
 from mua.view.trajectory_lists import question_of

@@ -23,13 +23,13 @@ import numpy as np
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from mua.errors import MuaError
 from mua.store.arrays import decompress, unpack_arrays
 from mua.store.column_types import json_text
 from mua.store.queries import Order, TrajectoryFilter, count_trajectories, list_trajectories, same_task
 from mua.store.tables import segments, tasks, tool_calls, trajectories, uses
 from mua.store.texts import unpack_messages
 from mua.types import Json
+from mua.utils.errors import MuaError
 from mua.view.run_overview import changes, kind_of
 from mua.view.viewed_runs import ViewedRun
 

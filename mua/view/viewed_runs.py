@@ -14,9 +14,7 @@ from typing import Any
 import sqlalchemy as sa
 import yaml
 
-from megatron_bridge.plain_files import BridgeError
 from mua.config.load import dump_config, load_config
-from mua.errors import MuaError
 from mua.observe.metrics_log import EVALUATIONS_FILE, METRICS_FILE, read_metrics
 from mua.observe.output import CONFIG_FILE
 from mua.store.database import Store
@@ -26,10 +24,12 @@ from mua.store.queries import list_runs
 from mua.store.tables import runs
 from mua.store.writer import execute
 from mua.types import Json
+from mua.utils.errors import MuaError
+from mua.utils.plain_files import BridgeError
 from mua.view.token_texts import TokenTexts
 
 TRACES = "traces"
-"""Folder of a run's trace files; see mua/observe/traces.py."""
+"""Folder of a run's trace files; see mua/store/traces.py."""
 
 
 class NotThere(MuaError):

@@ -20,8 +20,8 @@ from typing import TypeAlias
 
 from aiohttp import web
 
-from mua.errors import MuaError
 from mua.store.faults import StoreError
+from mua.utils.errors import MuaError
 from mua.view.page_answers import Answers, as_bytes
 from mua.view.page_files import MODULES, STATIC, STYLES, served_page
 from mua.view.trajectory_lists import BadQuestion

@@ -97,14 +97,16 @@ def test_links_between_pages_lead_somewhere(page: Path) -> None:
 
 def test_the_site_shows_files_of_the_repository_by_name_and_refuses_those_that_are_not_there(caplog) -> None:
     page = SimpleNamespace(file=SimpleNamespace(src_uri="tutorials/page.md"))
-    text = "[a](../users.md#x) [b](../../mua/errors.py) [c](../../mua/none.py) `x`\n```\n[d](../../no.py)\n```\n"
+    text = "[a](../users.md#x) [b](../../mua/utils/errors.py) [c](../../mua/none.py) `x`\n```\n[d](../../no.py)\n```\n"
     with caplog.at_level(logging.WARNING):
         shown = on_page_markdown(text, page, {"docs_dir": str(DOCS), "repo_url": None})
     assert shown == "[a](../users.md#x) b c `x`\n```\n[d](../../no.py)\n```\n"
     assert [record.getMessage() for record in caplog.records if "none.py" in record.getMessage()]
     assert len(caplog.records) == 1
-    linked = on_page_markdown("[b](../../mua/errors.py)", page, {"docs_dir": str(DOCS), "repo_url": "https://x/y/"})
-    assert linked == "[b](https://x/y/blob/main/mua/errors.py)"
+    linked = on_page_markdown(
+        "[b](../../mua/utils/errors.py)", page, {"docs_dir": str(DOCS), "repo_url": "https://x/y/"}
+    )
+    assert linked == "[b](https://x/y/blob/main/mua/utils/errors.py)"
 
 
 def test_every_page_is_in_the_navigation() -> None:

@@ -39,9 +39,9 @@ from megatron_bridge.convert import load_hf
 from megatron_bridge.families import FAMILIES
 from megatron_bridge.family import Family, HfConfig
 from megatron_bridge.hf_config import read_hf_config
-from megatron_bridge.plain_files import BridgeError
 from megatron_bridge.plan import plan_model
 from mua.config.schema import MegatronConfig
+from mua.utils.plain_files import BridgeError
 
 DOCS = Path(__file__).parent.parent.parent / "docs"
 

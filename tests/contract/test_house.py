@@ -9,7 +9,7 @@ from __future__ import annotations
 from tools.house import Source, circles, faults, private_names, sources
 
 TREE = {
-    "mua/errors.py": "from mua.config.load import load\n",
+    "mua/utils/errors.py": "from mua.config.load import load\n",
     "mua/config/load.py": "import mua.config.tree\nclass Plan: ...\n",
     "mua/config/tree.py": "def late():\n    from mua.config import load\n    return load\n",
     "mua/engine/load.py": "import torch\nclass _Plan: ...\nx = torch.distributed._functional\n",
@@ -22,7 +22,7 @@ FOUND = [
     "a circle of files: mua.config.load, mua.config.tree",
     "environments.shop imports mua.trainer.rl, which environments must not",
     "mua.cellar.wine: the room mua.cellar has no floor in tools/house.py",
-    "mua.errors imports mua.config.load, which mua.errors must not",
+    "mua.utils.errors imports mua.config.load, which mua.utils.errors must not",
     "mua/engine/load.py:3: torch.distributed._functional is private",
     "two modules load: mua/config/load.py, mua/engine/load.py",
     "two classes Plan: mua/config/load.py, mua/engine/load.py",

@@ -22,7 +22,7 @@ ROOMS = {
     "mua/engine/": 8,
     "megatron_bridge/": 4,
     "mua/megatron/packing.py": 5,
-    "mua/evaluation/": 8,
+    "mua/trainer/evaluation/": 8,
 }
 """Where the faults lie, and how many there are at least."""
 

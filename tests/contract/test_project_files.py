@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 import mua
-from mua.shipped import FOLDERS
+from mua.utils.resources import FOLDERS
 
 ROOT = Path(__file__).parents[2]
 DOCKER = (ROOT / "containers/Dockerfile").read_text(encoding="utf-8")

@@ -23,7 +23,7 @@ import pytest
 import torch
 
 import mua
-from mua.shipped import FOLDERS
+from mua.utils.resources import FOLDERS
 
 ROOT = Path(__file__).parents[2]
 CONSTRAINTS = sorted((ROOT / "constraints").glob("*.txt"))

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from e2e_support import Workshop, assert_gone, ended, launcher_in, metrics_of, refused, running, shared_memory, until
 
-from mua.observe.traces import read_traces
+from mua.store.traces import read_traces
 from tests.chat_server import answering, nobody
 
 pytestmark = pytest.mark.timeout(900)  # a busy machine; the fixtures' runs count too

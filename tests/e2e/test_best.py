@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from e2e_support import DETERMINISTIC, evaluations_of, finish, metrics_of, mua, running
 
-from mua.observe.traces import read_traces
+from mua.store.traces import read_traces
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 

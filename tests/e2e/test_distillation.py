@@ -18,8 +18,8 @@ from e2e_support import Workshop, metrics_of, mua, refused, running, until
 from mua.config.schema import DistillationConfig
 from mua.engine.server import free_port
 from mua.engine.sglang_client import EngineClient
-from mua.observe.traces import read_traces
 from mua.rollout.teacher import Teacher
+from mua.store.traces import read_traces
 from mua.tokens.family_loading import load_family
 from mua.types import Group, Outcome, Provenance, Segment, Trajectory
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from e2e_support import DETERMINISTIC, STEPS, assert_same_run, ended, launcher_in, metrics_of, mua, running, until
 
-from mua.errors import PASSING
+from mua.utils.errors import PASSING
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # a busy machine; the fixtures' runs count too
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from e2e_support import evaluations_of, metrics_of, mua, refused
 
-from mua.observe.traces import read_traces
+from mua.store.traces import read_traces
 
 pytestmark = pytest.mark.timeout(900)
 

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from e2e_support import DETERMINISTIC, GROUPS, SIZE, metrics_of, mua
 
-from mua.observe.traces import read_traces
+from mua.store.traces import read_traces
 from mua.types import Trajectory
 from tests.agents_support import agreed, command_of, differing
 from tools.bench.agent_libraries import shares

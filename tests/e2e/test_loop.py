@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from mua.observe import catalogue
 from mua.observe.timeline import EngineActivity, TrainerPhase
-from mua.observe.traces import read_traces
+from mua.store.traces import read_traces
 from mua.types import Outcome, Provenance
 from workbench.timeline import EPISODE_PARTS
 

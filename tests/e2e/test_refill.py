@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from e2e_support import DETERMINISTIC, GROUPS, SIZE, killed, metrics_of, mua, replayed
 
-from mua.observe.traces import read_traces
+from mua.store.traces import read_traces
 
 pytestmark = pytest.mark.timeout(900)
 

@@ -32,14 +32,14 @@ from e2e_support import (
 )
 
 from mua.config.load import load_config
-from mua.launch.provenance import provenance
-from mua.ports import free_port
+from mua.observe.provenance import provenance
 from mua.rollout.sampler_code import made_with
 from mua.store.database import Store
 from mua.store.part_finding import router_row
 from mua.store.tables import engines, episodes, parts, runs, samplers, tasks, uses
 from mua.store.verification import verify
 from mua.store.writer import Insert, execute
+from mua.utils.ports import free_port
 from tests.postgres_support import PostgresServer, postgres_server
 from tests.sampler_support import QUICK, check_store
 

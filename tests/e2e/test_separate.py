@@ -34,8 +34,8 @@ from e2e_support import (
 from mua.config.load import load_config
 from mua.engine.sampler import SamplingParams
 from mua.engine.sglang_client import EngineClient
-from mua.observe.traces import read_traces
 from mua.rollout.service import RolloutService
+from mua.store.traces import read_traces
 from mua.trainer.learner import Learner
 from tests.distributed import run_distributed
 

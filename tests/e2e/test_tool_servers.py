@@ -20,7 +20,7 @@ from environments.help_desk import DOMAIN
 from environments.help_desk.demonstrations import demonstrations
 from mua.environment.manager import EnvironmentInstance
 from mua.environment.protocol import ToolResult
-from mua.observe.traces import read_traces
+from mua.store.traces import read_traces
 from workbench.demonstrate import write_conversations
 
 pytestmark = pytest.mark.timeout(600)

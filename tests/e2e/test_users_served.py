@@ -22,16 +22,16 @@ from environments.help_desk import DOMAIN
 from environments.help_desk.demonstrations import demonstrations
 from environments.help_desk.tasks import generate
 from mua.config.schema import JudgeConfig, LlmConfig
-from mua.endpoint.services import ChatClient, Services
+from mua.environment.endpoint.services import ChatClient, Services
 from mua.environment.protocol import ToolResult
 from mua.environment.user import UserReply
-from mua.errors import MISTAKE, JudgeFault, UserFault, UserFaultKind
 from mua.launch import checks
 from mua.rollout.runner import EpisodeRunner
 from mua.types import Json, Outcome, ToolSchema, Trajectory
 from mua.users.judge import Judge
 from mua.users.llm import LlmUser
 from mua.users.personas import style_of
+from mua.utils.errors import MISTAKE, JudgeFault, UserFault, UserFaultKind
 from tests import collect_support as collecting
 from tests.judged_desk import SURE, JudgedDesk
 from tests.rollout_fixtures import ScriptedSampler, call, experiment, lines, only

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from e2e_support import metrics_of, mua
 
-from mua.observe.traces import read_traces
+from mua.store.traces import read_traces
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 

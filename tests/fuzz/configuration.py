@@ -16,7 +16,7 @@ from pathlib import Path
 from mua.config.load import config_fingerprint, dump_config, load_config
 from mua.config.schema import ExperimentConfig
 from mua.config.section import Section
-from mua.errors import ConfigError
+from mua.utils.errors import ConfigError
 from tests.fuzz._mutate import drawn, mutated_bytes, outcome, scratch
 
 CASES = 1000

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from mua.config.schema import ExperimentConfig
-from mua.errors import ConfigError
 from mua.tokens.chat_family import ChatFamily
 from mua.tokens.codec import Codec
 from mua.tokens.qwen import Qwen3
 from mua.trainer.conversations import load_conversations
+from mua.utils.errors import ConfigError
 from tests.fuzz._mutate import drawn, mutated_bytes, mutated_json, mutated_lines, outcome, scratch
 
 CASES = 600

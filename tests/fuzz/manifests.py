@@ -19,12 +19,12 @@ from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
-from megatron_bridge.checksums import digest_of_file
-from megatron_bridge.plain_files import BridgeError
-from mua.errors import MuaError
 from mua.megatron import checkpoint_manifest, offline
 from mua.megatron.checkpoint import checkpoint_folder, instead_of
 from mua.megatron.conversion import verify
+from mua.utils.checksums import digest_of_file
+from mua.utils.errors import MuaError
+from mua.utils.plain_files import BridgeError
 from tests.fuzz._mutate import damage_bytes, damage_json, mutated_bytes, outcome, scratch
 from tests.megatron_support import backend, write_model
 

@@ -22,11 +22,11 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from megatron_bridge.plain_files import BridgeError
 from mua.config.schema import ModelConfig
-from mua.errors import MuaError
 from mua.megatron import checkpoint_manifest, offline
 from mua.megatron.architecture import architecture_of
+from mua.utils.errors import MuaError
+from mua.utils.plain_files import BridgeError
 from tests.fuzz._mutate import damage_bytes, damage_json, mutated_bytes, mutated_json, outcome, scratch
 from tests.megatron_support import write_model
 

@@ -10,7 +10,7 @@ import random
 from functools import partial
 from typing import Any
 
-from mua.endpoint.chat import ChatRequest, Completion, read_completion
+from mua.environment.endpoint.chat import ChatRequest, Completion, read_completion
 from mua.rollout.agent import turn_of
 from mua.users.llm import _arguments
 from mua.users.utterance_check import unusable, without_label

@@ -9,7 +9,7 @@ import json
 import random
 import re
 
-from mua.endpoint.chat import Completion, FunctionCall
+from mua.environment.endpoint.chat import Completion, FunctionCall
 from mua.rollout.agent import turn_of
 from mua.tokens.parsing import AssistantTurn, dump_json, parse_turn
 from mua.users.judge import single_object

@@ -17,13 +17,13 @@ from typing import Any
 
 import numpy as np
 
-from mua.errors import ConfigError, MuaError
-from mua.evaluation.store import EpisodeStore, Key
 from mua.observe.metrics_log import drop_from, read_metrics
-from mua.observe.traces import TraceWriter, experts_file, read_traces
 from mua.observe.transcript import render_trajectory
+from mua.store.traces import TraceWriter, experts_file, read_traces
+from mua.trainer.evaluation.store import EpisodeStore, Key
 from mua.types import Outcome, Provenance, Segment, Trajectory
 from mua.users.recorded import load_recordings
+from mua.utils.errors import ConfigError, MuaError
 from tests.fuzz._mutate import drawn, mutated_bytes, mutated_json, mutated_lines, outcome, scratch
 from workbench.compare import compared, comparison_page, load_result
 from workbench.recordings import _recordings

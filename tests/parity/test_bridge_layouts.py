@@ -38,8 +38,8 @@ from torch import Tensor
 from torch import distributed as dist
 
 from megatron_bridge.convert import load_hf
-from megatron_bridge.plain_files import BridgeError
 from megatron_bridge.save import save_hf
+from mua.utils.plain_files import BridgeError
 from tests.distributed import run_on_workers
 from tests.te_ranks import run_with_transformer_engine
 

@@ -21,11 +21,11 @@ from safetensors.torch import load_file
 from megatron_bridge.hf_folder import verify_hf_folder
 from mua.algorithms.losses import CrossEntropyLoss
 from mua.config.schema import MegatronConfig
-from mua.errors import ModelError
 from mua.megatron import offline
 from mua.megatron.checkpoint import checkpoint_folder, latest_checkpoint
 from mua.trainer.learner import Learner
 from mua.types import Float32Array
+from mua.utils.errors import ModelError
 from tests.distributed import run_on_workers
 from tests.megatron_support import backend, exported, make_batch, write_model
 

@@ -24,8 +24,8 @@ from engine_fixtures import VOCAB, make_pool
 from mua.compat.sglang_cpu import SHIM
 from mua.engine.pool import EnginePool
 from mua.engine.sampler import SamplingParams
-from mua.errors import EngineError
 from mua.types import Generation
+from mua.utils.errors import EngineError
 
 
 def conversations(n: int) -> list[tuple[list[int], list[int]]]:

@@ -19,7 +19,7 @@ from mua.engine.member import Targets
 from mua.engine.pool import EnginePool
 from mua.engine.sampler import SamplingParams
 from mua.engine.sync import checksums
-from mua.errors import EngineError
+from mua.utils.errors import EngineError
 from tests.tensor_source import TensorSource
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")

@@ -200,8 +200,8 @@ def test_mua_plan_foresees_the_bytes_that_every_rank_receives(
 ) -> None:
     """Two machines of two ranks, planned without any of them and then run."""
     from mua.config.schema import ExperimentConfig
+    from mua.launch.plan.links import planned_links
     from mua.megatron.architecture import architecture_of
-    from mua.plan.links import planned_links
 
     folder = {"dense": dense, "moe": moe}[kind]
     sizes = {"tensor_parallel": layout.tp, "pipeline_parallel": layout.pp, "data_parallel": layout.dp}

@@ -18,9 +18,9 @@ import torch
 import transformers
 
 from mua.algorithms.losses import PolicyLoss
-from mua.errors import ConfigError, MuaError
 from mua.megatron import layouts
 from mua.types import ExpertArray, Float32Array, TrainBatch
+from mua.utils.errors import ConfigError, MuaError
 from tests.distributed import run_on_workers
 from tests.layout_support import loss_of, world_of
 from tests.megatron_support import OPTIMIZER, assert_gradients_alike, backend, gradients, make_batch, write_model

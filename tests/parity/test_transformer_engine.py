@@ -39,8 +39,8 @@ from megatron_bridge.convert import load_hf
 from megatron_bridge.families import FAMILIES
 from megatron_bridge.plan import plan_model
 from mua.config.schema import MegatronConfig
-from mua.errors import ModelError
 from mua.megatron import layouts, offline
+from mua.utils.errors import ModelError
 from tests import layout_support, te_support
 from tests.distributed import RanksFailed
 from tests.megatron_support import backend, make_batch

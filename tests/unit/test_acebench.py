@@ -17,9 +17,9 @@ from environments.acebench import DOMAIN, AceDomain
 from environments.acebench.data import CATEGORIES, milestones
 from environments.acebench.episode import AceEnvironment, different, progress
 from mua.config.schema import EnvironmentConfig
-from mua.endpoint.services import Services
+from mua.environment.endpoint.services import Services
 from mua.environment.protocol import Task, ToolResult, Transcript
-from mua.errors import ConfigError
+from mua.utils.errors import ConfigError
 from tests.desk_support import opened
 from tests.tables import refused, table, write_files
 from workbench.demonstrate import demonstrate, replay_gold

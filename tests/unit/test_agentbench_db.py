@@ -24,10 +24,10 @@ from environments.agentbench_db.records import load
 from environments.agentbench_db.sandbox import MAX_ROWS, MAX_TEXT, Sandbox, SqlError
 from environments.agentbench_db.scoring import agrees, cleaned, joined, table_digest
 from mua.config.schema import EnvironmentConfig
-from mua.endpoint.services import Services
+from mua.environment.endpoint.services import Services
 from mua.environment.protocol import Task, Transcript
-from mua.errors import ConfigError
 from mua.types import Json
+from mua.utils.errors import ConfigError
 from tests.desk_support import opened
 from tests.tables import cases_of, refused
 from workbench.demonstrate import demonstrate, replay_gold

@@ -35,10 +35,10 @@ from environments.kit.language.voice import Voice
 from environments.kit.overlay import Overlay, digest_of
 from environments.kit.scripted import grammar_of
 from mua.config.schema import EnvironmentConfig
-from mua.endpoint.services import Services
+from mua.environment.endpoint.services import Services
 from mua.environment.protocol import Evaluation, Move, Task
-from mua.errors import MuaError
 from mua.types import Json
+from mua.utils.errors import MuaError
 from tests.desk_support import SPLITS, all_tasks, conversation, in_turn, judged, opened, played, spoken, with_persona
 from tests.tables import cases_of, table
 from tools.bench.claims import judged as read_sentences

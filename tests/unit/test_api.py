@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 import mua
-from mua.errors import ConfigError
 from mua.store.database import Store
 from mua.store.faults import StoreError
+from mua.utils.errors import ConfigError
 from tests.chat_fixtures import chat_server_beside
 from tests.clerks import clerk
 from tests.store_support import GROUP, STEPS, write_run

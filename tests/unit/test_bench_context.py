@@ -13,7 +13,7 @@ import pytest
 
 from environments.qa.own import other_tasks
 from mua.config.load import load_config
-from mua.endpoint.services import Services
+from mua.environment.endpoint.services import Services
 from mua.environment.selection import Selection
 from mua.rollout.runner import EpisodeRunner
 from mua.types import Trajectory

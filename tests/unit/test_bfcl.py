@@ -23,14 +23,14 @@ from environments.bfcl import DOMAIN, BfclDomain
 from environments.bfcl.data import CATEGORIES
 from environments.bfcl.episode import BfclEnvironment, Done, Turn, executed_by_turn, first_fault
 from mua.config.schema import EnvironmentConfig, PolicyEndpointConfig, RolloutConfig
-from mua.endpoint.services import ChatClient, Services
 from mua.environment.domain import Domain
+from mua.environment.endpoint.services import ChatClient, Services
 from mua.environment.manager import EnvironmentManager
 from mua.environment.protocol import Task, Transcript
-from mua.errors import ConfigError
 from mua.rollout.agent import ChatPolicy, EpisodeSetting
 from mua.rollout.episode import Episode, EpisodeResult
 from mua.types import Json, Outcome
+from mua.utils.errors import ConfigError
 from tests.chat_fixtures import ChatServer, calls, chat_server, in_order, says
 from tests.desk_support import judged, opened
 from tests.tables import cases_of, refused, table, write_files

@@ -18,10 +18,10 @@ from exported_tensors import write_hf_folder, write_whole
 from safetensors.torch import load_file, save_file
 
 from megatron_bridge.hf_folder import verify_hf_folder
-from megatron_bridge.plain_files import BridgeError
 from megatron_bridge.plan import TensorSpec
 from megatron_bridge.safetensors_io import INDEX, SafetensorsFolder
 from megatron_bridge.safetensors_writer import SafetensorsWriter
+from mua.utils.plain_files import BridgeError
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
 

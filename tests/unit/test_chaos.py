@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mua.observe.traces import TraceWriter, read_traces
+from mua.store.traces import TraceWriter, read_traces
 from mua.types import Outcome, Provenance, Segment, Trajectory
 from tools.chaos import Outcome as RunOutcome
 from tools.chaos import moments, page, table

@@ -27,10 +27,10 @@ from mua.compat import plain_index
 from mua.compat.checkpoint_reading import read_index
 from mua.compat.plain_archive import read_archive
 from mua.compat.plain_pickle import PickleError, PlainUnpickler
-from mua.errors import ModelError
 from mua.megatron import checkpoint_manifest, offline
 from mua.megatron.checkpoint import checkpoint_folder
 from mua.trainer.learner import Learner
+from mua.utils.errors import ModelError
 from tests.megatron_support import backend, write_model
 
 ENTRANCES = ("resume", "conversion")

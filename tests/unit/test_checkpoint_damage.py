@@ -22,13 +22,13 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from megatron_bridge.hf_folder import verify_hf_folder
-from megatron_bridge.plain_files import BridgeError
 from mua.config.schema import ExperimentConfig
-from mua.errors import DamagedCheckpoint, ModelError
 from mua.megatron import checkpoint_manifest, offline
 from mua.megatron.checkpoint import checkpoint_folder, latest_checkpoint
 from mua.megatron.conversion import verify
 from mua.trainer.run_folder import Run
+from mua.utils.errors import DamagedCheckpoint, ModelError
+from mua.utils.plain_files import BridgeError
 from tests.megatron_support import backend, exported, write_model
 
 BITS_PER_FILE = 6

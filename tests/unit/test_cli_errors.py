@@ -22,10 +22,10 @@ from typer.testing import CliRunner, Result
 from mua.cli import app, main
 from mua.config.load import load_config
 from mua.config.schema import ExperimentConfig
-from mua.errors import ConfigError, DeadlineExceeded, EngineError, Preempted, RankLost, UserFault, exit_status
 from mua.megatron import checkpoint_manifest
 from mua.observe.output import LOCK_FILE
-from mua.readable import readable
+from mua.utils.errors import ConfigError, DeadlineExceeded, EngineError, Preempted, RankLost, UserFault, exit_status
+from mua.utils.user_errors import readable
 
 BASE = """\
 name: base
@@ -39,7 +39,7 @@ trainer: {steps: 3}
 VERBS = [
     (["train"], "mua.trainer.rl", "train", "config.yaml"),
     (["sft"], "mua.trainer.sft", "fine_tune", "config.yaml"),
-    (["eval"], "mua.evaluation.evaluator", "evaluate", "config-eval.yaml"),
+    (["eval"], "mua.trainer.evaluation.evaluator", "evaluate", "config-eval.yaml"),
     (["rollout"], "workbench.rollout", "show_rollout", "config-rollout.yaml"),
     (["doctor", "sync"], "mua.trainer.rl", "check_sync", "config-doctor.yaml"),
 ]
@@ -153,7 +153,7 @@ def test_what_a_person_is_meant_to_read_is_one_line(
 
 
 def test_the_bridges_error_is_readable_too() -> None:
-    from megatron_bridge.plain_files import BridgeError
+    from mua.utils.plain_files import BridgeError
 
     assert list(readable(BridgeError("no mapping for x"))) == ["no mapping for x"]
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from mua.config import load_config
-from mua.errors import ConfigError
 from mua.observe.output import CONFIG_FILE, find_config, prepare_output
+from mua.utils.errors import ConfigError
 
 BASE = """\
 name: base

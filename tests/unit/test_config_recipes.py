@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-import mua.missing_package
+import mua.utils.optional_deps
 from mua.cli import app
 from mua.config.load import load_config
 from mua.config.recipes import config_file, recipes
-from mua.errors import ConfigError
-from mua.readable import readable
-from mua.shipped import shipped, shipped_files
+from mua.utils.errors import ConfigError
+from mua.utils.resources import shipped, shipped_files
+from mua.utils.user_errors import readable
 
 
 @pytest.fixture
@@ -89,4 +89,4 @@ def test_a_missing_package_of_an_extra_is_advised(elsewhere: Path) -> None:
     assert "megatron is not installed" in line
     assert 'pip install "mua[cpu]"' in line
     assert list(readable(ModuleNotFoundError("No module named 'mua.nothing'", name="mua.nothing"))) == []
-    assert mua.missing_package.advice(ImportError("cannot import name")) is None
+    assert mua.utils.optional_deps.advice(ImportError("cannot import name")) is None

@@ -31,8 +31,8 @@ from mua.environment.protocol import Split, Task, Transcript
 from mua.environment.registry import get_domain
 from mua.environment.selection import Selection
 from mua.environment.user import STOP_SIGNAL
-from mua.errors import MuaError
 from mua.users.personas import PERSONAS
+from mua.utils.errors import MuaError
 from tests.desk_support import SPLITS, all_tasks, at_its_end, judged, opened, played, reworded, spoken, with_persona
 from tests.tables import cases_of, refused
 from workbench.demonstrate import demonstrate, replay_gold

@@ -25,7 +25,7 @@ from mua.engine.sampler import SamplingParams
 from mua.engine.server import SglangServer, engine_server
 from mua.engine.sglang_client import EngineGone
 from mua.engine.source import WeightGenerator
-from mua.errors import DeadlineExceeded, EngineError
+from mua.utils.errors import DeadlineExceeded, EngineError
 from tests.tensor_source import TensorSource
 
 pytestmark = pytest.mark.timeout(900)  # a busy machine

@@ -19,8 +19,8 @@ from mua.config.load import load_config
 from mua.config.schema import ExperimentConfig
 from mua.engine import joining
 from mua.engine.membership import ADDRESS_FILE, Address
-from mua.errors import RankLost
-from mua.ports import LOOPBACK, free_port
+from mua.utils.errors import RankLost
+from mua.utils.ports import LOOPBACK, free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 KEY = "a key"

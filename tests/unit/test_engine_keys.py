@@ -21,7 +21,7 @@ from mua.config.schema import EngineConfig
 from mua.engine.host import RemoteServer
 from mua.engine.pool import EnginePool
 from mua.engine.server import SglangServer, engine_server
-from mua.errors import EngineError
+from mua.utils.errors import EngineError
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(900)]
 

@@ -18,8 +18,8 @@ from mua.engine.member import Engine, EngineState, Machine
 from mua.engine.membership import Membership
 from mua.engine.pool import EnginePool
 from mua.engine.sampler import SamplingParams
-from mua.errors import EngineError
 from mua.rollout.scheduler import GroupScheduler, StepDemand
+from mua.utils.errors import EngineError
 from tests.engine_stand_in import Source, StandInServer, stand_in_pool
 
 ONCE = SamplingParams(temperature=1.0, max_new_tokens=2, stop_token_ids=())

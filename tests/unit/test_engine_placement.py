@@ -22,7 +22,7 @@ from mua.engine.host import Hosts, Joining
 from mua.engine.membership import ADDRESS_FILE, Address, facts_of
 from mua.engine.pool import EnginePool
 from mua.engine.server import engine_server
-from mua.errors import ConfigError, EngineError, Preempted
+from mua.utils.errors import ConfigError, EngineError, Preempted
 from tests.engine_fixtures import write_qwen3
 
 SEPARATE = ["placement=separate", "algorithm.correction=truncate", "algorithm.old_logprobs=recompute"]

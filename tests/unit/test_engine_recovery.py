@@ -18,7 +18,7 @@ from mua.engine.member import EngineState
 from mua.engine.pool import EnginePool
 from mua.engine.sampler import SamplingParams
 from mua.engine.sglang_client import EngineGone
-from mua.errors import EngineError
+from mua.utils.errors import EngineError
 
 pytestmark = pytest.mark.timeout(60)
 LOAD, END = "/update_weights_from_tensor", "/end_weight_update"

@@ -15,7 +15,7 @@ from engine_fixtures import CONTEXT
 
 from mua.engine.pool import EnginePool
 from mua.engine.sampler import SamplingParams, TurnCut
-from mua.errors import DeadlineExceeded, EngineError
+from mua.utils.errors import DeadlineExceeded, EngineError
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(900)]  # a busy machine
 

@@ -24,8 +24,8 @@ from mua.engine.routed import CONTRACT, RoutedEngines, RouterLost, fault_json, g
 from mua.engine.router import EngineRouter
 from mua.engine.sampler import SamplingParams, TurnCut
 from mua.engine.sglang_client import EngineGone
-from mua.errors import DeadlineExceeded, EngineError
 from mua.types import Generation
+from mua.utils.errors import DeadlineExceeded, EngineError
 
 PARAMS = SamplingParams(0.7, 16, (3, 4), min_p=0.1, seed=9, order=5, experts_from=2)
 

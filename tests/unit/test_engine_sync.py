@@ -22,7 +22,7 @@ from mua.engine.sglang_client import EngineGone
 from mua.engine.slices import loaded_together
 from mua.engine.source import Buffers, WeightBucket, WeightGenerator, WeightSource
 from mua.engine.sync import SyncReport, WeightTransfer
-from mua.errors import EngineError
+from mua.utils.errors import EngineError
 
 
 class StandIn:

@@ -23,7 +23,7 @@ from mua.engine.member import EnginePlace
 from mua.engine.sglang_client import parse_generation
 from mua.engine.source import WeightBucket
 from mua.engine.sync import engine_name
-from mua.errors import EngineError
+from mua.utils.errors import EngineError
 from tests.tensor_source import TensorSource
 
 HERE = EnginePlace(0, 0)

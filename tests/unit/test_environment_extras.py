@@ -16,8 +16,8 @@ from mua.environment.extras import Extras, ExtraSession, ExtraTool, ExtraToolFau
 from mua.environment.manager import EnvironmentInstance
 from mua.environment.protocol import Task, ToolResult
 from mua.environment.registry import get_domain
-from mua.errors import ConfigError, EnvironmentFault
 from mua.types import Json, ToolSchema
+from mua.utils.errors import ConfigError, EnvironmentFault
 
 
 class Counter:

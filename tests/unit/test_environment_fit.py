@@ -18,8 +18,8 @@ from mua.environment.manager import EnvironmentManager
 from mua.environment.protocol import Evaluation, Move, Task, ToolResult, Transcript, UserMove
 from mua.environment.registry import get_domain
 from mua.environment.tool_arguments import fitted
-from mua.errors import EnvironmentFault
 from mua.types import Json, ToolSchema
+from mua.utils.errors import EnvironmentFault
 from workbench.demonstrate import replay_gold
 
 # ---- whole floats

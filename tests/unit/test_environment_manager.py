@@ -24,8 +24,8 @@ from mua.environment import manager as manager_module
 from mua.environment.manager import EnvironmentManager, TooManyHungCalls
 from mua.environment.protocol import Evaluation, Task, ToolResult, Transcript
 from mua.environment.threads import BlockingCall, BlockingPool
-from mua.errors import EnvironmentFault
 from mua.types import ToolSchema
+from mua.utils.errors import EnvironmentFault
 from tests.instance_support import hurry
 
 TASK = Task("t-1", "toy", "train", {})
@@ -502,7 +502,7 @@ def test_a_hung_tool_does_not_keep_the_process_alive():
         from mua.config.schema import EnvironmentConfig
         from mua.environment.manager import EnvironmentManager
         from mua.environment.protocol import Task
-        from mua.errors import EnvironmentFault
+        from mua.utils.errors import EnvironmentFault
 
         class Hanging:
             def reset(self, task, seed): pass

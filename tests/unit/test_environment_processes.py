@@ -28,15 +28,15 @@ import fragile_domain
 import pytest
 
 from mua.config.schema import EnvironmentConfig
-from mua.endpoint.services import Services
 from mua.environment import processes
+from mua.environment.endpoint.services import Services
 from mua.environment.manager import EnvironmentInstance, EnvironmentManager
 from mua.environment.processes import ProcessExecutor, WorkersBroken
 from mua.environment.protocol import Transcript
-from mua.errors import ConfigError, EnvironmentFault, JudgeFault, MuaError, UserFault
 from mua.rollout import runner as runner_module
 from mua.rollout.runner import EpisodeRunner
 from mua.types import Outcome
+from mua.utils.errors import ConfigError, EnvironmentFault, JudgeFault, MuaError, UserFault
 from tests.instance_support import hurry
 from tests.process_support import alive
 from tests.rollout_fixtures import ScriptedSampler, call, experiment, only

@@ -17,8 +17,8 @@ import environments
 from mua.environment import registry
 from mua.environment.registry import domain_names, get_domain
 from mua.environment.tool_arguments import validate_arguments
-from mua.errors import ConfigError
 from mua.types import ToolSchema
+from mua.utils.errors import ConfigError
 
 
 @pytest.fixture

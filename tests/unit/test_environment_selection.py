@@ -10,7 +10,7 @@ import pytest
 from environments.gyms._shared import Gym
 from mua.config.schema import EnvironmentConfig
 from mua.environment.selection import Selection
-from mua.errors import ConfigError
+from mua.utils.errors import ConfigError
 
 
 def chosen(**settings: Any) -> Selection:

@@ -19,9 +19,9 @@ from environments.help_desk import HelpDeskDomain
 from mua.config.load import load_config
 from mua.config.schema import ExperimentConfig
 from mua.environment.protocol import Split, Task
-from mua.errors import ConfigError, MuaError
 from mua.trainer.conversations import load_conversations
 from mua.types import Json
+from mua.utils.errors import ConfigError, MuaError
 from tests.chat_fixtures import ChatServer, calls, chat_server
 from tests.chat_server import Clock
 from tests.clerks import clerk, idler

@@ -13,9 +13,9 @@ import pytest
 from typer.testing import CliRunner
 
 from mua.cli import app
-from mua.errors import MuaError
-from mua.evaluation.estimators import mcnemar
+from mua.trainer.evaluation.estimators import mcnemar
 from mua.types import Json
+from mua.utils.errors import MuaError
 from workbench.compare import compare, compared, load_result, paired
 
 

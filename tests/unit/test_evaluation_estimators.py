@@ -11,7 +11,7 @@ import math
 import numpy as np
 import pytest
 
-from mua.evaluation.estimators import (
+from mua.trainer.evaluation.estimators import (
     bootstrap,
     effective_turns,
     mcnemar,

@@ -16,12 +16,12 @@ from aiohttp import web
 
 from mua.config.load import load_config
 from mua.config.schema import ExperimentConfig
-from mua.errors import ConfigError, MuaError
-from mua.evaluation import evaluator
-from mua.observe.traces import read_traces
 from mua.rollout import runner as runner_module
 from mua.rollout import service
+from mua.store.traces import read_traces
+from mua.trainer.evaluation import evaluator
 from mua.types import Json
+from mua.utils.errors import ConfigError, MuaError
 from tests.chat_fixtures import ChatServer, chat_server
 from tests.clerks import clerk, idler
 from tests.rollout_fixtures import ScriptedPool

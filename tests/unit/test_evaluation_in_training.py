@@ -17,17 +17,17 @@ import pytest
 
 from environments.gyms._shared import Gym
 from mua.config.schema import EvaluationConfig, ExperimentConfig
-from mua.endpoint.services import Services
 from mua.engine.sampler import SamplingParams
+from mua.environment.endpoint.services import Services
 from mua.environment.selection import Selection
-from mua.errors import ConfigError
-from mua.evaluation.evaluator import evaluate, evaluate_in_training
-from mua.evaluation.summary import interval_of, training_metrics
 from mua.observe.progress import Progress
-from mua.observe.traces import read_traces
 from mua.rollout import service
 from mua.rollout.service import RolloutService
+from mua.store.traces import read_traces
+from mua.trainer.evaluation.evaluator import evaluate, evaluate_in_training
+from mua.trainer.evaluation.summary import interval_of, training_metrics
 from mua.types import Generation, Outcome, Trajectory
+from mua.utils.errors import ConfigError
 from tests.rollout_fixtures import ScriptedPool, call
 from tests.tokens_fixtures import chat_family, model_folder
 

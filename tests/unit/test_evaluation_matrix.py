@@ -17,12 +17,12 @@ from aiohttp import web
 from typer.testing import CliRunner
 
 from mua.cli import app
-from mua.errors import ConfigError, RunStopped
-from mua.evaluation import evaluator
-from mua.observe.traces import read_traces
 from mua.rollout import runner as runner_module
 from mua.rollout import service
+from mua.store.traces import read_traces
+from mua.trainer.evaluation import evaluator
 from mua.types import Json
+from mua.utils.errors import ConfigError, RunStopped
 from tests.chat_fixtures import ChatServer, chat_server, says
 from tests.clerks import clerk, idler
 from tests.rollout_fixtures import ScriptedPool

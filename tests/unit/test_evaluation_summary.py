@@ -15,8 +15,8 @@ from rich.console import Console
 
 from mua.config.schema import EvaluationConfig
 from mua.environment.protocol import Task
-from mua.evaluation.presentation import console_table, draw, markdown, markdown_table
-from mua.evaluation.summary import TaskResult, summarize
+from mua.trainer.evaluation.presentation import console_table, draw, markdown, markdown_table
+from mua.trainer.evaluation.summary import TaskResult, summarize
 from mua.types import Json, Outcome, Provenance, Segment, Trajectory
 
 CONFIG = EvaluationConfig(samples=3, resamples=100)

@@ -19,15 +19,15 @@ import pytest
 
 from environments.help_desk.tasks import generate
 from mua.algorithms.rollout_metrics import rollout_metrics
-from mua.endpoint.services import ChatClient, Services
-from mua.errors import ConfigError, EngineError
-from mua.gateway.launch import AgentTask
-from mua.gateway.responses import response_call, response_events
-from mua.gateway.session import ServedTurn
+from mua.environment.endpoint.services import ChatClient, Services
 from mua.rollout import runner as runner_module
 from mua.rollout.by_hand import SessionDesk, by_hand
+from mua.rollout.gateway.launch import AgentTask
+from mua.rollout.gateway.responses import response_call, response_events
+from mua.rollout.gateway.session import ServedTurn
 from mua.rollout.runner import EpisodeRunner
 from mua.types import Group, Json, Outcome, Trajectory
+from mua.utils.errors import ConfigError, EngineError
 from tests import odd_agents
 from tests.chat_server import asked, fails, says
 from tests.rollout_fixtures import Script, ScriptedSampler, TestDesk, call, experiment, lines, only

@@ -15,8 +15,8 @@ from environments.gyms.intention import DOMAIN, IntentionGym, worth
 from environments.gyms.intention.oracle import TOO_BROAD, covered_by_rule
 from environments.gyms.intention.schemas import SIZES, Kind, kinds
 from mua.environment.protocol import Task
-from mua.errors import JudgeFault
 from mua.types import Json
+from mua.utils.errors import JudgeFault
 from tests.chat_server import says
 from tests.gyms_support import (
     SPLITS,

@@ -25,13 +25,13 @@ from environments.gyms._shared.records import GymName
 from environments.gyms.function.records import family
 from environments.gyms.search import SearchGym
 from mua.config.schema import EnvironmentConfig, EvaluationConfig, LlmConfig
-from mua.endpoint.services import ChatClient, Services
+from mua.environment.endpoint.services import ChatClient, Services
 from mua.environment.protocol import Task
 from mua.environment.registry import get_domain
 from mua.environment.selection import Selection, environment_of
 from mua.environment.tool_arguments import argument_checker
-from mua.errors import ConfigError, MuaError
 from mua.types import Json
+from mua.utils.errors import ConfigError, MuaError
 from tests import tables
 from tests.chat_server import serving
 from tests.gyms_support import SPLITS, judged, modelled, opened, played, say, text_of, verdict

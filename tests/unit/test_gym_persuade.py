@@ -22,8 +22,8 @@ from environments.gyms.persuade.notes import Note, looked_up, notes, numbers
 from environments.gyms.persuade.oracle import judged_stance
 from environments.gyms.persuade.topics import known_in, themes, topics
 from mua.environment.protocol import Task
-from mua.errors import JudgeFault, UserFault
 from mua.types import Json
+from mua.utils.errors import JudgeFault, UserFault
 from tests.gyms_support import judged, labelled, modelled, opened, real_oracle, say, verdict
 
 TASKS = {split: DOMAIN.tasks(split) for split in SIZES}

@@ -33,7 +33,7 @@ from environments.gyms._shared.records import (
 )
 from environments.gyms.function.records import rule_value
 from environments.gyms.function.rules import text
-from mua.errors import ConfigError
+from mua.utils.errors import ConfigError
 from tests.tables import cases_of, changed, refused
 
 cases = cases_of("gym_records")

@@ -25,8 +25,8 @@ from environments.gyms.search.relations import relations
 from environments.gyms.search.world import world
 from environments.kit.ranking import ranking
 from mua.config.schema import EnvironmentConfig
-from mua.endpoint.services import Services
-from mua.errors import EnvironmentFault, JudgeFault
+from mua.environment.endpoint.services import Services
+from mua.utils.errors import EnvironmentFault, JudgeFault
 from tests.chat_server import Handler, fails, never, raw, serving
 from tests.counting import operations
 from tests.gyms_support import modelled, opened, played, unasked

@@ -16,13 +16,13 @@ from environments.gyms._shared import act
 from environments.gyms.tau import DOMAIN, TauGym
 from environments.gyms.tau.game import tool_call
 from mua.config.schema import EnvironmentConfig, LlmConfig
-from mua.endpoint.services import ChatClient, Services
+from mua.environment.endpoint.services import ChatClient, Services
 from mua.environment.protocol import Move, Task, UserMove
 from mua.environment.registry import get_domain
 from mua.environment.selection import Selection
 from mua.environment.user import STOP_SIGNAL
-from mua.errors import UserFault
 from mua.types import Json
+from mua.utils.errors import UserFault
 from tests.gyms_support import judged, modelled, opened, played, say
 from tests.tables import refused
 from tests.tau_support import official

@@ -17,8 +17,8 @@ from environments.gyms.telepathy import A_GUESS, DOMAIN, NOT_THE_NAME
 from environments.gyms.telepathy.oracle import answer, asked_for, is_named
 from environments.gyms.telepathy.table import ALIKE, SIZES, UNSEEN, Entity, attributes, by_name, entities, truth
 from mua.environment.protocol import Task
-from mua.errors import JudgeFault, UserFault
 from mua.types import Json
+from mua.utils.errors import JudgeFault, UserFault
 from tests.chat_server import fails, says
 from tests.gyms_support import (
     SPLITS,

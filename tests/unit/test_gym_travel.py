@@ -25,8 +25,8 @@ from environments.gyms.travel.oracle import classified
 from environments.gyms.travel.scenarios import PATTERNS, SIZES, Option
 from environments.gyms.travel.wording import IMPATIENT, VAGUE, cue, hint, openings
 from mua.environment.protocol import Move, Split, Task
-from mua.errors import JudgeFault, UserFault
 from mua.types import Json
+from mua.utils.errors import JudgeFault, UserFault
 from tests.counting import operations
 from tests.gyms_support import judged, labelled, modelled, opened, played, real_oracle, say, verdict
 

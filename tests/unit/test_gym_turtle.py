@@ -19,7 +19,7 @@ from environments.gyms.turtle.expert import asking
 from environments.gyms.turtle.oracle import answer, asked_about, score
 from environments.gyms.turtle.stories import SIZES, Story, matches, schemas, story, story_of
 from mua.environment.protocol import Task
-from mua.errors import JudgeFault
+from mua.utils.errors import JudgeFault
 from tests.chat_server import says
 from tests.gyms_support import SPLITS, all_tasks, judged, labelled, opened, played, real_oracle, say, served
 from tests.tables import cases_of, table

@@ -21,7 +21,7 @@ import pytest
 
 from environments.kit.language import model, network
 from environments.kit.language.acts import Acts, Reader
-from mua.errors import MuaError
+from mua.utils.errors import MuaError
 from tests.tables import cases_of, table
 from tools.bench.understanding import not_understood, readers, understood, unseen, wrong_yes
 from tools.train_reader import DOMAINS, LABELLED, ROOT, domain_of, lines_of, sources

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from environments.kit.language.voice import Voice
-from mua.errors import MuaError
+from mua.utils.errors import MuaError
 
 GRAMMAR = {
     "train": {"tell": ["{value}. [it|that] is mine.", "{greet} , {value} ."], "greet": ["hello"], "round": ["{round}"]},

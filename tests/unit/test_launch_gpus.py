@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 
-from mua import cores
 from mua.config.load import load_config
 from mua.config.schema import ExperimentConfig
 from mua.engine.server import start_process
@@ -25,6 +24,7 @@ from mua.launch.checks import Check
 from mua.launch.cuda_variables import check_variables, set_variables
 from mua.launch.gpus import GpuFacts, GpuHolder, NodeFacts
 from mua.megatron.capabilities import Capabilities
+from mua.utils import cores
 
 GPUS = """\
 0, GPU-11111111-aaaa, NVIDIA H100 80GB HBM3, 9.0, 81559, 4, 580.82.07, 00000000:18:00.0, Disabled, Enabled

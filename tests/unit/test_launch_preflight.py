@@ -29,10 +29,10 @@ from mua.config.schema import DistillationConfig, ExperimentConfig, LlmConfig
 from mua.launch import checks
 from mua.launch.checks import Check
 from mua.launch.preflight import check_table
-from mua.launch.provenance import capture_environment, without_secrets
 from mua.launch.serve import Service, publish_address, withdraw_address
-from mua.masking import HIDDEN
+from mua.observe.provenance import capture_environment, without_secrets
 from mua.types import Json
+from mua.utils.masking import HIDDEN
 
 ROOT = Path(__file__).resolve().parents[2]
 RECIPE = """\

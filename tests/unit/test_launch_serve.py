@@ -17,9 +17,9 @@ import psutil
 import pytest
 
 from mua.engine.server import SglangServer
-from mua.errors import EngineError, ModelError
 from mua.launch.serve import Service, serve
-from mua.ports import free_port
+from mua.utils.errors import EngineError, ModelError
+from mua.utils.ports import free_port
 
 pytestmark = pytest.mark.timeout(120)
 ANSWERS = """

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from mua.errors import ConfigError, MuaError
 from mua.launch.job_nodes import JobNodes, Verb, placement
 from mua.launch.slurm import (
     TEMPLATE,
@@ -23,6 +22,7 @@ from mua.launch.slurm import (
     submission_note,
     submit,
 )  # fmt: skip
+from mua.utils.errors import ConfigError, MuaError
 
 BASE = """\
 name: a name with spaces

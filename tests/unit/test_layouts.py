@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from mua.config.schema import MegatronConfig
-from mua.errors import ConfigError, MuaError
 from mua.megatron import layouts
 from mua.megatron.architecture import Architecture
 from mua.megatron.layouts import check_divisible, check_layout, name_of, pattern, sizes
+from mua.utils.errors import ConfigError, MuaError
 
 MODEL = Architecture.from_hf(
     json.loads((Path(__file__).parents[2] / "configs/models/Qwen3-235B-A22B/config.json").read_text())

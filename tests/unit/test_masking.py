@@ -17,12 +17,12 @@ from typer.testing import CliRunner
 from mua.cli import app
 from mua.config.load import dump_config, load_config
 from mua.config.schema import EndpointConfig, LlmConfig, PolicyEndpointConfig
-from mua.endpoint.chat import ChatRequest
-from mua.endpoint.services import ChatClient
-from mua.errors import ConfigError, EngineError, UserFault
-from mua.evaluation.identity import policy_of, setting_of
+from mua.environment.endpoint.chat import ChatRequest
+from mua.environment.endpoint.services import ChatClient
 from mua.launch.checks import endpoint
-from mua.masking import HIDDEN, below, credentials, mask_credentials
+from mua.trainer.evaluation.identity import policy_of, setting_of
+from mua.utils.errors import ConfigError, EngineError, UserFault
+from mua.utils.masking import HIDDEN, below, credentials, mask_credentials
 
 PASSWORD, KEY = "hunter2-4711", "k3y-very-secret"
 URL = f"https://me:{PASSWORD}@host:8000/v1?api_key={KEY}&api-version=2"

@@ -32,8 +32,8 @@ from mcp_support import environment, managed, play, some_task
 from mua.environment.manager import EnvironmentInstance
 from mua.environment.mcp.http_pipe import EventCounter
 from mua.environment.mcp.server_faults import ServerFaultKind, ServerNotStarted, ToolServerFault
-from mua.errors import ConfigError
 from mua.types import Json
+from mua.utils.errors import ConfigError
 
 EVENTS = {"content-type": "text/event-stream"}
 NOTIFICATION = b'data: {"jsonrpc": "2.0", "method": "notifications/message", "params": {"level": "info", "data": 1}}'

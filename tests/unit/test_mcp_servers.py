@@ -25,7 +25,7 @@ from mua.environment.mcp.health import BURST, Flood, SpeechBudget
 from mua.environment.mcp.server_faults import ServerFaultKind, ServerNotStarted, ToolServerFault
 from mua.environment.mcp.servers import ToolServers
 from mua.environment.protocol import ToolResult
-from mua.errors import ConfigError, EnvironmentFault, MuaError
+from mua.utils.errors import ConfigError, EnvironmentFault, MuaError
 
 FAULTS: dict[str, tuple[dict[str, Any], ServerFaultKind, str]] = {
     "crash": ({}, ServerFaultKind.CRASHED, "exit status 7.*out of luck"),

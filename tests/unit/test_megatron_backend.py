@@ -16,8 +16,8 @@ import transformers
 
 from mua.algorithms.losses import CrossEntropyLoss, LossTerms, TokenTensors
 from mua.config.schema import OptimizerConfig
-from mua.errors import ConfigError, ModelError, MuaError
 from mua.types import TrainBatch
+from mua.utils.errors import ConfigError, ModelError, MuaError
 from tests.megatron_support import OPTIMIZER, VOCAB, backend, exported, gradients, make_batch, write_model
 
 

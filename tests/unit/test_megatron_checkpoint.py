@@ -24,13 +24,13 @@ import pytest
 
 from mua.algorithms.losses import CrossEntropyLoss
 from mua.config.schema import ExperimentConfig
-from mua.errors import ModelError
-from mua.launch.provenance import provenance
 from mua.megatron import checkpoint_manifest
 from mua.megatron.checkpoint import checkpoint_folder, latest_checkpoint, prune_checkpoints
-from mua.source_state import git_state
+from mua.observe.provenance import provenance
 from mua.trainer.learner import Learner
 from mua.types import Float32Array
+from mua.utils.errors import ModelError
+from mua.utils.source_state import git_state
 from tests.distributed import run_distributed, run_on_workers
 from tests.megatron_support import OPTIMIZER, backend, exported, make_batch, write_model
 

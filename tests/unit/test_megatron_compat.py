@@ -146,7 +146,7 @@ def saved_and_loaded(model: str, checkpoint: str) -> str:
     import megatron.core.optimizer.distrib_optimizer as distributed
 
     from mua.algorithms.losses import CrossEntropyLoss
-    from mua.errors import ModelError
+    from mua.utils.errors import ModelError
 
     vars(optimizer).update(USING_PYTORCH_OPTIMIZER=True, Adam=torch.optim.AdamW)
     vars(distributed).update(HAVE_APEX_OR_TE=False, USING_APEX_OPTIMIZER=False, Adam=torch.optim.Adam)

@@ -15,10 +15,10 @@ import transformers
 
 from mua.algorithms.losses import CrossEntropyLoss, ValueLoss
 from mua.config.schema import CriticConfig, CriticOptimizerConfig
-from mua.errors import ConfigError, ModelError
 from mua.megatron import offline
 from mua.megatron.checkpoint import checkpoint_folder
 from mua.types import TrainBatch
+from mua.utils.errors import ConfigError, ModelError
 from tests.megatron_support import backend, critic_heads, exported, make_batch, with_values, write_model
 
 CRITIC = CriticConfig(optimizer=CriticOptimizerConfig(learning_rate=1e-2, weight_decay=0.0))

@@ -21,11 +21,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from megatron_bridge.hf_folder import verify_hf_folder
-from megatron_bridge.plain_files import BridgeError
 from mua.algorithms.losses import CrossEntropyLoss
-from mua.errors import ModelError
 from mua.megatron import checkpoint_manifest, offline
 from mua.megatron.checkpoint import checkpoint_folder
+from mua.utils.errors import ModelError
+from mua.utils.plain_files import BridgeError
 from tests.megatron_support import backend, exported, make_batch, write_model
 
 ROOT = Path(__file__).parents[2]
@@ -180,7 +180,7 @@ def damage(folder: Path, entry: dict[str, Any]) -> None:
 
 
 def record_writes(monkeypatch: pytest.MonkeyPatch, written: list[str]) -> None:
-    from megatron_bridge.checksums import Sidecar
+    from mua.utils.checksums import Sidecar
 
     add = Sidecar.add
 

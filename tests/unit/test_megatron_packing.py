@@ -20,10 +20,10 @@ from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 
 from mua.config.schema import MegatronConfig
-from mua.errors import MuaError
 from mua.megatron.architecture import Architecture, Workload
 from mua.megatron.packing import Alignment, LoadBalance, Packed, check_first_tokens, pack, plan_microbatches
 from mua.types import TrainSequence
+from mua.utils.errors import MuaError
 from tests.planned_support import EXPERTS, SHAPE
 
 lengths = st.lists(st.integers(1, 50), max_size=60)

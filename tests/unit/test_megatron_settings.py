@@ -18,12 +18,12 @@ import torch
 
 from megatron_bridge.plan import transformer_config_kwargs
 from mua.config.schema import ExperimentConfig, MegatronConfig, ModelConfig, OptimizerConfig
-from mua.errors import ConfigError
 from mua.megatron import settings
 from mua.megatron.architecture import Workload
 from mua.megatron.capabilities import Capabilities, implementation_of
 from mua.megatron.packing import Alignment, pack
 from mua.megatron.settings import Options
+from mua.utils.errors import ConfigError
 from tests.planned_support import EXPERTS, SHAPE
 from tools.goldens import installed
 

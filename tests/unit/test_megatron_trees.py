@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mua.errors import MuaError
 from mua.megatron.trees import Forest, groups, joined, merged, separate
 from mua.types import Int32Array
+from mua.utils.errors import MuaError
 
 SEQUENCES = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=9), min_size=1, max_size=8)
 

@@ -16,10 +16,10 @@ from huggingface_hub import ModelCard
 from transformers import GenerationConfig
 
 from mua.config.load import dump_config, load_config
-from mua.errors import ModelError
 from mua.megatron.conversion import source_files, texts_of
 from mua.megatron.model_card import CARD, GENERATION, ExportedPolicy, exported_texts
-from mua.shipped import shipped
+from mua.utils.errors import ModelError
+from mua.utils.resources import shipped
 
 INTERVAL = {"evaluation/test_success": 0.5625, "evaluation/test_success_low": 0.5, "evaluation/test_success_high": 0.62}
 

@@ -13,7 +13,7 @@ from mua.config import near_names
 from mua.config.load import load_config
 from mua.config.schema import ExperimentConfig
 from mua.config.section import all_keys
-from mua.errors import ConfigError
+from mua.utils.errors import ConfigError
 
 BASE = """\
 name: x

@@ -14,15 +14,15 @@ import numpy as np
 import pytest
 from disk_support import fill, largest_file, small_disk
 
-from megatron_bridge.atomic import replace_text
 from mua.config.schema import ExperimentConfig
-from mua.errors import ConfigError, DiskError
-from mua.evaluation.store import EpisodeStore, Key
-from mua.observe.files import LineFile, naming
 from mua.observe.metrics_log import METRICS_FILE, MetricsWriter, read_metrics
 from mua.observe.output import CONFIG_FILE, prepare_output
-from mua.observe.traces import TraceWriter, experts_file, read_traces
+from mua.store.traces import TraceWriter, experts_file, read_traces
+from mua.trainer.evaluation.store import EpisodeStore, Key
 from mua.types import Outcome, Segment, Trajectory
+from mua.utils.atomic import replace_text
+from mua.utils.errors import ConfigError, DiskError
+from mua.utils.files import LineFile, naming
 
 LIMIT = 20_000
 

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 from disk_support import largest_file
 
-from mua.errors import ConfigError, Preempted
 from mua.observe.logs import log_file, logging_to
+from mua.utils.errors import ConfigError, Preempted
 
 LINE = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}[+-]\d\d:\d\d (INFO   |WARNING|ERROR  ) [\w.]+: .*")
 

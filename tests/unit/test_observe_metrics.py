@@ -14,7 +14,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mua.errors import MuaError
 from mua.observe.metrics_log import (
     DETAILS_FILE,
     EVALUATIONS_FILE,
@@ -24,6 +23,7 @@ from mua.observe.metrics_log import (
     memory_metrics,
     read_metrics,
 )
+from mua.utils.errors import MuaError
 from workbench.reward_curve import plot_reward_curve
 
 

@@ -23,8 +23,8 @@ from typer.testing import CliRunner
 
 from mua.cli import app
 from mua.config.schema import ExperimentConfig
-from mua.errors import ConfigError
 from mua.observe.output import LOCK_FILE, only_run, output_of
+from mua.utils.errors import ConfigError
 from tools.pretrain import BASE
 
 HOLDER = """

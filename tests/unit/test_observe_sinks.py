@@ -19,11 +19,11 @@ import numpy as np
 import pytest
 
 from mua.config.schema import ExperimentConfig, MlflowConfig, WandbConfig
-from mua.errors import ConfigError, MuaError, Preempted
 from mua.observe import metric_sinks
 from mua.observe.hyperparameters import hyperparameters
 from mua.observe.metric_sinks import MetricSink, ServiceSink, mlflow_sink, wandb_sink
 from mua.observe.metrics_log import MetricsWriter, ending_of
+from mua.utils.errors import ConfigError, MuaError, Preempted
 
 
 def logged(output: Path, sink: MetricSink) -> None:

@@ -19,7 +19,6 @@ from environments.help_desk.tasks import generate
 from mua.engine.sampler import SamplingParams
 from mua.environment.protocol import ToolResult
 from mua.environment.user import UserReply
-from mua.errors import EngineError
 from mua.observe.timeline import (
     EngineActivity,
     EngineClock,
@@ -33,6 +32,7 @@ from mua.observe.timeline import (
 )
 from mua.rollout import episode
 from mua.types import Group, Outcome, Trajectory
+from mua.utils.errors import EngineError
 from tests.engine_stand_in import Source, StandInServer, stand_in_pool
 from tests.rollout_fixtures import FixedUser, TestDesk, call
 from tests.unit.test_rollout_episode import play

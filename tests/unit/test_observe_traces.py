@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mua.observe.traces import TraceError, TraceWriter, decode_trajectory, encode_trajectory, experts_file, read_traces
+from mua.store.traces import TraceError, TraceWriter, decode_trajectory, encode_trajectory, experts_file, read_traces
 from mua.types import Outcome, Provenance, Segment, Trajectory
 
 TEXT = st.text(st.characters(), max_size=20)  # lone surrogates included: a policy can write "\ud800" into JSON

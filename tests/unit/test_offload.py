@@ -16,8 +16,8 @@ import pytest
 from mua.config.schema import EngineConfig, MegatronConfig
 from mua.engine.allocator import ALLOCATOR_VARIABLES, refuse_expandable_segments
 from mua.engine.sglang_client import EngineGone
-from mua.errors import ConfigError
 from mua.megatron import device_memory
+from mua.utils.errors import ConfigError
 from tests.distributed import run_on_workers
 from tests.megatron_support import backend, exported, make_batch, write_model
 

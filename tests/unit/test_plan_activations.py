@@ -14,13 +14,13 @@ import pytest
 import torch
 
 from mua.config.schema import EnvironmentConfig, ExperimentConfig, MegatronConfig, ModelConfig, TrainerConfig
+from mua.launch.plan.activations import LayerSizes, activations, microbatches_under_way
 from mua.megatron import parallel
 from mua.megatron.architecture import Architecture
 from mua.megatron.microbatch import micro_batch
 from mua.megatron.model import build_chunks
 from mua.megatron.packing import Alignment
 from mua.megatron.settings import Capabilities, Options, capabilities
-from mua.plan.activations import LayerSizes, activations, microbatches_under_way
 from tests.megatron_support import make_batch
 from tests.planned_support import EXPERTS, SHAPE
 from tests.te_ranks import run_with_transformer_engine

@@ -14,12 +14,12 @@ import yaml
 
 from mua.config.load import load_config
 from mua.config.schema import ExperimentConfig
-from mua.errors import ConfigError, MuaError
+from mua.launch.plan import layout
+from mua.launch.plan.layout import check_possible
+from mua.launch.plan.planner import make_plan
 from mua.megatron.architecture import architecture_of
 from mua.megatron.layouts import check_layout
-from mua.plan import layout
-from mua.plan.layout import check_possible
-from mua.plan.planner import make_plan
+from mua.utils.errors import ConfigError, MuaError
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 DENSE, MOE, LARGE = "qwen3-32b-4x8-h200", "qwen3-30b-a3b-2x8", "qwen3-235b-a22b-16x8"

@@ -12,11 +12,11 @@ import torch
 import torch.distributed as dist
 
 from mua.config.schema import MegatronConfig, ModelConfig, OptimizerConfig
-from mua.errors import MuaError
 from mua.megatron import parallel
 from mua.megatron.model import build_chunks
 from mua.megatron.optimizer import Optimizer, wrap_data_parallel
 from mua.megatron.parallel import meta_rank
+from mua.utils.errors import MuaError
 
 ARCHITECTURE = {
     "architectures": ["Qwen3ForCausalLM"],

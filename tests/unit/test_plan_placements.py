@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from mua.config.load import load_config
-from mua.plan.placements import SimulatedPlacement, compare_placements, draw_episode, mean_episode_tokens
-from mua.plan.planner import Plan, make_plan
+from mua.launch.plan.placements import SimulatedPlacement, compare_placements, draw_episode, mean_episode_tokens
+from mua.launch.plan.planner import Plan, make_plan
 from workbench.plan_tables import placements_text
 
 FEW = ("algorithm.groups_per_step=4", "algorithm.group_size=4")

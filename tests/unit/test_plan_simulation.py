@@ -15,8 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mua.engine.member import Slots
-from mua.observe.timeline import EngineActivity, TrainerPhase
-from mua.plan.simulation import (
+from mua.launch.plan.simulation import (
     Setting,
     SimulatedEpisode,
     SimulatedLoop,
@@ -25,6 +24,7 @@ from mua.plan.simulation import (
     settled,
     simulate,
 )
+from mua.observe.timeline import EngineActivity, TrainerPhase
 from mua.rollout.scheduler import StepDemand
 
 

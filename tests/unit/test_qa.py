@@ -22,14 +22,14 @@ from environments.qa.own import PRACTICE_QUESTIONS, page_text
 from environments.qa.pages import page_of, pages
 from environments.qa.world import COUNTS, SPLITS, world, world_key
 from mua.config.schema import EnvironmentConfig
-from mua.endpoint.services import Services
 from mua.environment.domain import unanswered
+from mua.environment.endpoint.services import Services
 from mua.environment.manager import EnvironmentManager
 from mua.environment.protocol import Split, Task, Transcript
 from mua.environment.selection import Selection
 from mua.environment.user import STOP_SIGNAL
-from mua.errors import ConfigError
 from mua.rollout.episode import EpisodeResult
+from mua.utils.errors import ConfigError
 from tests.desk_support import opened
 from workbench.demonstrate import demonstrate, play, replay_gold
 

@@ -17,15 +17,15 @@ import pytest
 from lxml import etree
 
 from mua.config.reading_section import PagesConfig
-from mua.endpoint.cache import JsonCache
-from mua.errors import ConfigError
-from mua.reading.corpus import Corpus
-from mua.reading.page import Page, parts_of
-from mua.reading.page_error import PageError
-from mua.reading.page_text import MAIN, PLAIN, WHOLE, decoded, page_text
-from mua.reading.pages import Pages
-from mua.reading.parsers import Parsers
-from mua.reading.ranking import Ranking, extract, words_of
+from mua.environment.endpoint.cache import JsonCache
+from mua.environment.reading.corpus import Corpus
+from mua.environment.reading.page import Page, parts_of
+from mua.environment.reading.page_error import PageError
+from mua.environment.reading.page_text import MAIN, PLAIN, WHOLE, decoded, page_text
+from mua.environment.reading.pages import Pages
+from mua.environment.reading.parsers import Parsers
+from mua.environment.reading.ranking import Ranking, extract, words_of
+from mua.utils.errors import ConfigError
 from tests.web_support import ARTICLE, Host, host, page
 
 RUSSIAN = "Мы вернём деньги за посылку в течение девяти дней после её получения. " * 4
@@ -246,7 +246,7 @@ async def test_a_reader_that_leaves_takes_the_page_from_nobody() -> None:
 
 
 async def test_pages_grow_old_and_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mua.reading.pages._REMEMBERED_CHARACTERS", 25)
+    monkeypatch.setattr("mua.environment.reading.pages._REMEMBERED_CHARACTERS", 25)
     async with host() as one, reading(one) as pages:
         for name in "abc":
             one.answers[f"/{name}"] = page(name * 10, "text/plain")

@@ -17,13 +17,13 @@ import pypdf
 import pytest
 
 from mua.config.reading_section import PagesConfig
-from mua.errors import ConfigError
-from mua.reading.corpus import Corpus
-from mua.reading.page_error import PageError
-from mua.reading.page_text import PDF
-from mua.reading.pages import Pages
-from mua.reading.parsers import Parsers
-from mua.reading.pdf_text import MOST_PAGES, pdf_text
+from mua.environment.reading.corpus import Corpus
+from mua.environment.reading.page_error import PageError
+from mua.environment.reading.page_text import PDF
+from mua.environment.reading.pages import Pages
+from mua.environment.reading.parsers import Parsers
+from mua.environment.reading.pdf_text import MOST_PAGES, pdf_text
+from mua.utils.errors import ConfigError
 from tests.web_support import host, page
 
 KEY = "environment.tools.pages"

@@ -18,11 +18,11 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from pydantic import ValidationError
 
 from mua.config.reading_section import PagesConfig
-from mua.errors import EnvironmentFault
-from mua.ports import free_port
-from mua.reading.fetching import Fetched, Fetcher
-from mua.reading.page_error import PageError
-from mua.reading.transport import Resolve
+from mua.environment.reading.fetching import Fetched, Fetcher
+from mua.environment.reading.page_error import PageError
+from mua.environment.reading.transport import Resolve
+from mua.utils.errors import EnvironmentFault
+from mua.utils.ports import free_port
 from tests.web_support import Proxy, host, moved, page, proxy
 
 PUBLIC = "93.184.216.34"

@@ -22,12 +22,11 @@ from pydantic import ValidationError
 from environments.help_desk.tasks import generate
 from mua.config.environment import EnvironmentConfig, JudgeConfig, UserConfig
 from mua.config.schema import ExperimentConfig
-from mua.endpoint.services import Services
+from mua.environment.endpoint.services import Services
 from mua.environment.first_instances import domain_faults
 from mua.environment.manager import EnvironmentInstance, EnvironmentManager
 from mua.environment.protocol import ToolResult
 from mua.environment.reading_tools import ReadingFault, SharedLibraries
-from mua.errors import ConfigError, JudgeFault
 from mua.launch.checks import reading as reading_check
 from mua.rollout import runner as runner_module
 from mua.rollout.runner import EpisodeRunner
@@ -38,6 +37,7 @@ from mua.store.tables import requests, tool_calls
 from mua.store.texts import read_texts
 from mua.store.writer import Writer
 from mua.types import Json, Outcome, Trajectory
+from mua.utils.errors import ConfigError, JudgeFault
 from tests.chat_server import Handler, Server, completion, fails, says, serving
 from tests.rollout_fixtures import ScriptedSampler, TestDesk, call, experiment, lines, only
 from tests.tokens_fixtures import chat_family
@@ -53,7 +53,7 @@ POLICY = "Orders may be cancelled until they are shipped. " * 60
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner_module, "_FIRST_PAUSE_S", 0.0)
-    monkeypatch.setattr("mua.reading.search_service._FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr("mua.environment.reading.search_service._FIRST_PAUSE_S", 0.001)
 
 
 @pytest.fixture

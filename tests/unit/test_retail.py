@@ -28,7 +28,7 @@ from environments.retail.user import customer
 from environments.retail.views import compact
 from environments.retail.wishes import EASY, MEDIUM, place
 from mua.config.schema import EnvironmentConfig
-from mua.endpoint.services import Services
+from mua.environment.endpoint.services import Services
 from mua.environment.protocol import Move, Task, ToolResult
 from mua.environment.selection import Selection
 from mua.types import Json

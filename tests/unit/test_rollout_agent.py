@@ -18,14 +18,14 @@ from aiohttp import web
 from environments.help_desk.tasks import generate
 from mua.config.context_section import ContextConfig
 from mua.config.schema import EnvironmentConfig, PolicyEndpointConfig, RolloutConfig
-from mua.endpoint import connection as connection_module
-from mua.endpoint.services import ChatClient
+from mua.environment.endpoint import connection as connection_module
+from mua.environment.endpoint.services import ChatClient
 from mua.environment.manager import EnvironmentManager
 from mua.environment.user import User
-from mua.errors import ConfigError, DeadlineExceeded, EngineError
 from mua.rollout.agent import ChatPolicy, EpisodeSetting
 from mua.rollout.episode import Episode, EpisodeResult
 from mua.types import Json, Outcome
+from mua.utils.errors import ConfigError, DeadlineExceeded, EngineError
 from tests.chat_fixtures import ChatServer, Reply, calls, chat_server, completion, in_order, says
 from tests.chat_server import Clock
 from tests.rollout_fixtures import FixedUser, TestDesk

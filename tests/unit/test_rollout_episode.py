@@ -20,11 +20,11 @@ from mua.config.schema import EnvironmentConfig, RolloutConfig
 from mua.environment.manager import EnvironmentManager
 from mua.environment.protocol import Task, ToolResult
 from mua.environment.user import User
-from mua.errors import DeadlineExceeded
 from mua.rollout.agent import EpisodeSetting, TokenPolicy
 from mua.rollout.episode import Episode, EpisodeResult
 from mua.tokens.chat_family import ChatFamily
 from mua.types import Json, Outcome
+from mua.utils.errors import DeadlineExceeded
 from tests.rollout_fixtures import VERSION, FixedUser, ScriptedSampler, TestDesk, call, lines, sampled_ids
 from tests.tokens_fixtures import chat_family
 

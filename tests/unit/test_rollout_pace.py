@@ -15,14 +15,14 @@ import pytest
 
 from environments.help_desk.tasks import generate
 from mua.algorithms.rollout_metrics import rollout_metrics
-from mua.endpoint.services import Services
 from mua.engine.sampler import TurnCut
+from mua.environment.endpoint.services import Services
 from mua.environment.protocol import Task
-from mua.errors import DeadlineExceeded
 from mua.rollout import runner as runner_module
 from mua.rollout.agent import ENOUGH, REMEMBERED, Pace, TokenPolicy
 from mua.rollout.runner import EpisodeRunner
 from mua.types import Generation, Group, Outcome, Trajectory
+from mua.utils.errors import DeadlineExceeded
 from tests.rollout_fixtures import VERSION, ScriptedSampler, TestDesk, experiment, only
 from tests.tokens_fixtures import chat_family
 

@@ -20,17 +20,17 @@ from hypothesis import strategies as st
 from environments.help_desk.tasks import generate
 from mua.algorithms.batch import make_batch
 from mua.config.schema import AlgorithmConfig
-from mua.endpoint.services import Services
 from mua.environment import manager as manager_module
+from mua.environment.endpoint.services import Services
 from mua.environment.manager import TooManyHungCalls
 from mua.environment.protocol import ToolResult
-from mua.errors import ConfigError, DeadlineExceeded, EngineError, UserFault
-from mua.observe.traces import TraceWriter
-from mua.readable import readable
 from mua.rollout import runner as runner_module
 from mua.rollout.runner import EpisodeRunner
-from mua.seeds import derived_seed
+from mua.store.traces import TraceWriter
 from mua.types import Group, Json, Outcome, Trajectory
+from mua.utils.errors import ConfigError, DeadlineExceeded, EngineError, UserFault
+from mua.utils.seeds import derived_seed
+from mua.utils.user_errors import readable
 from tests.rollout_fixtures import FixedUser, Script, ScriptedSampler, TestDesk, call, experiment, lines, only
 from tests.tokens_fixtures import chat_family
 

@@ -18,9 +18,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mua.errors import EngineError
 from mua.rollout.scheduler import GroupScheduler, Position, RolloutBatch, StepDemand
 from mua.types import Group, Outcome, Segment, Trajectory
+from mua.utils.errors import EngineError
 
 
 async def turns(count: int) -> None:

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from mua.config.schema import CurriculumConfig
 from mua.environment.protocol import Task
-from mua.errors import ConfigError
 from mua.rollout.stream import TaskStream
 from mua.types import Group, Outcome, Trajectory
+from mua.utils.errors import ConfigError
 
 
 def tasks(count: int) -> list[Task]:

@@ -16,10 +16,10 @@ import pytest
 from aiohttp import web
 
 from mua.config.schema import DistillationConfig
-from mua.errors import ConfigError, EngineError
 from mua.rollout.teacher import Teacher, probe_texts
 from mua.tokens.codec import Codec, fixed
 from mua.types import Group, Outcome, Provenance, Segment, Trajectory
+from mua.utils.errors import ConfigError, EngineError
 from tests.chat_server import Handler, Server, drops, fails, never, nobody, raw, serving, together
 from tests.tokens_fixtures import chat_family
 

@@ -30,7 +30,7 @@ from mua.config.sandbox_section import SandboxConfig
 from mua.config.tools_section import ProgramKind
 from mua.sandbox import box as box_module
 from mua.sandbox.box import LONGEST_PROGRAM, Sandbox, SandboxResult
-from mua.untrusted import unpaired_surrogate
+from mua.utils.strict_json import unpaired_surrogate
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIG = SandboxConfig(

@@ -23,17 +23,17 @@ from environments.help_desk.tasks import generate
 from mua.config.sandbox_section import SandboxConfig
 from mua.config.schema import EnvironmentConfig
 from mua.config.tools_section import ToolsConfig
-from mua.endpoint.services import Services
+from mua.environment.endpoint.services import Services
 from mua.environment.extras import ExtraToolsNotStarted
 from mua.environment.manager import EnvironmentInstance
 from mua.environment.sandbox_tools import FRESH, SandboxFault
-from mua.errors import ConfigError, EnvironmentFault
 from mua.launch import checks
 from mua.rollout.runner import EpisodeRunner
 from mua.sandbox import backends
 from mua.sandbox.box import INSIDE
 from mua.trainer.rl import train
 from mua.types import Json, Outcome, Trajectory
+from mua.utils.errors import ConfigError, EnvironmentFault
 from tests import odd_agents
 from tests.rollout_fixtures import Script, ScriptedSampler, TestDesk, call, experiment, lines, only
 from tests.tokens_fixtures import chat_family

@@ -15,12 +15,12 @@ import psutil
 import pytest
 
 from mua.config.scorer_section import ScorerConfig
-from mua.endpoint.services import Services
-from mua.errors import ConfigError, EnvironmentFault
-from mua.scoring.code_answers import same_value
-from mua.scoring.comparison_pool import ComparisonPool, MathProcess
-from mua.scoring.scorer import Question
-from mua.scoring.scorer_registry import grader, make_scorer
+from mua.environment.endpoint.services import Services
+from mua.users.scoring.code_answers import same_value
+from mua.users.scoring.comparison_pool import ComparisonPool, MathProcess
+from mua.users.scoring.scorer import Question
+from mua.users.scoring.scorer_registry import grader, make_scorer
+from mua.utils.errors import ConfigError, EnvironmentFault
 from tests.sandbox_support import need_sandboxes
 
 RULES = {"relative": 1e-6, "absolute": 0.0}
@@ -35,7 +35,7 @@ def pool() -> Iterator[ComparisonPool]:
 
 def processes() -> list[psutil.Process]:
     below = psutil.Process().children(recursive=True)
-    return [one for one in below if "mua.scoring.symbolic_worker" in " ".join(one.cmdline())]
+    return [one for one in below if "mua.users.scoring.symbolic_worker" in " ".join(one.cmdline())]
 
 
 @pytest.mark.parametrize(

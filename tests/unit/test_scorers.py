@@ -25,15 +25,15 @@ from mua.config.environment import LlmConfig
 from mua.config.schema import EnvironmentConfig
 from mua.config.scorer_section import ScorerConfig
 from mua.config.section import Section
-from mua.endpoint.services import ChatClient, Services
+from mua.environment.endpoint.services import ChatClient, Services
 from mua.environment.selection import Selection
-from mua.errors import ConfigError, JudgeFault
-from mua.scoring.extraction import found_answers
-from mua.scoring.list_answers import readings
-from mua.scoring.number_words import digits_of_words
-from mua.scoring.scorer import ChecksTogether, Grader, Question
-from mua.scoring.scorer_registry import SCORERS, grader, make_scorer
-from mua.scoring.written_numbers import read_number
+from mua.users.scoring.extraction import found_answers
+from mua.users.scoring.list_answers import readings
+from mua.users.scoring.number_words import digits_of_words
+from mua.users.scoring.scorer import ChecksTogether, Grader, Question
+from mua.users.scoring.scorer_registry import SCORERS, grader, make_scorer
+from mua.users.scoring.written_numbers import read_number
+from mua.utils.errors import ConfigError, JudgeFault
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAIRS = yaml.safe_load((Path(__file__).parents[1] / "data/scorer_pairs.yaml").read_text(encoding="utf-8"))

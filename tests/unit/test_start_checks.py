@@ -20,10 +20,10 @@ from typer.testing import CliRunner, Result
 from mua.cli import app
 from mua.config.load import read_config
 from mua.config.schema import ExperimentConfig
-from mua.errors import ConfigError
 from mua.launch import start_checks
 from mua.launch.slurm import read_job
 from mua.launch.start_checks import Check, Checked, Start, Verb, check_reading, check_service, check_start, checked
+from mua.utils.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]
 BASE = """\
@@ -351,13 +351,13 @@ def test_packages_of_tools_are_missed_before_anything_is_built(
     folder: Path, monkeypatch: pytest.MonkeyPatch, module: str, override: str, key: str
 ) -> None:
     assert found(override).problems() == []
-    monkeypatch.setattr("mua.missing_package.find_spec", lambda name: None if name == module else name)
+    monkeypatch.setattr("mua.utils.optional_deps.find_spec", lambda name: None if name == module else name)
     (problem,) = map(str, found(override).problems())
     assert f"{key}: {module} is not installed; pip install 'mua[tools]'" in problem
 
 
 def test_searches_by_a_service_need_no_parser_of_pages(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mua.missing_package.find_spec", lambda _: None)
+    monkeypatch.setattr("mua.utils.optional_deps.find_spec", lambda _: None)
     assert found("environment.tools.search={url: 'http://somewhere:1/?q={query}'}").problems() == []
 
 

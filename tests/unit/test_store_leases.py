@@ -22,10 +22,8 @@ import sqlalchemy as sa
 
 import mua
 from mua.engine.routed import CONTRACT
-from mua.errors import ConfigError
 from mua.rollout.sample import configuration_of, secrets_of
 from mua.rollout.sampler_code import made_with
-from mua.source_state import code_digest
 from mua.store import database, leases
 from mua.store.database import Store
 from mua.store.faults import StoreError, StoreUnreachable
@@ -33,6 +31,8 @@ from mua.store.leases import EpisodeLease, claim, complete_groups, deliver, ende
 from mua.store.part_finding import find_part, router_row, state_of_run
 from mua.store.tables import engines, episodes, parts, runs, tasks
 from mua.store.writer import Insert, execute
+from mua.utils.errors import ConfigError
+from mua.utils.source_state import code_digest
 from tests.postgres_support import PostgresServer
 
 RUN, SIZE = "r", 3
@@ -286,7 +286,7 @@ judge: {{llm: {{base_url: "http://127.0.0.1:1/v1", model: m, api_key: {key}}}}}
 
 def test_a_sampler_needs_the_configuration_of_the_run(tmp_path: Path) -> None:
     from mua.config.load import load_config
-    from mua.launch.provenance import provenance
+    from mua.observe.provenance import provenance
     from mua.store.part_finding import RunningPart
 
     file = tmp_path / "config.yaml"
@@ -314,7 +314,7 @@ def test_a_sampler_of_another_mua_or_other_code_is_refused(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from mua.config.load import load_config
-    from mua.launch.provenance import provenance
+    from mua.observe.provenance import provenance
     from mua.rollout import sampler_code
     from mua.store.part_finding import RunningPart
 

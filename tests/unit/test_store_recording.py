@@ -18,8 +18,7 @@ from aiohttp import web
 
 from environments.help_desk.tasks import generate
 from mua.config.schema import DistillationConfig
-from mua.endpoint.services import Services
-from mua.errors import EngineError, UserFault
+from mua.environment.endpoint.services import Services
 from mua.rollout import runner as runner_module
 from mua.rollout.runner import EpisodeRunner
 from mua.rollout.teacher import Teacher
@@ -32,6 +31,7 @@ from mua.store.texts import check_text, message_lists, read_texts
 from mua.store.verification import verify
 from mua.store.writer import Writer
 from mua.types import Group, Json
+from mua.utils.errors import EngineError, UserFault
 from tests.chat_server import asked, fails, serving
 from tests.rollout_fixtures import Script, ScriptedSampler, TestDesk, call, experiment, lines, only
 from tests.tokens_fixtures import chat_family

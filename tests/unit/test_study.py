@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from mua.config.load import load_config
-from mua.errors import ConfigError
+from mua.utils.errors import ConfigError
 from tests.tables import cases_of, refused, table
 from tools import study as studies
 from tools.study import SeedRuns, Study, load_study, over_seeds, report

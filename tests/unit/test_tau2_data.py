@@ -24,7 +24,7 @@ from environments.telecom.official.user import named
 from mua.config.schema import EnvironmentConfig
 from mua.environment.protocol import Move, Task, ToolResult, UserMove
 from mua.environment.selection import Selection
-from mua.errors import ConfigError
+from mua.utils.errors import ConfigError
 from tests.desk_support import SPLITS, judged, opened, played_with
 from tests.tables import cases_of, changed, refused, table
 from tests.tau_support import SMALL, official_tau2, over, tasks_of

@@ -28,11 +28,11 @@ from environments.retail import DOMAIN
 from environments.retail.shop import shop
 from environments.retail.tools import TOOLS
 from mua.cli import app
-from mua.endpoint.chat import Completion
-from mua.endpoint.services import Services
+from mua.environment.endpoint.chat import Completion
+from mua.environment.endpoint.services import Services
 from mua.environment.protocol import Evaluation, Task, Transcript
-from mua.errors import ConfigError, JudgeFault
 from mua.types import Json
+from mua.utils.errors import ConfigError, JudgeFault
 from tests.counting import operations
 from tests.desk_support import SPLITS, judged, opened
 from tests.tables import cases_of, changed, refused, table

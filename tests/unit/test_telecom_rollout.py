@@ -11,11 +11,11 @@ from pathlib import Path
 from environments.telecom import DOMAIN
 from environments.telecom.tasks import load_split
 from environments.telecom.world import base
-from mua.endpoint.services import Services
+from mua.environment.endpoint.services import Services
 from mua.environment.protocol import Task, UserMove
 from mua.environment.user import STOP_SIGNAL
-from mua.observe.traces import TraceWriter
 from mua.rollout.runner import EpisodeRunner
+from mua.store.traces import TraceWriter
 from mua.types import Json, Outcome, Trajectory
 from tests.chat_fixtures import calls, chat_server, in_order, says
 from tests.desk_support import played_with

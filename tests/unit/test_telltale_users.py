@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from mua.diagnosis.telltale_users import Telltale
 from mua.environment.domain import moves_of, scripted_user, unanswered
 from mua.environment.registry import domain_names, get_domain
 from mua.types import Json
+from mua.view.diagnosis.telltale_users import Telltale
 from workbench.demonstrate import Player, play
 
 

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from mua.environment.protocol import Transcript
-from mua.errors import EngineError
 from mua.tokens.chat_family import ChatFamily
 from mua.tokens.codec import ConversationError
 from mua.tokens.conversation import Conversation
 from mua.types import Provenance, ToolSchema
+from mua.utils.errors import EngineError
 from tests.tokens_fixtures import chat_family, generation, plain_ids, runs
 
 TOOL = ToolSchema("look_up", "Finds è", {"type": "object", "properties": {"key": {"type": "string"}}})

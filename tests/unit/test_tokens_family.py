@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer
 
-from mua.errors import ModelError
 from mua.tokens.chat_family import apply_template
 from mua.tokens.codec import content, fixed
 from mua.tokens.family_loading import load_family
 from mua.types import Json, Provenance
+from mua.utils.errors import ModelError
 from tests.tokens_fixtures import CORPUS, chat_family, model_folder, plain_ids
 from workbench.tokenizer import train_tokenizer
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from mua.tokens import parsing
 from mua.tokens.parsing import AssistantTurn, ErrorKind, parse_turn
-from mua.untrusted import read_json_at
+from mua.utils.strict_json import read_json_at
 
 GOOD = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
 

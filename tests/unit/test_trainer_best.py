@@ -18,13 +18,13 @@ from typer.testing import CliRunner
 from mua.cli import app
 from mua.config.schema import ExperimentConfig
 from mua.environment.protocol import Task
-from mua.errors import EngineError, MuaError
 from mua.megatron.checkpoint import best_checkpoint
 from mua.observe.metrics_log import read_metrics
-from mua.observe.traces import read_traces
 from mua.rollout.scheduler import Position, RolloutBatch
+from mua.store.traces import read_traces
 from mua.trainer.run_folder import Run
 from mua.types import Group, Outcome, Trajectory
+from mua.utils.errors import EngineError, MuaError
 from tests.unit.test_trainer_bounds import ALL, StandIn, experiment, rollouts, train
 
 TASKS = 10

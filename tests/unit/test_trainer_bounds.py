@@ -19,17 +19,17 @@ from disk_support import largest_file
 
 from mua.config.schema import ExperimentConfig
 from mua.engine.sync import SyncReport
-from mua.errors import DiskError, RunStopped, exit_status
 from mua.observe.metrics_log import read_metrics
-from mua.observe.traces import read_traces
 from mua.rollout.scheduler import Position, RolloutBatch
 from mua.rollout.scored import require_scored, too_few_scored
 from mua.rollout.service import RolloutService
+from mua.store.traces import read_traces
 from mua.trainer.learner import Learner
 from mua.trainer.preempt import Preemption
 from mua.trainer.rl import Training, progress_note
 from mua.trainer.run_folder import Run
 from mua.types import Group, Outcome, Provenance, Segment, TrainBatch, Trajectory
+from mua.utils.errors import DiskError, RunStopped, exit_status
 
 STEPS, SIZE = 8, 4
 

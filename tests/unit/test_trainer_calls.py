@@ -19,9 +19,9 @@ import pytest
 import torch.distributed as dist
 from distributed import run_distributed
 
-from mua.errors import RankLost
-from mua.ports import free_port
 from mua.trainer.calls import Calls, lost_rank
+from mua.utils.errors import RankLost
+from mua.utils.ports import free_port
 
 RANKS = 3
 ALONE_SECONDS, COLLECTIVE_SECONDS = 3.0, 2.0

@@ -22,7 +22,6 @@ from hypothesis import strategies as st
 
 from mua.config.schema import ExperimentConfig, RolloutConfig
 from mua.config.store_section import StoredDemonstrations, StoredSource
-from mua.errors import ConfigError, EngineError, Preempted
 from mua.observe.metrics_log import read_metrics
 from mua.store.database import Store
 from mua.store.records import EpisodeKey, trajectory_inserts
@@ -34,6 +33,7 @@ from mua.tokens.same_tokenizer import tokenizer_digest
 from mua.trainer.conversations import load_sets
 from mua.trainer.from_store import train_offline, use_schedule
 from mua.trainer.sft import fine_tune
+from mua.utils.errors import ConfigError, EngineError, Preempted
 from tests.store_support import played, spoil, write_run
 from tests.tokens_fixtures import write_tokenizer
 from tests.unit.test_trainer_sft_run import LeavingAt

@@ -14,8 +14,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from mua.errors import Preempted
 from mua.trainer.preempt import Preemption
+from mua.utils.errors import Preempted
 
 BUSY = """
 import time

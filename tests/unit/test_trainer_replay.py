@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 import sqlalchemy as sa
 
-from mua.errors import ConfigError
 from mua.store.database import Store
 from mua.store.faults import StoreError
 from mua.store.records import EpisodeKey
@@ -21,6 +20,7 @@ from mua.store.tables import segments, steps, trajectories
 from mua.trainer.replay import _check, _same_arrays, replay, stored_step
 from mua.trainer.run_record import Learned
 from mua.types import Json, TrainBatch, TrainSequence
+from mua.utils.errors import ConfigError
 from tests.rollout_fixtures import experiment
 from tests.store_support import write_run
 

@@ -21,11 +21,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mua.config.schema import ExperimentConfig
-from mua.errors import ConfigError
 from mua.tokens.chat_family import ChatFamily
 from mua.trainer.conversations import batch_members, hold_out, load_conversations, load_sets
 from mua.trainer.sharegpt import openai_messages
 from mua.types import Segment
+from mua.utils.errors import ConfigError
 from tests.tokens_fixtures import chat_family, runs
 
 FAMILY = chat_family("qwen3", False)

@@ -19,7 +19,6 @@ import transformers
 from mua.algorithms.batch import sft_batch
 from mua.algorithms.losses import CrossEntropyLoss
 from mua.config.schema import ExperimentConfig
-from mua.errors import Preempted, RunStopped
 from mua.megatron.checkpoint import latest_checkpoint
 from mua.observe.metrics_log import read_metrics
 from mua.tokens.family_loading import load_family
@@ -27,6 +26,7 @@ from mua.trainer.conversations import Conversations, load_sets
 from mua.trainer.preempt import Preemption
 from mua.trainer.sft import fine_tune, validation_metrics
 from mua.types import Json, Segment
+from mua.utils.errors import Preempted, RunStopped
 from tests.megatron_support import backend
 from tests.tokens_fixtures import write_tokenizer
 

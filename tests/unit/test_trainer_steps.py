@@ -21,13 +21,13 @@ import torch
 from mua.algorithms.losses import LossFunction, TokenTensors, finish_metrics
 from mua.config.schema import ExperimentConfig, RolloutConfig
 from mua.engine.sync import SyncReport
-from mua.errors import ConfigError, EngineError
 from mua.observe.timeline import Timeline
 from mua.rollout.scheduler import Position, RolloutBatch
 from mua.trainer import rl
 from mua.trainer.preempt import Preemption
 from mua.trainer.run_folder import Run
 from mua.types import Group, Outcome, Provenance, Segment, TrainBatch, Trajectory
+from mua.utils.errors import ConfigError, EngineError
 
 VOCABULARY = 7
 TEMPERATURE = 0.5

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mua.untrusted import (
+from mua.utils.strict_json import (
     MAX_DEPTH,
     JsonError,
     is_number,

@@ -17,16 +17,16 @@ import pytest
 from environments.help_desk.tasks import generate
 from mua.algorithms.rollout_metrics import rollout_metrics
 from mua.config.schema import UserConfig
-from mua.endpoint.services import Services
+from mua.environment.endpoint.services import Services
 from mua.environment.protocol import Task, ToolResult
 from mua.environment.user import User, UserReply
-from mua.errors import ConfigError, JudgeFault, UserFault, UserFaultKind
 from mua.rollout.runner import EpisodeRunner
 from mua.types import Group, Outcome, Trajectory
 from mua.users.factory import Placement, UserFactory
 from mua.users.judge import Judge
 from mua.users.llm import LlmUser
 from mua.users.personas import load_prompt
+from mua.utils.errors import ConfigError, JudgeFault, UserFault, UserFaultKind
 from tests.chat_server import asked, raw, says
 from tests.rollout_fixtures import FixedUser, ScriptedSampler, TestDesk, call, experiment, lines, only
 from tests.tokens_fixtures import chat_family

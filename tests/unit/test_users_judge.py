@@ -16,13 +16,13 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from environments.help_desk.tasks import generate
 from mua.config.schema import LlmConfig
-from mua.endpoint.services import Services
-from mua.errors import JudgeFault
+from mua.environment.endpoint.services import Services
 from mua.rollout import runner as runner_module
 from mua.rollout.runner import EpisodeRunner
-from mua.seeds import derived_seed
 from mua.types import Outcome
 from mua.users.judge import Judge, single_object
+from mua.utils.errors import JudgeFault
+from mua.utils.seeds import derived_seed
 from tests.chat_server import Handler, Server, asked, client_of, completion, fails, says
 from tests.judged_desk import JudgedDesk
 from tests.rollout_fixtures import FixedUser, ScriptedSampler, call, experiment, lines, only

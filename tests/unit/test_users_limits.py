@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mua.endpoint.chat import Trouble
-from mua.endpoint.connection import Accounts
-from mua.endpoint.limits import Breaker, RateLimit
+from mua.environment.endpoint.chat import Trouble
+from mua.environment.endpoint.connection import Accounts
+from mua.environment.endpoint.limits import Breaker, RateLimit
 
 FAULT = Trouble("connection", "nobody there", "look")
 

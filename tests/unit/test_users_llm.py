@@ -21,13 +21,13 @@ import pytest
 from pydantic import SecretStr
 
 from mua.config.schema import LlmConfig
-from mua.endpoint import services as services_module
-from mua.endpoint.connection import retry_after_seconds
-from mua.endpoint.services import ChatClient
+from mua.environment.endpoint import services as services_module
+from mua.environment.endpoint.connection import retry_after_seconds
+from mua.environment.endpoint.services import ChatClient
 from mua.environment.user import STOP_SIGNAL, User
-from mua.errors import UserFault
 from mua.users.llm import LlmUser
 from mua.users.personas import DEFAULT_PROMPT, GREETING, SILENCE
+from mua.utils.errors import UserFault
 from tests.chat_server import (
     Clock,
     Handler,

@@ -23,12 +23,12 @@ from pydantic import SecretStr
 
 from mua.config.load import load_config
 from mua.config.schema import EndpointConfig, JudgeConfig, LlmConfig, UserConfig
-from mua.endpoint import connection as connection_module
-from mua.endpoint import limits as limits_module
-from mua.endpoint import services as services_module
-from mua.endpoint.services import ChatClient, Services
-from mua.errors import ConfigError, JudgeFault, UserFault
+from mua.environment.endpoint import connection as connection_module
+from mua.environment.endpoint import limits as limits_module
+from mua.environment.endpoint import services as services_module
+from mua.environment.endpoint.services import ChatClient, Services
 from mua.launch.slurm import secrets_in
+from mua.utils.errors import ConfigError, JudgeFault, UserFault
 from tests.chat_server import Clock, Server, asked, client_of, drops, fails, never, raw, says, serving, together
 
 HELLO = [{"role": "user", "content": "hi"}]
@@ -302,8 +302,8 @@ def test_several_processes_share_a_cache(tmp_path: Path) -> None:
     program = """
 import asyncio, sys
 from pathlib import Path
-from mua.endpoint.cache import ResponseCache
-from mua.endpoint.chat import Completion
+from mua.environment.endpoint.cache import ResponseCache
+from mua.environment.endpoint.chat import Completion
 async def main(name):
     cache = ResponseCache(Path(sys.argv[1]), "k")
     for i in range(25):

@@ -15,10 +15,10 @@ from environments.kit.scripted import ScriptedUser
 from mua.environment.domain import Informed
 from mua.environment.protocol import Task
 from mua.environment.registry import get_domain
-from mua.errors import UserFaultKind
 from mua.users.stated_facts import Knowledge, is_word, values_in
 from mua.users.task_check import TaskCheck, Vocabulary
 from mua.users.utterance_check import LeakCheck, misused_signal, unusable, with_signal
+from mua.utils.errors import UserFaultKind
 from tools.bench import user_check as bench
 
 PERSONA = (

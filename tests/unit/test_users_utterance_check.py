@@ -13,16 +13,16 @@ import pytest
 
 from environments.help_desk.tasks import generate
 from mua.config.schema import LlmConfig, UserConfig
-from mua.endpoint.services import ChatClient, Services
+from mua.environment.endpoint.services import ChatClient, Services
 from mua.environment.protocol import ToolResult
 from mua.environment.user import STOP_SIGNAL, ToolUser
-from mua.errors import UserFault, UserFaultKind
 from mua.rollout.runner import EpisodeRunner
 from mua.types import Json, Outcome, ToolSchema, Trajectory
 from mua.users.factory import UserFactory
 from mua.users.llm import LlmUser
 from mua.users.personas import DEFAULT_PROMPT, GREETING, GREETINGS, MANNERS, Style, style_of
 from mua.users.utterance_check import LeakCheck, unusable, without_label
+from mua.utils.errors import UserFault, UserFaultKind
 from tests.chat_server import Handler, acts, asked, says, serving
 from tests.rollout_fixtures import ScriptedSampler, TestDesk, call, experiment, lines, only
 from tests.tokens_fixtures import chat_family

@@ -19,15 +19,15 @@ import pytest
 from typer.testing import CliRunner
 
 from mua.cli import app
-from mua.errors import MuaError
-from mua.evaluation.estimators import bootstrap
-from mua.observe.traces import TraceWriter
 from mua.store.database import Store
 from mua.store.faults import StoreError
 from mua.store.reader import read_trajectories
 from mua.store.tables import steps, trajectories
+from mua.store.traces import TraceWriter
 from mua.store.writer import Insert, Update, execute
+from mua.trainer.evaluation.estimators import bootstrap
 from mua.types import Json
+from mua.utils.errors import MuaError
 from mua.view.page_answers import Answers, as_bytes
 from mua.view.page_files import STATIC
 from mua.view.single_file import _even, export_page

@@ -14,10 +14,10 @@ import torch
 
 from mua.compat.without_cuda import without_cuda
 from mua.config.load import load_config
-from mua.errors import ConfigError, MuaError
+from mua.launch.plan.planner import make_plan
 from mua.megatron.conversion import convert_to_hf, convert_to_megatron
 from mua.megatron.parallel import meta_rank
-from mua.plan.planner import make_plan
+from mua.utils.errors import ConfigError, MuaError
 from tests.unit.test_plan_meta import LAYOUT
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from mua.config.schema import EnvironmentConfig
-from mua.endpoint.services import Services
+from mua.environment.endpoint.services import Services
 from mua.environment.protocol import Task
 from mua.environment.registry import get_domain
 from mua.environment.selection import Selection

@@ -24,7 +24,7 @@ from pathlib import Path
 
 from mua.environment.registry import get_domain
 from mua.observe.metrics_log import read_metrics
-from mua.observe.traces import read_traces
+from mua.store.traces import read_traces
 from mua.types import Json, Trajectory
 from tests.agents_support import LIBRARIES, agreed, command_of, differing
 from tools import kit

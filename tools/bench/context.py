@@ -31,17 +31,17 @@ from environments.qa.world import world, world_key
 from mua.algorithms.advantage import Floats
 from mua.config.load import load_config
 from mua.config.schema import ExperimentConfig
-from mua.endpoint.services import Services
 from mua.engine.sampler import SamplingParams
+from mua.environment.endpoint.services import Services
 from mua.environment.protocol import Task
 from mua.environment.selection import Selection
-from mua.errors import MuaError
-from mua.evaluation.estimators import percentile_interval
-from mua.evaluation.recording import recording
 from mua.rollout.runner import EpisodeRunner
 from mua.tokens.chat_family import ChatFamily
 from mua.tokens.family_loading import load_family
+from mua.trainer.evaluation.estimators import percentile_interval
+from mua.trainer.evaluation.recording import recording
 from mua.types import Generation, Json, Outcome, Trajectory
+from mua.utils.errors import MuaError
 from tools import kit
 from tools.tiny import build_policy
 from workbench.commands import mua as run_mua

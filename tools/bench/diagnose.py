@@ -27,15 +27,15 @@ from unittest import mock
 
 import numpy as np
 
-from mua.diagnosis.causes import CAUSES
-from mua.diagnosis.run_reading import evidence_of
-from mua.diagnosis.verdict import Diagnosis, diagnosed
 from mua.environment.domain import unanswered
 from mua.environment.manager import EnvironmentInstance
 from mua.environment.protocol import Evaluation, Move, ToolResult, Transcript
-from mua.errors import JudgeFault
+from mua.observe.diagnosis.causes import CAUSES
+from mua.observe.diagnosis.verdict import Diagnosis, diagnosed
 from mua.observe.metrics_log import read_metrics
 from mua.types import Provenance, Segment
+from mua.utils.errors import JudgeFault
+from mua.view.diagnosis.run_reading import evidence_of
 from tools import kit
 from tools.bench.planted_runs import (
     WINDOWS,

@@ -158,7 +158,7 @@ def subject() -> Subject:
     """Official data if it is there, else the made database."""
     if not OFFICIAL.is_dir():
         return made_subject()
-    from mua.endpoint.services import Services
+    from mua.environment.endpoint.services import Services
 
     retail: Any = get_domain("retail")
     domain = retail.configured(EnvironmentConfig(name="retail", data=OFFICIAL), Services())

@@ -29,9 +29,9 @@ from pathlib import Path
 import numpy as np
 
 from mua.config.schema import ExperimentConfig
-from mua.endpoint.services import Services
 from mua.engine.sampler import SamplingParams
 from mua.environment.domain import Domain
+from mua.environment.endpoint.services import Services
 from mua.environment.protocol import Move, Task
 from mua.environment.registry import get_domain
 from mua.environment.selection import Selection

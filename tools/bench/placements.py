@@ -12,8 +12,8 @@ import os
 from pathlib import Path
 
 from mua.config.load import load_config
-from mua.plan.placements import compare_placements
-from mua.plan.planner import make_plan
+from mua.launch.plan.placements import compare_placements
+from mua.launch.plan.planner import make_plan
 from tools import kit
 
 COLUMNS = (

@@ -34,7 +34,6 @@ from mua.environment.protocol import Move, Task
 from mua.environment.registry import get_domain
 from mua.rollout.runner import EpisodeRunner, without_gc_pauses
 from mua.rollout.service import RolloutService
-from mua.seeds import derived_seed
 from mua.store.recorder import current_episode
 from mua.tokens.chat_family import ChatFamily
 from mua.tokens.codec import fixed
@@ -44,6 +43,7 @@ from mua.trainer.rank_processes import become_rank
 from mua.trainer.rl import Training, optimizer_steps, recorded
 from mua.trainer.run_folder import Run
 from mua.types import Generation, Int32Array, Provenance
+from mua.utils.seeds import derived_seed
 from tools import kit
 
 SHAPE = {
@@ -386,9 +386,9 @@ def settings_of(
 
 def made_run(plan: Plan, root: Path, output: Path, seed: int) -> Path:
     """Train by ``plan``; the output folder. A run that its own bounds stop is left as it is."""
-    from mua.errors import MuaError
     from mua.observe.output import output_of, prepare_output
     from mua.tokens.family_loading import load_family
+    from mua.utils.errors import MuaError
 
     domains = tuple(plan.domain.split("+"))
     model = policy(root, domains, plan.start)

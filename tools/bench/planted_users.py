@@ -7,8 +7,8 @@ from typing import Any
 
 from mua.environment.domain import scripted_user
 from mua.environment.user import User, UserReply
-from mua.errors import UserFault, UserFaultKind
 from mua.users.factory import Placement
+from mua.utils.errors import UserFault, UserFaultKind
 from tools.bench.planted_runs import step_now
 
 

@@ -15,8 +15,8 @@ from environments.help_desk import HelpDeskDomain
 from environments.help_desk.tools import HelpDesk
 from mua.environment.protocol import Environment, Isolation, Split, Task, ToolResult
 from mua.environment.user import User, UserReply
-from mua.seeds import derived_seed
 from mua.types import Json
+from mua.utils.seeds import derived_seed
 
 TOOL_SECONDS, USER_SECONDS = 0.1, 0.4
 """Medians."""

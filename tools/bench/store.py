@@ -28,9 +28,9 @@ from scipy.stats import binom
 
 from mua.config.load import load_config
 from mua.config.schema import ExperimentConfig
-from mua.endpoint.services import Services
 from mua.engine.pool import EnginePool
 from mua.engine.sampler import Sampler
+from mua.environment.endpoint.services import Services
 from mua.environment.protocol import Task
 from mua.environment.selection import Selection
 from mua.rollout.runner import EpisodeRunner, without_gc_pauses

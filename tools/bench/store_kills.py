@@ -34,7 +34,6 @@ import numpy as np
 import sqlalchemy as sa
 from sqlalchemy.engine.default import DefaultDialect
 
-from megatron_bridge.atomic import hidden_folder, publish_folder
 from mua.algorithms.batch import make_batches
 from mua.config.schema import ExperimentConfig
 from mua.store.database import Store, store_url
@@ -48,6 +47,7 @@ from mua.trainer import run_folder, run_record
 from mua.trainer.run_folder import Run
 from mua.trainer.run_record import Learned, RunRecord
 from mua.types import Group, Outcome, Segment, Trajectory
+from mua.utils.atomic import hidden_folder, publish_folder
 
 GROUPS, SIZE = 2, 2
 

@@ -28,10 +28,10 @@ from typing import Any
 
 import numpy as np
 
+from mua.launch.plan.simulation import Setting, SimulatedEpisode, SimulatedTurn, mean_metrics, settled, simulate
 from mua.observe.metrics_log import METRICS_FILE, read_metrics
-from mua.observe.traces import read_traces
-from mua.plan.simulation import Setting, SimulatedEpisode, SimulatedTurn, mean_metrics, settled, simulate
 from mua.rollout.scheduler import StepDemand
+from mua.store.traces import read_traces
 from mua.types import Trajectory
 from tools import kit
 
@@ -172,7 +172,7 @@ def register(folder: Path) -> None:
 
 @dataclass(frozen=True)
 class MeasuredEngine:
-    """Implements :class:`mua.plan.simulation.EngineSpeed`. Seconds."""
+    """Implements :class:`mua.launch.plan.simulation.EngineSpeed`. Seconds."""
 
     alone: float
     """Of an iteration, whoever runs."""

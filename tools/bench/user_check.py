@@ -30,11 +30,11 @@ from mua.environment.domain import Domain, moves_of
 from mua.environment.protocol import Split, Task, ToolResult
 from mua.environment.registry import get_domain
 from mua.environment.user import STOP_SIGNAL, ToolUser, User, UserReply, UserTools
-from mua.errors import MuaError, Refusal, UserFaultKind
 from mua.types import Json, ToolSchema
 from mua.users.personas import DEFAULT_PROMPT
 from mua.users.task_check import SPLITS, ReplyCheck, TaskCheck, Vocabulary
 from mua.users.utterance_check import LeakCheck, with_signal, without_label
+from mua.utils.errors import MuaError, Refusal, UserFaultKind
 from tools import kit
 from workbench.demonstrate import play
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from mua.observe.metrics_log import read_metrics
-from mua.observe.traces import read_traces
+from mua.store.traces import read_traces
 from mua.types import Json, Trajectory
 from tools.faults.draw import STEPS
 from tools.faults.workshop import GROUPS, SIZE, UPDATES

@@ -19,7 +19,7 @@ from typing import TypeVar
 
 import psutil
 
-from mua.ports import LOOPBACK, free_port
+from mua.utils.ports import LOOPBACK, free_port
 from tools.faults.draw import BEGINNING, Fault, Kind
 from tools.faults.watch import command_of, family, members, newest_step
 

@@ -22,6 +22,9 @@ import torch
 from mua.algorithms.losses import PolicyLoss
 from mua.config.load import load_config
 from mua.config.schema import ExperimentConfig, MegatronConfig
+from mua.launch.plan.compute import GPUS
+from mua.launch.plan.gpu_memory import measure
+from mua.launch.plan.planner import StagePlan, make_plan
 from mua.megatron import parallel
 from mua.megatron.architecture import Architecture, Workload, architecture_of
 from mua.megatron.capabilities import capabilities, implementation_of
@@ -30,9 +33,6 @@ from mua.megatron.modules import defer_logits
 from mua.megatron.network import Network, policy_terms
 from mua.megatron.packing import Alignment
 from mua.megatron.shares import Shares
-from mua.plan.compute import GPUS
-from mua.plan.gpu_memory import measure
-from mua.plan.planner import StagePlan, make_plan
 from tools.gpu_checks.child import Found, Place
 from tools.gpu_checks.policies import sequences, wait
 
@@ -144,7 +144,7 @@ def _peak(found: Found, place: Place) -> float | None:
     name = torch.cuda.get_device_name().replace("-", " ").split()
     known = [gpu.flops for key, gpu in GPUS.items() if key.partition("-")[0] in name]
     if not known:
-        found.message = f"no datasheet of {' '.join(name)} in mua/plan/compute.py: operations per second, no MFU"
+        found.message = f"no datasheet of {' '.join(name)} in mua/launch/plan/compute.py: operations per second, no MFU"
     return known[0] if known else None
 
 

@@ -38,10 +38,10 @@ gym's short name, ``{guess.max_answers: 5}``.
 
 With ``environment.oracle: llm`` a gym that lists ``llm_roles`` gets ``self.setting.user`` (plays the other side) and
 ``self.setting.judge``; :mod:`environments.gyms._shared.oracles` asks them. What cannot be read raises
-:class:`mua.errors.UserFault` or :class:`mua.errors.JudgeFault`, and the episode is tried again: no fault is a reward.
+:class:`UserFault` or :class:`JudgeFault`, and the episode is tried again: no fault is a reward.
 
 What a game pays is finite, never negative, never in the text unless configured, and bounded in total over an episode;
-anything else is a :class:`mua.errors.EnvironmentFault`. Every gym has the options of
+anything else is a :class:`EnvironmentFault`. Every gym has the options of
 :mod:`environments.gyms._shared.shaping` besides its own: a scale, a penalty for each step, under which alone a call's
 reward may fall below 0, and a clip.
 

@@ -188,7 +188,7 @@ class GymEnvironment:
         return ToolResult(text, terminal=self._over, reward=reward)
 
     def _paid(self, choice: Choice, reply: Reply) -> float:
-        """The reward as configured; leaving costs no step. Raises :class:`mua.errors.EnvironmentFault`."""
+        """The reward as configured; leaving costs no step. Raises :class:`EnvironmentFault`."""
         base = checked(reply.reward, f"{type(self.game).__name__}.{choice}")
         step = 0 if choice == "finish" else self._used.total() + 1
         return shaped(base, step, self.game.task.domain in FLAT, self._setting.options)

@@ -16,12 +16,12 @@ from environments.gyms._shared.settings import Choice, Option, Role, Setting, se
 from environments.gyms._shared.shaping import SHAPING
 from environments.gyms._shared.user import OpeningUser
 from mua.config.schema import EnvironmentConfig
-from mua.endpoint.services import Services
+from mua.environment.endpoint.services import Services
 from mua.environment.protocol import Environment, Isolation, Move, PromptStyle, Split, Task
 from mua.environment.tool_arguments import argument_checker
 from mua.environment.user import User
-from mua.errors import ConfigError
 from mua.types import Json
+from mua.utils.errors import ConfigError
 
 
 class Gym(ABC):
@@ -61,7 +61,7 @@ class Gym(ABC):
         return Path(inspect.getfile(cls)).parent
 
     def configured(self, config: EnvironmentConfig, services: Services) -> Self:
-        """This gym under ``config``; raises :class:`mua.errors.ConfigError` for what it cannot do."""
+        """This gym under ``config``; raises :class:`ConfigError` for what it cannot do."""
         setting = setting_of(self.name, self.defaults, self.llm_roles, config, services)
         kind = self._kind()
         if config.data is not None and config.name and kind is None:
@@ -76,7 +76,7 @@ class Gym(ABC):
 
     @classmethod
     def given_tasks(cls, path: Path, setting: Setting) -> Mapping[Split, Sequence[Task]]:
-        """The tasks of each split from ``environment.data``; raises :class:`mua.errors.ConfigError`."""
+        """The tasks of each split from ``environment.data``; raises :class:`ConfigError`."""
         if cls.lacking and setting.oracle != "llm":
             raise ConfigError(
                 f"environment.oracle: UserRL's records of {cls.name!r} have no {cls.lacking}, which the rule oracle "

@@ -32,8 +32,8 @@ from environments.gyms._shared.records import (
 )
 from mua.config.schema import EnvironmentConfig
 from mua.environment.protocol import Split
-from mua.errors import ConfigError
-from mua.untrusted import printable
+from mua.utils.errors import ConfigError
+from mua.utils.strict_json import printable
 
 Dealt: TypeAlias = Mapping[Split, Sequence[Record]]
 NAMED: Mapping[str, Split] = {
@@ -103,7 +103,7 @@ def has_records(gym: GymName, path: Path) -> bool:
 
 
 def load_records(gym: GymName, path: Path) -> Dealt:
-    """The records of each split; :class:`mua.errors.ConfigError` that names the file and what is wrong with it."""
+    """The records of each split; :class:`ConfigError` that names the file and what is wrong with it."""
     files, tables = _found(gym, path)
     read = {file: read_records(gym, file) for file in files}
     _check_apart(read)

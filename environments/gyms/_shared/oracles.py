@@ -1,7 +1,7 @@
 """Asking LLMs to play the other side or to judge, with replies read strictly.
 
 A reply that cannot be read is asked for again with another seed; after :data:`ATTEMPTS` it is the fault of whoever gave
-it (:class:`mua.errors.UserFault` or :class:`mua.errors.JudgeFault`), which ends the episode unscored. No default answer
+it (:class:`UserFault` or :class:`JudgeFault`), which ends the episode unscored. No default answer
 and no default score exists.
 """
 
@@ -11,11 +11,11 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from mua.endpoint.services import ChatClient
-from mua.errors import JudgeFault, MuaError, UserFault
+from mua.environment.endpoint.services import ChatClient
 from mua.types import Json
-from mua.untrusted import read_json
 from mua.users.judge import Judge
+from mua.utils.errors import JudgeFault, MuaError, UserFault
+from mua.utils.strict_json import read_json
 
 T = TypeVar("T")
 ATTEMPTS = 3

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from mua.environment.protocol import Split, Task
 from mua.environment.task_manifest import check_manifest, tasks_digest
-from mua.errors import MuaError
+from mua.utils.errors import MuaError
 
 T = TypeVar("T")
 _COMMAND = "python -m environments.gyms._shared.pin"

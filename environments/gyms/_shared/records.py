@@ -34,9 +34,9 @@ from typing import Annotated, Any, Literal, TypeAlias, TypeVar, cast, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
-from mua.errors import ConfigError
 from mua.types import Json
-from mua.untrusted import open_file, printable
+from mua.utils.errors import ConfigError
+from mua.utils.strict_json import open_file, printable
 
 # Read by the functions of environments._tau.folder, which are imported late: that package brings tau-bench's domains
 # along, which gyms without official data do not need.
@@ -342,7 +342,7 @@ class Row(BaseModel):
 
 
 def read_records(gym: GymName, path: Path) -> tuple[Record, ...]:
-    """Every record of a file, in its order; :class:`mua.errors.ConfigError` that names file, record and key."""
+    """Every record of a file, in its order; :class:`ConfigError` that names file, record and key."""
     from environments._tau.folder import read_json
 
     listed = read_json(path)

@@ -9,8 +9,8 @@ from typing import Literal, TypeAlias
 
 from environments.gyms._shared.shaping import SHAPING
 from mua.config.schema import EnvironmentConfig
-from mua.endpoint.services import ChatClient, Services
-from mua.errors import ConfigError
+from mua.environment.endpoint.services import ChatClient, Services
+from mua.utils.errors import ConfigError
 
 Choice = Literal["action", "answer", "search", "finish"]
 Role = Literal["user", "judge"]
@@ -38,7 +38,7 @@ class Setting:
 def setting_of(
     name: str, defaults: Mapping[str, Option], roles: Sequence[Role], config: EnvironmentConfig, services: Services
 ) -> Setting:
-    """The setting of gym ``name`` under ``config``; raises :class:`mua.errors.ConfigError` for what it cannot do.
+    """The setting of gym ``name`` under ``config``; raises :class:`ConfigError` for what it cannot do.
 
     In a mix, a gym without an LLM oracle keeps its rules under ``oracle: llm``.
     """

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from mua.errors import EnvironmentFault
+from mua.utils.errors import EnvironmentFault
 
 SHAPING: Mapping[str, str | int | float | bool] = {
     "reward_scale": 1.0,

@@ -82,7 +82,7 @@ def covered_by_rule(kind: str, details: Sequence[Json], question: str) -> list[i
 
 
 async def covered_by_llm(setting: Setting, details: Sequence[Json], question: str, seed: int) -> list[int]:
-    """The same by ``judge``; raises :class:`mua.errors.JudgeFault`."""
+    """The same by ``judge``; raises :class:`JudgeFault`."""
     listed = "\n".join(f"{i}. {d['description']} ({d['inquiry']})" for i, d in enumerate(details, start=1))
     form = JUDGE.format(details=listed)
     return await chosen(setting.judge, form, len(details), {"the assistant's question": question}, seed)
@@ -108,6 +108,6 @@ def _stated(task: Task, question: str) -> list[Json]:
 
 
 async def said_by_llm(setting: Setting, request: str, question: str, asked_for: Sequence[Json], seed: int) -> str:
-    """The same by ``user``, which is told nothing but what was asked for; raises :class:`mua.errors.UserFault`."""
+    """The same by ``user``, which is told nothing but what was asked for; raises :class:`UserFault`."""
     known = "\n".join(f"- {d['description']}: {d['preference']}" for d in asked_for) or "(nothing)"
     return await asked(setting.user, PERSON.format(request=request, known=known), question, spoken, seed)

@@ -22,8 +22,8 @@ from environments.gyms.persuade.expert import argument, moves
 from environments.gyms.persuade.game import Debate, PersuadeGame
 from environments.gyms.persuade.notes import notes
 from mua.environment.protocol import Move, Split, Task
-from mua.errors import MuaError
 from mua.types import Json
+from mua.utils.errors import MuaError
 from workbench.canned import Canned
 
 _OPENINGS = (
@@ -95,7 +95,7 @@ class PersuadeGym(Gym):
         )
 
     def gold(self, task: Task) -> Sequence[Move]:
-        """None for a record: it holds no argument against its claim; raises :class:`mua.errors.MuaError`."""
+        """None for a record: it holds no argument against its claim; raises :class:`MuaError`."""
         _check_notes(task)
         rng, found = random.Random(task.id), notes(task)
         fitting = [
@@ -107,7 +107,7 @@ class PersuadeGym(Gym):
         return [act("action", argument(note, task.data["side"], rng)) for note in fitting]
 
     def expert(self, task: Task, seed: int, loose: float = 0.0) -> Generator[Move, str, None]:
-        """Argues from the notes; a record has none, and raises :class:`mua.errors.MuaError`."""
+        """Argues from the notes; a record has none, and raises :class:`MuaError`."""
         _check_notes(task)
         return moves(task, seed, loose)
 

@@ -53,7 +53,7 @@ class Holder(Protocol):
 
 
 async def judged_stance(game: Holder, text: str, levels: Sequence[str]) -> str:
-    """The stance after ``text``, one of ``levels``; raises :class:`mua.errors.JudgeFault`."""
+    """The stance after ``text``, one of ``levels``; raises :class:`JudgeFault`."""
     concerns = "\n".join(f"- {one}" for one in game.concerns)
     form = _JUDGE if concerns else _JUDGE_OF_ANY
     question = form.format(concerns=concerns, stance=game.stance, levels=", ".join(levels))

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import yaml
 
 from mua.environment.protocol import Split
-from mua.errors import MuaError
+from mua.utils.errors import MuaError
 
 Side = Literal["for", "against"]
 _FOLDER = Path(__file__).parent

@@ -25,8 +25,8 @@ from environments.gyms.search.questions import NAME, generate
 from environments.gyms.search.web import OPTIONS, WebSearch
 from environments.kit.ranking import Document
 from mua.environment.protocol import Move, Split, Task
-from mua.errors import ConfigError
 from mua.types import Json
+from mua.utils.errors import ConfigError
 from workbench.canned import Canned
 
 _OPENINGS = (

@@ -14,8 +14,8 @@ from typing import Any, get_args
 
 from environments.gyms.search.questions import NAME
 from mua.environment.protocol import Split, Task
-from mua.errors import ConfigError
-from mua.untrusted import JsonError, read_file, read_json
+from mua.utils.errors import ConfigError
+from mua.utils.strict_json import JsonError, read_file, read_json
 
 _DIFFICULTIES = ("easy", "medium", "hard")
 

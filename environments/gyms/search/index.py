@@ -8,7 +8,7 @@ from threading import Lock
 
 from environments.gyms.search.documents import corpus
 from environments.kit.ranking import Document, ranking
-from mua.reading.ranking import Ranking
+from mua.environment.reading.ranking import Ranking
 
 _BUILDING = Lock()
 

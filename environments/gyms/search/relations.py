@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args
 import yaml
 
 from mua.environment.protocol import Split
-from mua.errors import MuaError
+from mua.utils.errors import MuaError
 
 Target = Literal["person", "town", "year"]
 FILE = Path(__file__).with_name("relations.yaml")

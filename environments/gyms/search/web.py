@@ -17,8 +17,8 @@ import httpx
 
 from environments.gyms._shared.settings import Option
 from environments.kit.ranking import Document
-from mua.errors import ConfigError, EnvironmentFault
-from mua.masking import mask_credentials
+from mua.utils.errors import ConfigError, EnvironmentFault
+from mua.utils.masking import mask_credentials
 
 OPTIONS: Mapping[str, Option] = {
     "search_url": "",

@@ -29,13 +29,13 @@ from environments.gyms.tau.game import TauEnvironment, TauGame, tool_call
 from environments.gyms.tau.records import OverRecords, checked_folder, databases, domains_of, own_records
 from environments.gyms.tau.user import CustomerUser, NeutralUser
 from mua.config.schema import EnvironmentConfig
-from mua.endpoint.services import ChatClient, Services
 from mua.environment.domain import Configurable, Domain, Expert, PerTaskPrompt, moves_of
+from mua.environment.endpoint.services import ChatClient, Services
 from mua.environment.protocol import Environment, Move, PromptStyle, Split, Task, UserMove
 from mua.environment.registry import get_domain
 from mua.environment.user import User
-from mua.errors import ConfigError, MuaError
 from mua.types import Json
+from mua.utils.errors import ConfigError, MuaError
 from workbench.canned import Canned
 
 if TYPE_CHECKING:

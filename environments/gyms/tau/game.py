@@ -13,14 +13,14 @@ from collections.abc import Awaitable, Sequence
 from typing import TypeVar
 
 from environments.gyms._shared import Choice, Game, GymEnvironment, Reply, Setting
-from mua.endpoint.services import ChatClient
 from mua.environment.domain import Domain
+from mua.environment.endpoint.services import ChatClient
 from mua.environment.protocol import Evaluation, Task, ToolResult, Transcript, UserControlled
 from mua.environment.user import STOP_SIGNAL, ToolUser, User, UserReply
 from mua.types import Json, ToolSchema
-from mua.untrusted import JsonError, read_json
 from mua.users.llm import LlmUser
 from mua.users.personas import style_of
+from mua.utils.strict_json import JsonError, read_json
 
 T = TypeVar("T")
 _LEFT = "(The customer has left.)"

@@ -16,7 +16,7 @@ from environments.gyms._shared.records import TauRecord
 from mua.config.schema import EnvironmentConfig
 from mua.environment.protocol import Environment, Isolation, Move, PromptStyle, Split, Task, Transcript
 from mua.environment.user import User
-from mua.errors import ConfigError
+from mua.utils.errors import ConfigError
 
 if TYPE_CHECKING:
     from environments._tau import OfficialDomain

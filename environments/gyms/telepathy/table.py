@@ -14,7 +14,7 @@ import yaml
 
 from environments.gyms._shared import dealt
 from mua.environment.protocol import Split, Task
-from mua.errors import MuaError
+from mua.utils.errors import MuaError
 
 ENTITIES = Path(__file__).with_name("entities.txt")
 ATTRIBUTES = Path(__file__).with_name("attributes.yaml")

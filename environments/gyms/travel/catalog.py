@@ -11,8 +11,8 @@ from typing import Any
 
 import yaml
 
-from mua.errors import MuaError
 from mua.types import Json
+from mua.utils.errors import MuaError
 
 _FILE = Path(__file__).with_name("catalog.yaml")
 

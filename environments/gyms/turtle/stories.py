@@ -18,8 +18,8 @@ from environments.gyms._shared import dealt
 from environments.gyms._shared.questions import pattern
 from environments.gyms._shared.records import TurtleRecord
 from mua.environment.protocol import Split, Task
-from mua.errors import MuaError
 from mua.types import Json
+from mua.utils.errors import MuaError
 
 FILE = Path(__file__).with_name("schemas.yaml")
 SIZES: dict[Split, int] = {"train": 430, "validation": 40, "test": 60}

@@ -21,8 +21,8 @@ import numpy as np
 import numpy.typing as npt
 
 from environments.kit.language import network
-from mua.errors import MuaError
 from mua.types import Json
+from mua.utils.errors import MuaError
 
 FILE = Path(__file__).with_name("weights.json.gz")
 MANIFEST = Path(__file__).with_name("manifest.json")

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from environments.kit.language.patterns import load
-from mua.errors import MuaError
+from mua.utils.errors import MuaError
 
 Grammar: TypeAlias = Mapping[str, Mapping[str, Sequence[str]]]
 _SLOT = re.compile(r"\{(\w+)\}")
@@ -42,7 +42,7 @@ class Voice:
         return rule in self._rules
 
     def say(self, rule: str, **values: str) -> str:
-        """A wording of ``rule``; raises :class:`mua.errors.MuaError` for a rule or value that there is not."""
+        """A wording of ``rule``; raises :class:`MuaError` for a rule or value that there is not."""
         return _tidy(self._expanded(f"{{{rule}}}", values, 0))
 
     def _expanded(self, text: str, values: Mapping[str, str], depth: int) -> str:

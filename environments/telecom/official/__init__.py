@@ -32,12 +32,12 @@ from environments.kit.overlay import Base
 from environments.telecom.official.desk import TelecomDesk, base_of_lists
 from environments.telecom.official.user import DirectedUser
 from mua.config.schema import EnvironmentConfig
-from mua.endpoint.services import Services
+from mua.environment.endpoint.services import Services
 from mua.environment.protocol import Split, Task
 from mua.environment.user import User
-from mua.errors import ConfigError
 from mua.types import Json
-from mua.untrusted import MAX_FILE_DEPTH, deeper
+from mua.utils.errors import ConfigError
+from mua.utils.strict_json import MAX_FILE_DEPTH, deeper
 
 POLICIES = {"manual": "tech_support_manual.md", "workflow": "tech_support_workflow.md"}
 """Values of the option ``policy``, and the file that goes with the main policy."""
@@ -45,7 +45,7 @@ SHORT_PROMPT = "You are the support of a phone company."
 
 
 def official_telecom(config: EnvironmentConfig, services: Services) -> OfficialDomain:
-    """The domain over ``config.data``; raises :class:`mua.errors.ConfigError` for what cannot be had."""
+    """The domain over ``config.data``; raises :class:`ConfigError` for what cannot be had."""
     assert config.data is not None
     check_options("telecom", config, "policy")
     policy = str(config.options.get("policy", "manual"))
@@ -57,7 +57,7 @@ def official_telecom(config: EnvironmentConfig, services: Services) -> OfficialD
 
 
 def load_telecom(folder: Path, manual: str = POLICIES["manual"], split: str | None = None) -> OfficialData:
-    """Read ``folder``; raises :class:`mua.errors.ConfigError` that names the file and what is wrong with it."""
+    """Read ``folder``; raises :class:`ConfigError` that names the file and what is wrong with it."""
     check_folder("telecom", folder)
     policy = {"main_policy": found(folder, "main_policy.md"), "tech_support_policy": found(folder, manual)}
     whole = "\n".join(f"<{name}>\n{read_text(path)}\n</{name}>" for name, path in policy.items())

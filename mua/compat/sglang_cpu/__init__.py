@@ -17,7 +17,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from mua.cores import given_cores
+from mua.utils.cores import given_cores
 
 SGLANG_VERSION = "0.5.23"
 """The release the shim was written and tested against."""

@@ -13,8 +13,8 @@ from mcp.client.streamable_http import streamable_http_client
 from mua.config.mcp import McpServerConfig
 from mua.environment.mcp.health import Flood, Health
 from mua.environment.mcp.server_faults import ServerFaultKind
-from mua.errors import ConfigError, one_line
-from mua.masking import mask_credentials
+from mua.utils.errors import ConfigError, one_line
+from mua.utils.masking import mask_credentials
 
 SESSION_HEADER = "mcp-session-id"
 _EVENTS = "text/event-stream"

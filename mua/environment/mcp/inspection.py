@@ -15,8 +15,8 @@ from mua.config.schema import ExperimentConfig
 from mua.environment.first_instances import domain_faults
 from mua.environment.mcp.servers import ToolServers
 from mua.environment.mcp.tool_list import ServerTool
-from mua.errors import MuaError
 from mua.types import Json
+from mua.utils.errors import MuaError
 
 _DESCRIPTION = 60
 

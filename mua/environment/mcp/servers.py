@@ -43,7 +43,7 @@ class ToolServers:
     async def start(self) -> list[ExtraTool]:
         """Open a first session with each server; the tools that these list.
 
-        Raises :class:`mua.errors.ConfigError` for what has to be changed in the configuration, and
+        Raises :class:`ConfigError` for what has to be changed in the configuration, and
         :class:`mua.environment.mcp.server_faults.ServerNotStarted` for a server that cannot be had.
         """
         found = await asyncio.gather(*(pool.start() for pool in self.pools.values()), return_exceptions=True)

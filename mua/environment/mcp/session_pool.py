@@ -19,11 +19,11 @@ from time import monotonic
 from typing import Any
 
 from mua.config.mcp import McpServerConfig
-from mua.cores import given_cores
 from mua.environment.mcp.server_faults import ServerFaultKind, ServerNotStarted, ToolServerFault
 from mua.environment.mcp.tool_list import ServerTool
 from mua.environment.mcp.tool_session import CLOSE_SECONDS, ToolSession
-from mua.errors import ConfigError
+from mua.utils.cores import given_cores
+from mua.utils.errors import ConfigError
 
 log = logging.getLogger(__name__)
 

@@ -29,12 +29,12 @@ from mcp.shared.message import SessionMessage
 from mcp_types import JSONRPCNotification, jsonrpc_message_adapter
 
 from mua.config.mcp import McpServerConfig
-from mua.cores import all_cores
 from mua.environment.mcp import keeper
 from mua.environment.mcp.health import Flood, Health
 from mua.environment.mcp.server_faults import ServerFaultKind
-from mua.errors import ConfigError
-from mua.untrusted import printable
+from mua.utils.cores import all_cores
+from mua.utils.errors import ConfigError
+from mua.utils.strict_json import printable
 
 if TYPE_CHECKING:
     from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream

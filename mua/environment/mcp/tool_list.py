@@ -10,9 +10,9 @@ import mcp_types as types
 
 from mua.config.mcp import TOOL_NAME, McpServerConfig
 from mua.environment.tool_arguments import argument_checker
-from mua.errors import ConfigError
 from mua.types import ToolSchema
-from mua.untrusted import MAX_DEPTH, deeper, printable, unpaired_surrogate
+from mua.utils.errors import ConfigError
+from mua.utils.strict_json import MAX_DEPTH, deeper, printable, unpaired_surrogate
 
 MOST_TOOLS = 512
 

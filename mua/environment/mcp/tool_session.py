@@ -32,8 +32,8 @@ from mua.environment.mcp.health import Health
 from mua.environment.mcp.server_faults import ServerFaultKind, ToolServerFault
 from mua.environment.mcp.tool_list import ServerTool, chosen_tools
 from mua.environment.protocol import ToolResult
-from mua.errors import ConfigError, MuaError, one_line
 from mua.types import Json
+from mua.utils.errors import ConfigError, MuaError, one_line
 
 log = logging.getLogger(__name__)
 

@@ -15,8 +15,8 @@ from graded_desk import Graded
 from environments.kit.database import DatabaseEnvironment
 from environments.telecom import TelecomDomain
 from mua.config.schema import EnvironmentConfig
-from mua.endpoint.services import Services
 from mua.environment.domain import Domain
+from mua.environment.endpoint.services import Services
 from mua.environment.protocol import Environment, Split, Task, ToolResult, UserControlled
 from mua.environment.user import UserReply
 from mua.types import Json, ToolSchema

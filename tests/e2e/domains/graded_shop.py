@@ -9,8 +9,8 @@ from graded_desk import Graded
 
 from environments.retail import RetailDomain
 from mua.config.schema import EnvironmentConfig
-from mua.endpoint.services import Services
 from mua.environment.domain import Domain
+from mua.environment.endpoint.services import Services
 from mua.environment.protocol import Environment, Split, Task
 
 

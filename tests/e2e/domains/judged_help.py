@@ -10,8 +10,8 @@ from graded_desk import vowels
 from environments.help_desk import HelpDeskDomain
 from environments.help_desk.tools import HelpDesk
 from mua.config.schema import EnvironmentConfig
-from mua.endpoint.services import Services
 from mua.environment.domain import Domain
+from mua.environment.endpoint.services import Services
 from mua.environment.protocol import Environment, Evaluation, Split, Task, Transcript
 from mua.users.judge import Judge
 

@@ -1,0 +1,326 @@
+"""The client of chat endpoints: a role's endpoint and those that stand in for it, behind one question.
+
+::
+
+    chat() ──► cache ──► the first endpoint, in order, that may be asked now ──► reply that the caller accepts
+                              ▲     none may: wait for the soonest                   │ trouble
+                              └── another one, or the same after a pause ◄───────────┘
+                                        all used up, or the deadline past ──► the role's fault
+
+An endpoint may not be asked while its breaker is open, while its rate limit is reached, and, by the request that met
+trouble there, before the pause is over that jittered exponential backoff and Retry-After ask for. Policies that are
+evaluated, users and judges are roles.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from time import monotonic, time
+from typing import Literal, Self, TypeAlias
+
+from mua.config.schema import JudgeConfig, LlmConfig, PolicyEndpointConfig, UserConfig
+from mua.environment.endpoint.cache import ResponseCache
+from mua.environment.endpoint.chat import ChatRequest, Completion, Message, Trouble
+from mua.environment.endpoint.connection import Accounts, Connection
+from mua.store.recorder import current_episode
+from mua.types import Json
+from mua.utils.errors import (
+    ConfigError,
+    DeadlineExceeded,
+    EngineError,
+    JudgeFault,
+    MuaError,
+    Refusal,
+    UserFault,
+    UserFaultKind,
+)
+from mua.utils.masking import mask_credentials
+from mua.utils.seeds import derived_seed
+
+log = logging.getLogger(__name__)
+
+Role: TypeAlias = Literal["user", "judge", "policy"]
+Accept: TypeAlias = Callable[[Completion], Refusal | None]
+"""Why a reply cannot be used; None if it can."""
+FIRST_BACKOFF_SECONDS = 0.5
+LONGEST_BACKOFF_SECONDS = 30.0
+_SECTIONS: dict[Role, str] = {"user": "user.llm", "judge": "judge.llm", "policy": "evaluation.policy.endpoint"}
+_NOT_ASKED = Trouble("rate_limit", "no free slot yet, or no place under the rate limit", "raise {here}.concurrency")
+_FULL = re.compile(r"context[ _](length|window)|maximum (context|model)|too many tokens|prompt is too long", re.I)
+
+
+class ContextFull(EngineError):
+    """The conversation no longer fits the policy's context."""
+
+
+class ChatClient:
+    """Chat completions for one role. Belongs to one event loop; holds connections until it is closed."""
+
+    def __init__(self, config: LlmConfig | PolicyEndpointConfig, role: Role = "user") -> None:
+        """Raises :class:`ConfigError` when ``config.cache`` cannot be used."""
+        self._config = config
+        self._role = role
+        self._section = _SECTIONS[role]
+        self._accounts = Accounts()
+        self._members = [Connection(endpoint, self._accounts) for endpoint in config.endpoints]
+        self._cache: ResponseCache | None = None
+        if isinstance(config, LlmConfig) and config.cache is not None:
+            self._cache = ResponseCache(config.cache, f"{self._section}.cache", lambda: self.count("cache_errors"))
+
+    def __repr__(self) -> str:
+        return f"ChatClient({mask_credentials(self._config.base_url)}, model {self._config.model})"
+
+    async def chat(
+        self,
+        messages: Sequence[Message],
+        *,
+        seed: int,
+        temperature: float | None = None,
+        tools: Sequence[Json] = (),
+        tool_choice: str | None = None,
+        response_format: Json | None = None,
+        accept: Accept = lambda reply: None,
+    ) -> Completion:
+        """The reply to ``messages`` under the settings of a user or judge: text, or calls of the offered ``tools``.
+
+        ``seed`` makes sampling repeatable where the endpoint respects it; every retry has one of its own.
+        ``response_format`` is the JSON Schema of an answer in JSON, passed on as far as the endpoint takes it: the
+        caller still checks. What ``accept`` finds unusable is asked for again. Raises as :meth:`ask`.
+        """
+        config, plain = self._config, [dict(message) for message in messages]
+        assert isinstance(config, LlmConfig), "a policy's requests say all of it themselves: ask"
+        temperature = config.temperature if temperature is None else temperature
+        request = ChatRequest(plain, seed, temperature, config.max_tokens, tools, tool_choice, response_format)
+        return await self.ask(request, config.total_seconds, accept)
+
+    async def ask(self, request: ChatRequest, seconds: float, accept: Accept = lambda reply: None) -> Completion:
+        """The reply to ``request``.
+
+        Raises when no endpoint gives one within ``max_retries`` and ``seconds`` (waiting for limits included), as the
+        role has it: :class:`UserFault`, :class:`JudgeFault`, and for a policy
+        :class:`ContextFull`, :class:`DeadlineExceeded`, :class:`ConfigError` for what no retry
+        helps, or :class:`EngineError`.
+        """
+        config = self._config
+        # Everything that the reply depends on.
+        asked: Json = {"url": mask_credentials(config.base_url), "model": config.model, "extra": config.extra}
+        if self._cache is not None:
+            asked |= asdict(request)
+            cached = await self._cache.get(asked)
+            if cached is not None and accept(cached) is None:
+                self.count("cache_hits")
+                self._note(request, cached, time(), 0.0, "cache", config.model)
+                return cached
+        way = _Way(self._members, request, monotonic() + seconds)
+        late = False
+        try:
+            async with asyncio.timeout(seconds):
+                if reply := await self._travel(way, accept):
+                    if self._cache is None:
+                        return reply
+                    # The one that was kept before, if there is one, so that everybody goes on with the same.
+                    kept = await self._cache.put(asked, reply)
+                    return kept if accept(kept) is None else reply
+        except TimeoutError:
+            late = True
+        # Raised outside the handlers: a chained exception would carry the request and its headers.
+        raise self._fault(way, seconds if late else None)
+
+    def _note(
+        self, request: ChatRequest, outcome: Completion | Trouble | str, began: float, seconds: float,
+        endpoint: str, model: str, *, error: str | None = None,
+    ) -> None:  # fmt: skip
+        """Have the record of the episode under way hold the request."""
+        if (record := current_episode.get()) is None:
+            return
+        values: Json = {"sampling": {"seed": request.seed, "temperature": request.temperature} | request.sampling}
+        reply: Json | None = None
+        if isinstance(outcome, Completion):
+            counted = ("prompt_tokens", "completion_tokens", "cached_tokens")
+            values |= {name: outcome.usage.get(name) for name in counted}
+            values["finish"] = "length" if outcome.truncated else "stop"
+            reply = {"role": "assistant", "content": outcome.text}
+            if outcome.calls:
+                reply["tool_calls"] = [call.openai() for call in outcome.calls]
+            if outcome.reasoning is not None:
+                reply["reasoning_content"] = outcome.reasoning
+        elif error is None:
+            error = outcome if isinstance(outcome, str) else outcome.kind
+        record.request(
+            self._role, began, messages=list(request.messages), tools=request.tools, reply=reply,
+            seconds=seconds, endpoint=endpoint, model=model, error=error, **values,
+        )  # fmt: skip
+
+    def count(self, name: str) -> None:
+        """Add one to the metric ``name``."""
+        self._accounts.count(name)
+
+    def metrics(self) -> dict[str, float]:
+        """Counters, cost and latencies since the last call; see docs/users.md for each."""
+        return self._accounts.take()
+
+    async def close(self) -> None:
+        """Close the connections and the cache."""
+        for member in self._members:
+            await member.close()
+        if self._cache is not None:
+            await self._cache.close()
+
+    async def _travel(self, way: _Way, accept: Accept) -> Completion | None:
+        """The first usable reply; None when every endpoint was asked as often as it may be."""
+        at = 0
+        while places := way.open(self._config.max_retries):
+            place = min(places, key=way.wait)
+            if seconds := way.held(place):
+                await way.sleep(place, seconds)
+                continue
+            self._accounts.count("retries", float(way.tried > 0))
+            self._accounts.count("failovers", float(place != at))
+            at = place
+            # A policy's retry is the same request again: it follows faults of the endpoint, not of what it wrote.
+            again = way.tried and not way.request.verbatim
+            seed = derived_seed(way.request.seed, way.tried) if again else way.request.seed
+            member, began, clock = self._members[place], time(), monotonic()
+            asked = replace(way.request, seed=seed)
+            try:
+                outcome = await member.ask(asked, way.deadline)
+            except BaseException as error:  # its time is up, or the episode's
+                self._note(asked, type(error).__name__, began, monotonic() - clock, *member.named)
+                raise
+            if outcome is not None:
+                refused = accept(outcome) if isinstance(outcome, Completion) else None
+                reason = refused.reason if refused else member.clean(getattr(outcome, "reason", "")) or None
+                self._note(asked, outcome, began, monotonic() - clock, *member.named, error=reason)
+            if isinstance(outcome, Completion):
+                if (refusal := refused) is None:
+                    return outcome
+                self.count("errors/rejected")
+                reason = f"unusable reply: {refusal.reason}"
+                outcome = Trouble("rejected", reason, "try another {here}.model", refusal.kind)
+            if outcome is not None:
+                if self._role == "user" and outcome.fault is not UserFaultKind.UNREACHABLE:
+                    self.count(f"refused/{outcome.fault}")
+                way.note(place, outcome)
+                log.info("%r: %s", self._members[place], self._members[place].clean(outcome.reason))
+        return None
+
+    def _fault(self, way: _Way, late: float | None) -> MuaError:
+        """What happened at each endpoint, and what fixes it; ``late``: the seconds that have passed in vain."""
+        asked = {place: way.met(place) for place in way.last or (0,)}
+        stories = []
+        for place, met in asked.items():
+            member = self._members[place]
+            reason = member.clean(met.reason)
+            if late is not None:
+                reason = f"nothing usable within {late:g} s; last: {reason}"
+            tries = f" after {way.tries[place]} requests" if met.retry or late is not None else ""
+            here = f"{self._section}.fallbacks.{place - 1}" if place else self._section
+            fix = met.fix.replace("{here}", here).replace("{role}", self._section)
+            stories.append(f"{self._role} endpoint {member!r}: {reason}{tries}; {fix}")
+        text = "; ".join(stories)
+        passing = any(met.passing for met in asked.values())
+        last = list(asked.values())[-1]
+        if self._role == "user":
+            return UserFault(text, last.fault, passing=passing)
+        if self._role == "judge":
+            return JudgeFault(text, passing=passing)
+        if late is not None:
+            named = f"policy endpoint {self._members[0]!r}"
+            return DeadlineExceeded(f"rollout.generate_seconds: {named} did not answer within {late:g} s")
+        if last.status in (400, 413, 422) and _FULL.search(last.reason):
+            return ContextFull(text)
+        if last.status in (401, 403, 404):
+            return ConfigError(text)
+        return EngineError(text, passing=last.kind != "unreadable")
+
+
+class _Way:
+    """One request's way through the endpoints: what it met at each, and when it may ask there again."""
+
+    def __init__(self, members: Sequence[Connection], request: ChatRequest, deadline: float) -> None:
+        self.request = request
+        self.deadline = deadline
+        self.last: dict[int, Trouble] = {}
+        self.tries = [0] * len(members)
+        self._members = members
+        self._not_before = [0.0] * len(members)
+
+    @property
+    def tried(self) -> int:
+        """Tries at all endpoints together."""
+        return sum(self.tries)
+
+    def met(self, place: int) -> Trouble:
+        """What that endpoint gave last."""
+        return self.last.get(place) or self._members[place].breaker.trouble or _NOT_ASKED
+
+    def open(self, max_retries: int) -> list[int]:
+        """The endpoints that may be asked again, now or later."""
+        refused = {place for place, met in self.last.items() if not met.retry}
+        return [i for i, tries in enumerate(self.tries) if tries <= max_retries and i not in refused]
+
+    def wait(self, place: int) -> float:
+        """Seconds until that endpoint may be asked and has a place under its rate limits."""
+        return max(self.held(place), self._members[place].wait(self.request))
+
+    def held(self, place: int) -> float:
+        """Seconds until that endpoint may be asked; under its rate limits requests then queue in order."""
+        return max(0.0, self._not_before[place] - monotonic(), self._members[place].breaker.wait())
+
+    async def sleep(self, place: int, seconds: float) -> None:
+        """Wait for that endpoint. While it is broken, the fate of whatever request probes it is this one's too."""
+        breaker = self._members[place].breaker
+        if breaker.closed:
+            if monotonic() + seconds >= self.deadline:
+                raise TimeoutError
+            await asyncio.sleep(seconds)
+            return
+        failed = breaker.failed_probes
+        await breaker.change(seconds)
+        if breaker.failed_probes > failed and breaker.trouble is not None:
+            self.note(place, breaker.trouble)
+
+    def note(self, place: int, met: Trouble) -> None:
+        """One try more, in vain."""
+        longest = min(FIRST_BACKOFF_SECONDS * 2 ** self.tries[place], LONGEST_BACKOFF_SECONDS)
+        self.last[place] = met
+        self.tries[place] += 1
+        if met.pause:
+            # Jitter on top of Retry-After too: the endpoint tells every waiting request the same moment.
+            self._not_before[place] = monotonic() + met.wait_seconds + random.uniform(longest / 2, longest)
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """The language models of a run that are not the policy: one client for users, one for judges.
+
+    What domains and users share. Belongs to one event loop; either may be absent.
+    """
+
+    user: ChatClient | None = None
+    judge: ChatClient | None = None
+
+    @classmethod
+    def from_config(cls, user: UserConfig, judge: JudgeConfig | None) -> Self:
+        """Clients for the roles that the sections ``user`` and ``judge`` ask for."""
+        return cls(
+            user=ChatClient(user.llm) if user.llm is not None and user.asks_model else None,
+            judge=ChatClient(judge.llm, "judge") if judge else None,
+        )
+
+    def metrics(self) -> dict[str, float]:
+        """What users and judges cost since the last call, as ``users/llm/...`` and ``users/judge/...``."""
+        roles = {"users/llm": self.user, "users/judge": self.judge}
+        taken = {role: client.metrics() for role, client in roles.items() if client is not None}
+        return {f"{role}/{name}": value for role, metrics in taken.items() for name, value in metrics.items()}
+
+    async def close(self) -> None:
+        """Close the connections."""
+        for client in (self.user, self.judge):
+            if client is not None:
+                await client.close()

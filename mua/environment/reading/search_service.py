@@ -1,0 +1,191 @@
+"""A search service behind a URL that answers with JSON.
+
+A fault of the service, after its retries, is an :class:`EnvironmentFault`: no policy can be blamed for it.
+What the service says of a query (400, 413, 414 and 422) is the policy's to read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+from urllib.parse import quote
+
+import httpx
+
+from mua.config.reading_section import SearchTool
+from mua.environment.endpoint.cache import JsonCache
+from mua.environment.reading.page_error import PageError
+from mua.types import Json
+from mua.utils.errors import EnvironmentFault
+from mua.utils.masking import mask_credentials
+from mua.utils.strict_json import JsonError, printable, read_json
+
+log = logging.getLogger(__name__)
+
+_REFUSES_QUERY = frozenset({400, 413, 414, 422})
+_AGAIN = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 507, 520, 521, 522, 523, 524, 529})
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
+_LONGEST_URL, _LONGEST_TITLE = 2000, 300
+_MOST_READ = 500
+
+
+class SearchResult(NamedTuple):
+    """One result."""
+
+    url: str
+    title: str
+    snippet: str
+
+
+@dataclass(frozen=True, slots=True)
+class _NoAnswer:
+    """Why there was no answer; ``again``: whether to ask once more, after ``wait`` seconds at least."""
+
+    reason: str
+    again: bool = True
+    wait: float = 0.0
+
+
+class SearchService:
+    """Asks one service. Belongs to one event loop."""
+
+    def __init__(self, config: SearchTool, cache: JsonCache | None, key: str) -> None:
+        """``key`` names the section in messages."""
+        self._config = config
+        self._cache = cache
+        self._key = key
+        self._slots = asyncio.Semaphore(config.concurrency)
+        self._client = httpx.AsyncClient(
+            headers={name: value.get_secret_value() for name, value in config.headers.items()},
+            timeout=httpx.Timeout(config.answer_seconds),
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=config.concurrency),
+        )
+
+    async def search(self, query: str, count: int) -> list[SearchResult]:
+        """The results in the service's order. Raises :class:`PageError` and :class:`EnvironmentFault`."""
+        asked: Json = {"search": mask_credentials(self._config.url), "body": self._config.body, "query": query,
+                       "count": count, "results": self._config.results, "fields": self._config.fields}  # fmt: skip
+        if self._cache is not None and (kept := await self._cache.get(asked)) is not None:
+            return [SearchResult(*one) for one in kept["found"]]
+        found = await self._asked(query, count)
+        if self._cache is not None:
+            found = [SearchResult(*one) for one in (await self._cache.put(asked, {"found": found}))["found"]]
+        return found
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._client.aclose()
+
+    async def _asked(self, query: str, count: int) -> list[SearchResult]:
+        trouble = _NoAnswer("")
+        for attempt in range(self._config.retries + 1):
+            if attempt:
+                longest = min(_FIRST_PAUSE_S * 2**attempt, _LONGEST_PAUSE_S)
+                await asyncio.sleep(trouble.wait + random.uniform(longest / 2, longest))
+            async with self._slots:
+                outcome = await self._once(query, count)
+            if not isinstance(outcome, _NoAnswer):
+                return outcome
+            trouble = outcome
+            log.info("%s: %s", self._key, trouble.reason)
+            if not trouble.again:
+                break
+        named = mask_credentials(self._config.url.partition("?")[0])
+        raise EnvironmentFault(
+            f"{self._key}: the search service {named} {trouble.reason}; check {self._key}.url, headers and results",
+            passing=trouble.again,
+        )
+
+    async def _once(self, query: str, count: int) -> list[SearchResult] | _NoAnswer:
+        config = self._config
+        url = config.url.replace("{query}", quote(query, safe="")).replace("{count}", str(count))
+        body = _filled(config.body, query, count) if config.body else None
+        seconds = config.answer_seconds
+        try:
+            async with (
+                asyncio.timeout(seconds),
+                self._client.stream("POST" if body else "GET", url, json=body, headers=_ACCEPT) as answer,
+            ):
+                if answer.status_code in _REFUSES_QUERY:
+                    raise PageError("the search refuses this query")
+                if answer.status_code != 200:
+                    again = answer.status_code in _AGAIN
+                    return _NoAnswer(f"answers with status {answer.status_code}", again, _retry_after(answer))
+                text = bytearray()
+                async for piece in answer.aiter_bytes(2**16):
+                    text += piece
+                    if len(text) > config.answer_bytes:
+                        return _NoAnswer(f"answers with more than {config.answer_bytes} bytes (answer_bytes)", False)
+        except TimeoutError:
+            return _NoAnswer(f"does not answer within {seconds:g} s")
+        except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
+            return _NoAnswer(f"cannot be asked: {type(error).__name__}")
+        try:
+            return self._results(read_json(bytes(text), strict=False), count)
+        except JsonError as error:
+            return _NoAnswer(f"answers with no JSON: {error}")
+
+    def _results(self, answer: Any, count: int) -> list[SearchResult] | _NoAnswer:
+        listed = _at(answer, self._config.results)
+        if not isinstance(listed, list):
+            return _NoAnswer(f"has no list at {self._config.results!r} in its answer", False)
+        found = []
+        for one in listed[:_MOST_READ]:
+            parts = {name: _at(one, path) for name, path in self._config.fields.items()}
+            url = parts.get("url")
+            if isinstance(url, str) and 0 < len(url) <= _LONGEST_URL and url.isprintable() and " " not in url:
+                title = _line(parts.get("title"), _LONGEST_TITLE)
+                found.append(
+                    SearchResult(url, title or url, _line(parts.get("snippet"), self._config.snippet_characters))
+                )
+        return found
+
+
+_ACCEPT = {"accept": "application/json", "accept-encoding": "identity"}
+
+
+def _retry_after(answer: httpx.Response) -> float:
+    said = answer.headers.get("retry-after", "")
+    return min(float(said), _LONGEST_PAUSE_S) if said.isascii() and said.isdigit() else 0.0
+
+
+def _filled(value: Any, query: str, count: int) -> Any:
+    """``value`` with the query and the count in its texts; a text that is ``{count}`` alone becomes a number."""
+    if isinstance(value, dict):
+        return {name: _filled(item, query, count) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_filled(item, query, count) for item in value]
+    if not isinstance(value, str):
+        return value
+    if value == "{count}":
+        return count
+    return query.join(part.replace("{count}", str(count)) for part in value.split("{query}"))
+
+
+def _at(value: Any, path: str) -> Any:
+    """What stands in nested objects (lists by number) under keys joined by dots; None where nothing does."""
+    for key in path.split(".") if path else ():
+        if isinstance(value, dict):
+            value = value.get(key)
+        elif isinstance(value, list) and key.isdigit() and int(key) < len(value):
+            value = value[int(key)]
+        else:
+            return None
+    return value
+
+
+def _line(value: Any, longest: int) -> str:
+    text = " ".join(value[: 20 * longest].split()) if isinstance(value, str) else ""
+    return printable(text, longest)
+
+
+def numbered(found: Sequence[SearchResult]) -> str:
+    """Results as the policy reads them."""
+    return "\n\n".join(
+        f"{place}. {one.title}\n   {one.url}" + (f"\n   {one.snippet}" if one.snippet else "")
+        for place, one in enumerate(found, 1)
+    )

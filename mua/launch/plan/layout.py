@@ -1,0 +1,204 @@
+"""Which layouts a model and a cluster can have at all, and the nearest possible one to those they cannot."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+
+from mua.config.schema import ExperimentConfig, MegatronConfig
+from mua.megatron.architecture import Architecture
+from mua.megatron.layouts import head_problems, is_proven, problems, undivided
+from mua.utils.errors import ConfigError
+
+_SIZES = ("tensor_parallel", "pipeline_parallel", "context_parallel", "expert_parallel", "data_parallel")
+
+
+def check_possible(architecture: Architecture, config: ExperimentConfig) -> None:
+    """Refuses what no machine can run.
+
+    Raises:
+        ConfigError: one line for each thing that does not divide, and the nearest possible layout.
+    """
+    found = [
+        *problems(architecture, config.megatron),
+        *_cluster_problems(architecture, config),
+    ]
+    if not found:
+        return
+    if trainer_gpus(config) > 0 and (nearest := _nearest(architecture, config)):
+        found.append(f"the nearest possible layout of the trainer: {nearest}")
+    raise ConfigError("\n".join(found))
+
+
+def gpus(config: ExperimentConfig) -> int:
+    """GPUs of the cluster."""
+    return config.cluster.nodes * gpus_per_node(config)
+
+
+def gpus_per_node(config: ExperimentConfig) -> int:
+    """GPUs of one machine; where that is not set, as many as the layout needs, and the engines beside it."""
+    if config.cluster.gpus_per_node:
+        return config.cluster.gpus_per_node
+    beside = engine_gpus_per_node(config) if config.placement == "separate" and not config.engine.nodes else 0
+    return max(1, config.megatron.world_size // max(1, trainer_nodes(config))) + beside
+
+
+def trainer_nodes(config: ExperimentConfig) -> int:
+    """Machines with trainer ranks: all, but for those of ``engine.nodes``."""
+    return config.cluster.nodes - config.engine.nodes
+
+
+def trainer_gpus_per_node(config: ExperimentConfig) -> int:
+    """GPUs of such a machine that are the trainer's: all, but for those of engines that share none with it."""
+    if config.placement == "separate" and not config.engine.nodes:
+        return gpus_per_node(config) - engine_gpus_per_node(config)
+    return gpus_per_node(config)
+
+
+def trainer_gpus(config: ExperimentConfig) -> int:
+    """GPUs of the trainer."""
+    return trainer_nodes(config) * trainer_gpus_per_node(config)
+
+
+def engine_nodes(config: ExperimentConfig) -> int:
+    """Machines with engines."""
+    return config.engine.nodes or config.cluster.nodes
+
+
+def engine_gpus_per_node(config: ExperimentConfig) -> int:
+    """GPUs of one of them that engines use."""
+    return config.engine.count * config.engine.tensor_parallel
+
+
+def engine_gpus(config: ExperimentConfig) -> int:
+    """GPUs of all engines; with placement colocated they are among the trainer's."""
+    return engine_nodes(config) * engine_gpus_per_node(config)
+
+
+def layers_by_stage(architecture: Architecture, config: ExperimentConfig) -> list[list[int]]:
+    """Numbers of the layers of each pipeline stage; an interleaved stage has several runs of them."""
+    layout = config.megatron
+    stages, chunks = layout.pipeline_parallel, layout.virtual_pipeline or 1
+    sizes: list[int | None] = [None] * stages
+    sizes[0], sizes[-1] = layout.first_stage_layers or sizes[0], layout.last_stage_layers or sizes[-1]
+    open_stages = sizes.count(None)
+    rest = architecture.layers - sum(size or 0 for size in sizes)
+    counts = [size or rest // open_stages for size in sizes]
+    numbers: list[list[int]] = [[] for _ in range(stages)]
+    layer = 0
+    for _ in range(chunks):
+        for stage, count in enumerate(counts):
+            numbers[stage] += range(layer, layer + count // chunks)
+            layer += count // chunks
+    return numbers
+
+
+def _cluster_problems(architecture: Architecture, config: ExperimentConfig) -> Iterator[str]:
+    """What keeps trainer and engines from the cluster's nodes, and engines from the model."""
+    yield from _trainer_problems(config)
+    per_node = trainer_gpus_per_node(config) if trainer_gpus(config) > 0 else gpus_per_node(config)
+    if config.megatron.tensor_parallel > per_node:
+        yield (
+            f"megatron.tensor_parallel {config.megatron.tensor_parallel} spans nodes of {per_node} GPUs; "
+            "its collectives run in every layer and need NVLink"
+        )
+    yield from engine_problems(architecture, config)
+    yield from _engine_node_problems(config)
+
+
+def engine_problems(architecture: Architecture, config: ExperimentConfig) -> Iterator[str]:
+    """What keeps the ranks of an engine from dividing the model."""
+    tp = config.engine.tensor_parallel
+    yield from head_problems("engine.tensor_parallel", tp, architecture)
+    widths = {architecture.ffn} if not all(architecture.sparse) else set()
+    for width in widths | ({architecture.expert_ffn} if architecture.experts else set()):
+        yield from undivided("engine.tensor_parallel", tp, "an MLP's width of {}", width)
+
+
+def _trainer_problems(config: ExperimentConfig) -> Iterator[str]:
+    """What keeps the trainer's ranks from the nodes and GPUs that the engines leave it."""
+    cluster, world, nodes = config.cluster, config.megatron.world_size, trainer_nodes(config)
+    if nodes < 1:
+        yield (
+            f"placement separate: engine.nodes {config.engine.nodes} of cluster.nodes {cluster.nodes} leave no node to "
+            "the trainer; cluster.nodes counts both"
+        )
+    elif cluster.gpus_per_node is None:
+        if world % nodes:
+            yield f"megatron: {world} ranks do not divide over cluster.nodes {nodes}"
+    elif world != trainer_gpus(config):
+        left = ""
+        if config.placement == "separate":
+            taken = f"engine.nodes {config.engine.nodes}"
+            if not config.engine.nodes:
+                taken = f"{engine_gpus_per_node(config)} GPUs of each node (engine.count x engine.tensor_parallel)"
+            left = (
+                f", of which engines on GPUs of their own have {taken}, so that {max(0, trainer_gpus(config))} are left"
+            )
+        yield (
+            f"megatron: the sizes multiply to {world} ranks, but cluster.nodes {cluster.nodes} "
+            f"x gpus_per_node {cluster.gpus_per_node} are {gpus(config)} GPUs{left}"
+        )
+
+
+def _engine_node_problems(config: ExperimentConfig) -> Iterator[str]:
+    """What keeps the engines from the GPUs of a node."""
+    count, tp, per_node = config.engine.count, config.engine.tensor_parallel, gpus_per_node(config)
+    if per_node % tp:
+        yield (
+            f"engine.tensor_parallel {tp}: the {per_node} GPUs of a node do not divide by it; the nearest possible: "
+            f"{max(size for size in range(1, min(tp, per_node) + 1) if per_node % size == 0)}"
+        )
+    elif count * tp > per_node:
+        yield (
+            f"engine.count {count} x engine.tensor_parallel {tp} needs {count * tp} GPUs, and a node has "
+            f"{per_node}; the nearest possible: engine.count {max(1, per_node // tp)}"
+        )
+
+
+def _nearest(architecture: Architecture, config: ExperimentConfig) -> str:
+    """The possible layout whose sizes are fewest doublings away from those asked for, as the keys to change.
+
+    One that tests have proven, if there is any.
+    """
+    asked = config.megatron
+
+    def sizes(of: MegatronConfig) -> list[int]:
+        experts = of.expert_tensor_parallel or of.tensor_parallel
+        return [*(getattr(of, name) for name in _SIZES), of.virtual_pipeline or 1, experts]
+
+    def distance(layout: MegatronConfig) -> tuple[float, list[int]]:
+        steps = sum(abs(math.log2(a / b)) for a, b in zip(sizes(asked), sizes(layout), strict=True))
+        ends = [(of.first_stage_layers, of.last_stage_layers) for of in (asked, layout)]
+        return steps + 0.5 * (ends[0] != ends[1]), sizes(layout)[: len(_SIZES)]
+
+    ranked = sorted(_candidates(architecture, config), key=distance)
+    proven = (layout for layout in ranked if is_proven(layout, moe=architecture.experts > 0))
+    best = next(proven, None) or next(iter(ranked), None)
+    if best is None:
+        return ""
+    changed = {name: value for name, value in best.model_dump().items() if value != getattr(asked, name)}
+    return "megatron: " + ", ".join(f"{name} {'null' if value is None else value}" for name, value in changed.items())
+
+
+def _candidates(architecture: Architecture, config: ExperimentConfig) -> Iterator[MegatronConfig]:
+    """Every layout of the trainer's GPUs that divides the model."""
+    count, asked = max(1, trainer_gpus(config)), config.megatron
+    divisors = [size for size in range(1, count + 1) if count % size == 0]
+    tensor = [size for size in divisors if size <= trainer_gpus_per_node(config)]
+    experts = [size for size in divisors if architecture.experts and architecture.experts % size == 0] or [1]
+    for tp, pp, cp, ep in itertools.product(tensor, divisors, divisors, experts):
+        if count % (tp * pp * cp) or cp > max(1, asked.context_parallel):
+            continue
+        for chunks, etp, even in itertools.product(
+            dict.fromkeys((asked.virtual_pipeline if pp > 1 else None, None)),
+            dict.fromkeys((asked.expert_tensor_parallel, 1 if ep > 1 else None)),
+            (False, True),
+        ):
+            sizes = dict(zip(_SIZES, (tp, pp, cp, ep, count // (tp * pp * cp)), strict=True))
+            others = {"expert_tensor_parallel": etp, "virtual_pipeline": chunks}
+            ends = {"first_stage_layers": None, "last_stage_layers": None} if even else {}
+            layout = asked.model_copy(update=sizes | others | ends)
+            if not any(problems(architecture, layout)):
+                yield layout

@@ -1,0 +1,81 @@
+"""What a result was made with: for the manifest of a checkpoint, and for whoever reads the logs of a job later."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+import socket
+import sys
+import time
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+import mua
+from mua.config.load import dump_config
+from mua.config.schema import ExperimentConfig
+from mua.types import Json
+from mua.utils.masking import HIDDEN, mask_credentials
+from mua.utils.source_state import ROOT, git_state, installed_version, program_output
+
+_PACKAGES = ("megatron-core", "torch", "sglang", "transformers")
+_CAPTURE_SECONDS = 30.0
+
+_SECRET_NAME = re.compile(r"KEY|TOKEN|SECRET|PASSW|CREDENTIAL|AUTH|COOKIE|PRIVATE|SIGNATURE", re.IGNORECASE)
+_SECRET_VALUE = re.compile(r"\bsk-[\w-]{8,}|\bhf_\w{8,}|\bgh[pousr]_\w{8,}|\beyJ[\w-]{10,}\.|\bBearer\s+\S+")
+
+
+def provenance(config: ExperimentConfig) -> Json:
+    """For a checkpoint's manifest: ``config`` (secrets masked), ``git`` (None outside a repository), ``versions``."""
+    return {
+        "config": yaml.safe_load(dump_config(config)),
+        "git": git_state(ROOT),
+        "versions": {"mua": mua.__version__, **{name: installed_version(name) for name in _PACKAGES}},
+    }
+
+
+def capture_environment(folder: Path) -> Path:
+    """Write what this node runs with into ``folder``, as ``environment-<node>.json``, without secrets; its path."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"environment-{node_name()}.json"
+    packages = {str(d.metadata["Name"]).lower(): d.version for d in metadata.distributions() if d.metadata["Name"]}
+    record: dict[str, Any] = {
+        "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "host": socket.gethostname(),
+        "command": [without_secrets(part) for part in sys.argv],
+        "mua": mua.__version__,
+        "commit": program_output("git", "-C", str(ROOT), "rev-parse", "HEAD", seconds=_CAPTURE_SECONDS),
+        "uncommitted": _uncommitted(),
+        "python": sys.version,
+        "platform": platform.platform(),
+        "cpus": len(os.sched_getaffinity(0)),
+        "gpus": program_output("nvidia-smi", seconds=_CAPTURE_SECONDS),
+        "packages": dict(sorted(packages.items())),
+        "variables": {
+            name: HIDDEN if _SECRET_NAME.search(name) else without_secrets(value)
+            for name, value in sorted(os.environ.items())
+        },
+    }
+    path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    return path
+
+
+def _uncommitted() -> list[str]:
+    return (program_output("git", "-C", str(ROOT), "status", "--short", seconds=_CAPTURE_SECONDS) or "").splitlines()
+
+
+def node_name() -> str:
+    """Slurm's name of this machine, else its own."""
+    return os.environ.get("SLURMD_NODENAME") or socket.gethostname()
+
+
+def without_secrets(text: str) -> str:
+    """``text`` with what looks like a credential replaced, wherever it stands."""
+    name, equals, _ = text.partition("=")
+    if equals and _SECRET_NAME.search(name):
+        return f"{name}={HIDDEN}"
+    return _SECRET_VALUE.sub(HIDDEN, mask_credentials(text))

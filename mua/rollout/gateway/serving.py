@@ -1,0 +1,251 @@
+"""The HTTP side: OpenAI's chat completions, and what an episode offers its agent. One server a run.
+
+========================================= ==========================================================================
+``POST /v1/chat/completions``             a turn of the policy, whole or as server-sent events
+``POST /v1/responses``                    the same in the form of OpenAI's responses
+``GET /v1/models``                        one model, ``policy``
+``GET /v1/episode``                       the task: instructions, first message of the user, tools
+``POST /v1/episode/user``                 ``{"text": …}`` is told to the user; answers its words and whether it stops
+``POST /v1/episode/tools/NAME``           ``{"arguments": {…}}`` calls a tool of the domain
+``POST /v1/episode/report``               ``{"reward": …, "success": …}``, where ``agent.reward`` is report
+``POST /v1/episode/mcp``                  the domain's tools over MCP (streamable HTTP)
+========================================= ==========================================================================
+
+The session's key stands in ``Authorization: Bearer`` or in the path, ``/session/KEY/v1/…``. Anything but the key of
+a living session is answered 401 and touches nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Awaitable, Callable, Iterable
+from typing import TypeAlias
+
+import orjson
+from aiohttp import web
+
+from mua.config.agent_section import AgentConfig
+from mua.rollout.gateway.chat_calls import Refused, read_chat, read_object
+from mua.rollout.gateway.domain_tools import answer_mcp
+from mua.rollout.gateway.episode_host import EpisodeHost
+from mua.rollout.gateway.responses import PIECE, response_body, response_call, response_events
+from mua.rollout.gateway.session import GatewaySession, ServedTurn
+from mua.types import Json
+from mua.utils.errors import MuaError
+
+Handler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
+log = logging.getLogger(__name__)
+RETRY_HEADER = "x-stainless-retry-count"
+"""How OpenAI's libraries say that they send a request again: 0, 1, 2."""
+
+
+class GatewayServer:
+    """Serves sessions that are opened and closed by their episodes. Belongs to one event loop."""
+
+    def __init__(self, config: AgentConfig) -> None:
+        self.config = config
+        self.url = ""
+        """``http://HOST:PORT``, once started."""
+        self._sessions: dict[str, tuple[GatewaySession, EpisodeHost]] = {}
+        self._runner: web.AppRunner | None = None
+        self._starting = asyncio.Lock()
+        self._more: list[tuple[str, str, Handler]] = []
+
+    async def start(self) -> None:
+        """Listen; further calls do nothing."""
+        async with self._starting:
+            if self._runner is not None:
+                return
+            runner = web.AppRunner(self._application(), access_log=None, shutdown_timeout=1.0)
+            await runner.setup()
+            site = web.TCPSite(runner, self.config.host, self.config.port)
+            await site.start()
+            self._runner = runner
+            self.url = f"http://{self.config.host}:{runner.addresses[0][1]}"
+
+    async def close(self) -> None:
+        for key in list(self._sessions):
+            await self.close_session(key)
+        if self._runner is not None:
+            await self._runner.cleanup()
+            self._runner = None
+
+    def add_route(self, method: str, path: str, handler: Handler) -> None:
+        """Serve something beside sessions; before the start."""
+        self._more.append((method, path, handler))
+
+    def open_session(self, session: GatewaySession, host: EpisodeHost) -> str:
+        """A key for ``session``; 256 bits, nobody guesses it."""
+        key = f"mua-{secrets.token_urlsafe(32)}"
+        self._sessions[key] = session, host
+        return key
+
+    async def close_session(self, key: str) -> None:
+        """From now on the key is unknown."""
+        session, _ = self._sessions.pop(key)
+        await session.close()
+
+    def _application(self) -> web.Application:
+        application = web.Application(client_max_size=self.config.max_request_bytes, middlewares=[_as_openai])
+        for added in self._more:
+            application.router.add_route(*added)
+        routes: dict[tuple[str, str], Handler] = {
+            ("POST", "/v1/chat/completions"): self._chat,
+            ("POST", "/v1/responses"): self._response,
+            ("GET", "/v1/models"): self._models,
+            ("GET", "/v1/episode"): self._task,
+            ("POST", "/v1/episode/user"): self._user,
+            ("POST", "/v1/episode/tools/{name}"): self._tool,
+            ("POST", "/v1/episode/report"): self._report,
+            ("*", "/v1/episode/mcp"): self._mcp,
+        }
+        for (method, path), handler in routes.items():
+            application.router.add_route(method, path, handler)
+            application.router.add_route(method, "/session/{key}" + path, handler)
+        return application
+
+    def _session(self, request: web.Request) -> tuple[GatewaySession, EpisodeHost]:
+        scheme, _, told = request.headers.get("Authorization", "").partition(" ")
+        told = told.strip() if scheme.lower() == "bearer" else ""
+        key = request.match_info.get("key") or told
+        found = self._sessions.get(key)
+        if found is None or (told.startswith("mua-") and told != key):
+            raise Refused(401, "no session has this key", "invalid_api_key")
+        found[0].heard()
+        return found
+
+    async def _chat(self, request: web.Request) -> web.StreamResponse:
+        session, _ = self._session(request)
+        call = read_chat(await request.read(), self.config.sampling)
+        turn = await session.answer(call, retried=_retried(request))
+        if not call.stream:
+            return _json(_completion(turn, call.model))
+        chunks = [b"data: " + orjson.dumps(chunk) for chunk in _chunks(turn, call.model, usage=call.usage)]
+        return await _streamed(request, [*chunks, b"data: [DONE]"])
+
+    async def _response(self, request: web.Request) -> web.StreamResponse:
+        session, _ = self._session(request)
+        call = response_call(await request.read(), self.config.sampling)
+        turn = await session.answer(call, retried=_retried(request))
+        if not call.stream:
+            return _json(response_body(turn, call))
+        events = response_events(turn, call)
+        return await _streamed(
+            request, [b"event: " + event["type"].encode() + b"\ndata: " + orjson.dumps(event) for event in events]
+        )
+
+    async def _models(self, request: web.Request) -> web.Response:
+        self._session(request)
+        return _json({"object": "list", "data": [{"id": "policy", "object": "model", "created": 0, "owned_by": "mua"}]})
+
+    async def _task(self, request: web.Request) -> web.Response:
+        return _json(self._session(request)[1].task())
+
+    async def _user(self, request: web.Request) -> web.Response:
+        _, host = self._session(request)
+        text = read_object(await request.read()).get("text")
+        if not isinstance(text, str):
+            raise Refused(400, "text: what the user is told, a string", param="text")
+        return _json(await host.tell_user(text))
+
+    async def _tool(self, request: web.Request) -> web.Response:
+        _, host = self._session(request)
+        arguments = read_object(await request.read()).get("arguments", {})
+        if not isinstance(arguments, dict):
+            raise Refused(400, "arguments: must be a JSON object", param="arguments")
+        return _json(await host.call_tool(request.match_info["name"], arguments))
+
+    async def _report(self, request: web.Request) -> web.Response:
+        _, host = self._session(request)
+        host.report(read_object(await request.read()))
+        return _json({"taken": True})
+
+    async def _mcp(self, request: web.Request) -> web.Response:
+        _, host = self._session(request)
+        if request.method != "POST":
+            raise web.HTTPMethodNotAllowed(request.method, ["POST"])
+        answer = await answer_mcp(read_object(await request.read()), host)
+        return web.Response(status=202) if answer is None else _json(answer)
+
+
+def _retried(request: web.Request) -> bool:
+    return request.headers.get(RETRY_HEADER, "0") not in ("", "0")
+
+
+async def _streamed(request: web.Request, events: Iterable[bytes]) -> web.StreamResponse:
+    """Server-sent events."""
+    response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
+    await response.prepare(request)
+    for event in events:
+        await response.write(event + b"\n\n")
+    await response.write_eof()
+    return response
+
+
+def _json(body: Json, status: int = 200) -> web.Response:
+    return web.Response(body=orjson.dumps(body), status=status, content_type="application/json")
+
+
+@web.middleware
+async def _as_openai(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Errors in OpenAI's form."""
+    try:
+        return await handler(request)
+    except Refused as refused:
+        return _json(refused.body(), refused.status)
+    except web.HTTPRequestEntityTooLarge:
+        larger = Refused(413, "agent.max_request_bytes: the request is larger", "request_too_large")
+        return _json(larger.body(), 413)
+    except web.HTTPException as error:
+        return _json(Refused(error.status, f"{request.method} {request.path}: {error.reason}").body(), error.status)
+    except MuaError as error:  # the episode has it too, and ends by it
+        return _json(Refused(503, str(error), "episode_fault").body(), 503)
+    except asyncio.CancelledError:
+        if request.transport is None or request.transport.is_closing():
+            raise
+        return _json(Refused(401, "this session is over", "invalid_api_key").body(), 401)
+    except ConnectionError:
+        raise
+    except Exception:
+        log.exception("the gateway failed at %s %s", request.method, request.path.replace("\n", " ")[:80])
+        return _json(Refused(500, "the gateway failed; its log says how", "internal_error").body(), 500)
+
+
+def _usage(turn: ServedTurn) -> Json:
+    return {
+        "prompt_tokens": turn.prompt_tokens,
+        "completion_tokens": turn.sampled_tokens,
+        "total_tokens": turn.prompt_tokens + turn.sampled_tokens,
+        "prompt_tokens_details": {"cached_tokens": turn.cached_tokens},
+    }
+
+
+def _completion(turn: ServedTurn, model: str) -> Json:
+    message = turn.message | {"content": turn.message["content"] or None, "refusal": None}
+    choice = {"index": 0, "message": message, "finish_reason": turn.finish, "logprobs": None}
+    return {
+        "id": f"chatcmpl-{turn.number}",
+        "object": "chat.completion",
+        "created": turn.created,
+        "model": model,
+        "choices": [choice],
+        "usage": _usage(turn),
+    }
+
+
+def _chunks(turn: ServedTurn, model: str, *, usage: bool) -> list[Json]:
+    """The events of a stream. The turn is sampled whole before the first: a parser of calls needs its end."""
+    base = {"id": f"chatcmpl-{turn.number}", "object": "chat.completion.chunk", "created": turn.created, "model": model}
+    message = turn.message
+    deltas: list[Json] = [{"role": "assistant", "content": ""}]
+    for key in ("reasoning_content", "content"):
+        text = message.get(key) or ""
+        deltas += [{key: text[at : at + PIECE]} for at in range(0, len(text), PIECE)]
+    deltas += [{"tool_calls": [{"index": at, **call}]} for at, call in enumerate(message.get("tool_calls", ()))]
+    chunks: list[Json] = [
+        {**base, "choices": [{"index": 0, "delta": delta, "finish_reason": None, "logprobs": None}]} for delta in deltas
+    ]
+    chunks.append({**base, "choices": [{"index": 0, "delta": {}, "finish_reason": turn.finish, "logprobs": None}]})
+    return chunks + ([{**base, "choices": [], "usage": _usage(turn)}] if usage else [])

@@ -1,0 +1,324 @@
+"""One session: the token streams of one rollout, whoever asks for its turns.
+
+::
+
+    request ── messages ──► the longest recorded beginning, up to an assistant turn
+                              │ it is the end of its stream ──► the new messages are appended      (appended)
+                              │ it is an earlier point      ──► a copy of the tokens up to there   (forked)
+                              └ none, or other tools,       ──► the family's rendering of it all   (rewritten;
+                                or words of the client's own    started, where no assistant has spoken yet)
+
+Recorded tokens are taken, never the client's copy of their text. A fork's copied tokens carry no loss a second time.
+All sampled tokens of all streams are one trajectory: turns are numbered over the session, in the order they ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeAlias
+
+from mua.rollout.gateway.chat_calls import ChatCall, Refused
+from mua.rollout.gateway.matching import common
+from mua.tokens.chat_family import ChatFamily
+from mua.tokens.codec import ConversationError
+from mua.tokens.conversation import Conversation, Mark
+from mua.tokens.parsing import AssistantTurn
+from mua.types import Generation, Json, Outcome, Segment, ToolSchema
+from mua.utils.errors import DeadlineExceeded, EngineError
+
+_MOST_WAITING = 256
+
+
+@dataclass(frozen=True, slots=True)
+class TurnRequest:
+    """What the engines are asked for a turn."""
+
+    most_tokens: int | None
+    """Fewer than the run's, by the client's wish."""
+    seed: tuple[int | str, ...]
+    """What the sampling seed is derived from, under the episode's."""
+    number: Callable[[], int]
+    """Gives the turn its number in the session, when it has ended."""
+
+
+Ask: TypeAlias = Callable[[Conversation, TurnRequest], Coroutine[Any, Any, tuple[AssistantTurn, Generation] | None]]
+"""Samples the next turn of a conversation; None when there is no room for one."""
+
+
+class SessionEvents(Protocol):
+    """What the episode wants to know of its session."""
+
+    def may_ask(self) -> Outcome | None:
+        """Before a turn is sampled: what ends the episode instead."""
+
+    def turned(self, turn: AssistantTurn, call: ChatCall, served: ServedTurn) -> None:
+        """A turn was sampled for ``call``; the client is answered ``served``."""
+
+    def ended(self, outcome: Outcome) -> None:
+        """A budget was used up."""
+
+    def failed(self, fault: Exception) -> None:
+        """The policy could not be asked."""
+
+
+@dataclass(frozen=True, slots=True)
+class SessionLimits:
+    """Of one session; see the section ``agent`` of the configuration."""
+
+    requests: int
+    tokens: int
+    concurrency: int
+
+
+@dataclass(frozen=True, slots=True)
+class ServedTurn:
+    """What a client is answered."""
+
+    message: Json
+    finish: str
+    prompt_tokens: int
+    sampled_tokens: int
+    cached_tokens: int
+    number: int
+    created: int
+    placed: str
+    """appended, forked, rewritten, or started: a conversation without an assistant's turn yet."""
+
+
+@dataclass(slots=True)
+class _Branch:
+    conversation: Conversation
+    tools: tuple[ToolSchema, ...]
+    seen: list[Json]
+    """The messages as the client knows them: its own, and what it was answered."""
+    marks: list[tuple[int, Mark]] = field(default_factory=list)
+    """How many messages were seen at the end of each turn sampled here, and the place."""
+    busy: bool = False
+
+
+class GatewaySession:
+    """Belongs to one event loop. ``show_tools``: whether the template shows tools (``environment.prompt: full``)."""
+
+    def __init__(
+        self, family: ChatFamily, ask: Ask, events: SessionEvents, limits: SessionLimits, *, show_tools: bool
+    ) -> None:
+        self.family = family
+        self.turns = 0
+        """Turns sampled so far."""
+        self.counts: Counter[str] = Counter()
+        self.open = True
+        self._ask = ask
+        self._events = events
+        self._limits = limits
+        self._show_tools = show_tools
+        self._branches: list[_Branch] = []
+        self._slots = asyncio.Semaphore(limits.concurrency)
+        self._waiting = 0
+        self._asked: dict[str, asyncio.Task[ServedTurn]] = {}
+        self._repeats: Counter[str] = Counter()
+        self._tasks: set[asyncio.Task[ServedTurn]] = set()
+
+    def heard(self) -> None:
+        """Count a request of any kind. Raises :class:`Refused` when there were too many, or the session is over."""
+        self.counts["gateway/requests"] += 1
+        if not self.open:
+            raise Refused(401, "this session is over", "invalid_api_key")
+        if self.counts["gateway/requests"] > self._limits.requests:
+            self._end(Outcome.MAX_TURNS)
+            raise Refused(400, f"agent.max_requests: more than {self._limits.requests} requests", "session_limit")
+
+    async def answer(self, call: ChatCall, *, retried: bool) -> ServedTurn:
+        """The policy's turn. A request that a client's library sends again (``retried``) is answered as it was.
+
+        Raises :class:`Refused`. A client that goes away does not end the sampling: its retry gets the answer.
+        """
+        task = self._asked.get(call.digest) if retried else None
+        if task is None:
+            if self._waiting >= _MOST_WAITING:
+                raise Refused(429, f"{_MOST_WAITING} requests of this session wait already", "session_limit")
+            task = asyncio.create_task(self._answer(call), name="gateway turn")
+            self._asked[call.digest] = task
+            self._tasks.add(task)
+            task.add_done_callback(self._done)
+        else:
+            self.counts["gateway/retried"] += 1
+        return await asyncio.shield(task)
+
+    async def close(self) -> None:
+        """Nobody is answered any more; what is being sampled is given up."""
+        self.open = False
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def segments(self) -> list[Segment]:
+        """All token streams that hold sampled tokens, in the order in which they began."""
+        streams = [segment for branch in self._branches for segment in branch.conversation.segments()]
+        return [segment for segment in streams if segment.loss_mask.any()] or streams[-1:]
+
+    def segments_before(self) -> dict[Conversation, int]:
+        """How many of :meth:`segments` are of the streams before each conversation."""
+        found, count = {}, 0
+        for branch in self._branches:
+            found[branch.conversation] = count
+            count += sum(bool(segment.loss_mask.any()) for segment in branch.conversation.segments())
+        return found
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of the streams as they are now."""
+        return sum(branch.conversation.length for branch in self._branches)
+
+    def _done(self, task: asyncio.Task[ServedTurn]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            task.exception()  # whoever waited has it; a client that left is no fault
+
+    async def _answer(self, call: ChatCall) -> ServedTurn:
+        self._waiting += 1
+        try:
+            await self._slots.acquire()
+        finally:
+            self._waiting -= 1
+        try:
+            self._require_room()
+            branch, placed = self._placed(call)
+            branch.busy = True
+            try:
+                return await self._sampled(branch, call, placed)
+            finally:
+                branch.busy = False
+        finally:
+            self._slots.release()
+
+    def _require_room(self) -> None:
+        outcome = self._events.may_ask()
+        if outcome is None and self.tokens > self._limits.tokens:
+            self._end(outcome := Outcome.LENGTH)
+        if outcome is not None:
+            raise Refused(400, f"the episode is over ({outcome.value}); no further turn is sampled", "episode_over")
+
+    async def _sampled(self, branch: _Branch, call: ChatCall, placed: str) -> ServedTurn:
+        talk = branch.conversation
+        prompt_tokens = len(talk.prompt_ids())
+        found = None
+        try:
+            found = await self._ask(talk, TurnRequest(call.most_tokens, self._seed(branch, call), self._number))
+        except (EngineError, DeadlineExceeded) as fault:
+            self._events.failed(fault)
+            raise Refused(503, f"the policy could not be asked: {fault}", "engine_error") from fault
+        except Exception as bug:  # no fault of the agent's or the policy's: the episode raises it
+            self._events.failed(bug)
+            raise
+        if found is None:
+            self._end(Outcome.LENGTH)
+            message = f"the conversation has {prompt_tokens} tokens, and rollout.max_tokens leaves no room for a turn"
+            raise Refused(400, message, "context_length_exceeded", "messages")
+        turn, generation = found
+        served, finish = self._told(turn, generation, call)
+        branch.seen = [*call.messages, served]
+        branch.marks.append((len(branch.seen), talk.mark()))
+        self.counts[f"gateway/{placed}"] += 1
+        self.counts["gateway/overridden"] += bool(call.overridden)
+        answer = ServedTurn(
+            served, finish, prompt_tokens, len(generation.ids), generation.cached_tokens, self.turns - 1,
+            int(time.time()), placed,
+        )  # fmt: skip
+        self._events.turned(turn, call, answer)
+        return answer
+
+    def _told(self, turn: AssistantTurn, generation: Generation, call: ChatCall) -> tuple[Json, str]:
+        """The message for the client, and why it ended. The stream keeps every sampled token, whatever is cut here."""
+        content, calls = turn.content, [one.openai() for one in turn.tool_calls]
+        if calls and not call.calls_tools:
+            ended = self.family.ended(generation.ids)
+            content, calls = self.family.decode(generation.ids[:-1] if ended else generation.ids), []
+        cuts = [at for stop in call.stop if (at := content.find(stop)) >= 0]
+        if cuts:
+            content, calls = content[: min(cuts)], []
+        message: Json = {"role": "assistant", "content": content}
+        if turn.reasoning:
+            message["reasoning_content"] = turn.reasoning
+        if calls:
+            message["tool_calls"] = calls
+        return message, "tool_calls" if calls else "length" if turn.truncated and not cuts else "stop"
+
+    def _placed(self, call: ChatCall) -> tuple[_Branch, str]:
+        """Where the request goes on; everything is appended or rendered on return."""
+        tools = call.tools if self._show_tools else ()
+        found = self._longest(call.messages, tools)
+        try:
+            if found is None:
+                told = any(message["role"] == "assistant" for message in call.messages)
+                return self._started(call.messages, tools), "rewritten" if told else "started"
+            branch, seen, mark = found
+            new = call.messages[seen:]
+            if not _plain(new):
+                recorded = branch.conversation.messages[: mark.messages]
+                return self._started([*recorded, *new], tools), "rewritten"
+            placed = "appended"
+            if branch.busy or mark is not branch.marks[-1][1]:
+                branch = _Branch(branch.conversation.fork(mark), tools, [])
+                self._branches.append(branch)
+                placed = "forked"
+            _append(branch.conversation, new)
+        except ConversationError as error:
+            raise Refused(400, str(error), param="messages") from None
+        return branch, placed
+
+    def _longest(self, messages: Sequence[Json], tools: tuple[ToolSchema, ...]) -> tuple[_Branch, int, Mark] | None:
+        best: tuple[_Branch, int, Mark] | None = None
+        for branch in self._branches:
+            if branch.tools != tools or not branch.marks:
+                continue
+            shared = common(branch.seen, messages)
+            fitting = [(seen, mark) for seen, mark in branch.marks if seen <= shared and seen < len(messages)]
+            if fitting and (best is None or fitting[-1][0] > best[1]):
+                best = (branch, *fitting[-1])
+        return best
+
+    def _started(self, messages: Sequence[Json], tools: tuple[ToolSchema, ...]) -> _Branch:
+        branch = _Branch(Conversation.from_history(self.family, messages, tools), tools, [])
+        self._branches.append(branch)
+        return branch
+
+    def _seed(self, branch: _Branch, call: ChatCall) -> tuple[int | str, ...]:
+        """The first stream's turns have the seeds that a built-in episode's have; others are told apart by what they
+        were asked and how often, so that requests that overtake each other change nothing."""
+        if branch is self._branches[0]:
+            return (len(branch.marks),)
+        self._repeats[call.digest] += 1
+        return call.digest, self._repeats[call.digest]
+
+    def _number(self) -> int:
+        self.turns += 1
+        return self.turns - 1
+
+    def _end(self, outcome: Outcome) -> None:
+        self._events.ended(outcome)
+
+
+def _plain(new: Sequence[Json]) -> bool:
+    """Whether messages can stand behind an assistant's turn as they come: tools' results, then users and systems."""
+    roles = [message["role"] for message in new]
+    results = 0
+    while results < len(roles) and roles[results] == "tool":
+        results += 1
+    return bool(roles) and all(role in ("user", "system") for role in roles[results:])
+
+
+def _append(conversation: Conversation, new: Sequence[Json]) -> None:
+    results = [message for message in new if message["role"] == "tool"]
+    if results:
+        order = {call["id"]: at for at, call in enumerate(conversation.messages[-1].get("tool_calls", ()))}
+        results.sort(key=lambda result: order.get(result.get("tool_call_id"), len(order)))
+        conversation.add_tool_results([result["content"] for result in results])
+    for message in new[len(results) :]:
+        if message["role"] == "user":
+            conversation.add_user(message["content"])
+        else:
+            conversation.add_system(message["content"])

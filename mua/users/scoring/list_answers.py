@@ -1,0 +1,164 @@
+"""Answers that are several things, in any order or in one: each item of the answer is paired with one of the reference.
+
+Whoever lists more than was asked for is wrong (``graded``: loses precision), so that listing everything earns nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+from pydantic import Field
+from scipy.sparse import csr_array
+from scipy.sparse.csgraph import maximum_bipartite_matching
+
+from mua.config.scorer_section import AnswerForm
+from mua.config.section import Section
+from mua.environment.endpoint.services import Services
+from mua.users.scoring.scorer import AnswerScore, ChecksTogether, Question, Scorer, options_of
+from mua.users.scoring.scorer_registry import make_scorer
+from mua.utils.strict_json import JsonError, read_json
+
+MOST_ITEMS = 64
+"""Items of a reference, and of an answer beyond those of its reference: pairs of both are compared."""
+_BRACKETS = re.compile(r"(?:\\left)?\s?(?:\\\{|[\[({])(?P<inner>.*)(?:\\right)?\s?(?:\\\}|[\])}])", re.DOTALL)
+_BULLET = re.compile(r"^\s{0,8}(?:[-*•]|\d{1,3}[.)])\s+")
+_AND = re.compile(r"(?:^|\s)(?:and|&|\\text\s?\{\s?and\s?\})\s")
+_TOKEN = re.compile(r"\\.|[()\[\]{},;\n]", re.DOTALL)
+_THOUSANDS = re.compile(r"(?<!\d)\d{1,3}(?:,\d{3})+(?!\d)")
+
+
+def readings(text: str) -> list[list[str]]:
+    """The items of ``text`` in each way it can be read: a comma may separate thousands, an "and" may be part of a name.
+
+    A JSON list is read as one. Separators are line ends and semicolons, and commas where there are none of those, all
+    outside of brackets.
+    """
+    text = text.strip()
+    if text.startswith("["):
+        try:
+            value = read_json(text)
+        except JsonError:
+            value = None
+        if isinstance(value, list) and all(isinstance(one, str | int | float) for one in value):
+            return [[str(one) for one in value]]
+    if (outer := _BRACKETS.fullmatch(text)) and _balanced(outer["inner"]):
+        text = outer["inner"].removesuffix("\\right")
+    found: list[list[str]] = []
+    for protected in (True, False):
+        for joined in (True, False):
+            items = _split(text, protected)
+            if not joined:
+                items = [part for item in items for part in _AND.split(item)]
+            items = [one for one in (_BULLET.sub("", item).strip() for item in items) if one]
+            if items and items not in found:
+                found.append(items)
+    return found
+
+
+def _balanced(text: str) -> bool:
+    """Whether every bracket closes one that was opened in ``text``: (1, 2), (3, 4) is not one bracket."""
+    depth = 0
+    for token in _TOKEN.finditer(text):
+        if (sign := token.group()) in ("(", "[", "{", "\\{"):
+            depth += 1
+        elif sign in (")", "]", "}", "\\}"):
+            depth -= 1
+        if depth < 0:
+            return False
+    return depth == 0
+
+
+def _split(text: str, thousands: bool) -> list[str]:
+    """The parts of ``text`` between separators; ``thousands``: a comma within a number is none."""
+    kept = {place for found in _THOUSANDS.finditer(text) for place in range(*found.span())} if thousands else set()
+    marks, depth = [], 0
+    for token in _TOKEN.finditer(text):
+        sign = token.group()
+        if sign in ("(", "[", "{", "\\{"):
+            depth += 1
+        elif sign in (")", "]", "}", "\\}"):
+            depth = max(0, depth - 1)
+        elif (sign in (";", "\n") or (sign == "," and token.start() not in kept)) and depth == 0:
+            marks.append((token.start(), sign))
+    strong = [place for place, sign in marks if sign != ","]
+    places = [-1, *(strong or [place for place, _ in marks]), len(text)]
+    return [text[begin + 1 : end] for begin, end in pairwise(places)]
+
+
+class ListOptions(Section):
+    """Options of scorer ``list``."""
+
+    items: Literal["exact", "numeric", "symbolic", "fuzzy"] = "exact"
+    """What compares two items."""
+    item_options: dict[str, Any] = Field(default_factory=dict)
+    """Options of that scorer."""
+    ordered: bool = False
+    """The items must come in the reference's order."""
+    graded: bool = False
+    """Pay the F1 of the items in place of 1 or 0."""
+
+
+class ListScorer:
+    """Several things; implements :class:`Scorer`. The reference is a list, whose items may be lists
+    of accepted names."""
+
+    forms: ClassVar[Sequence[AnswerForm]] = ("boxed", "tag", "json", "line", "whole")
+
+    def __init__(self, options: ListOptions, inner: Scorer) -> None:
+        self._options, self._inner = options, inner
+
+    def check(self, question: Question) -> None:
+        reference = question.reference
+        if not isinstance(reference, list) or not 0 < len(reference) <= MOST_ITEMS:
+            raise question.wrong(f"the right answer must be a list of 1 to {MOST_ITEMS} items for scorer 'list'")
+        for item in reference:
+            self._inner.check(replace(question, reference=item))
+
+    def check_together(self, questions: Sequence[Question]) -> None:
+        if isinstance(self._inner, ChecksTogether):
+            items = [replace(question, reference=item) for question in questions for item in question.reference]
+            self._inner.check_together(items)
+
+    def correct(self, question: Question) -> str:
+        items = [self._inner.correct(replace(question, reference=item)) for item in question.reference]
+        return json.dumps(items, ensure_ascii=False)
+
+    async def score(self, answer: str, question: Question) -> AnswerScore:
+        wanted = question.reference
+        best = 0.0
+        for items in readings(answer):
+            if len(items) > len(wanted) + MOST_ITEMS or (len(items) != len(wanted) and not self._options.graded):
+                continue
+            paired = await self._paired(items, question)
+            best = max(best, 2 * paired / (len(items) + len(wanted)))
+        right = best == 1.0
+        return AnswerScore(best if self._options.graded else float(right), right, {"f1": round(best, 4)})
+
+    async def close(self) -> None:
+        await self._inner.close()
+
+    async def _paired(self, items: Sequence[str], question: Question) -> int:
+        """How many items have a partner of their own in the reference."""
+        wanted = question.reference
+
+        async def alike(item: str, place: int) -> bool:
+            return (await self._inner.score(item, replace(question, reference=wanted[place]))).right
+
+        if self._options.ordered:
+            pairs = zip(items, range(len(wanted)), strict=False)
+            return sum([await alike(item, place) for item, place in pairs])
+        table = [[await alike(item, place) for place in range(len(wanted))] for item in items]
+        matched = maximum_bipartite_matching(csr_array(np.array(table, dtype=np.int8)), perm_type="column")
+        return int((matched >= 0).sum())
+
+
+def several(options: Mapping[str, Any], services: Services) -> ListScorer:
+    """Scorer ``list``."""
+    read = options_of(ListOptions, options, "list")
+    return ListScorer(read, make_scorer(read.items, read.item_options, services))

@@ -1,0 +1,123 @@
+"""Answers that are numbers, compared by value (:mod:`mua.users.scoring.written_numbers` reads them)."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from decimal import Decimal
+from functools import lru_cache
+from typing import Any, ClassVar, Literal, Self
+
+from pydantic import model_validator
+
+from mua.config.scorer_section import AnswerForm
+from mua.config.section import NonNegativeFloat, Section
+from mua.environment.endpoint.services import Services
+from mua.users.scoring.number_words import digits_of_words
+from mua.users.scoring.scorer import AnswerScore, Question, accepted_texts, options_of
+from mua.users.scoring.unit_conversion import ratio
+from mua.users.scoring.written_numbers import EXACT, WrittenNumber, near, read_number
+from mua.utils.errors import ConfigError
+
+
+class NumericOptions(Section):
+    """Options of scorer ``numeric``."""
+
+    relative: NonNegativeFloat = 1e-6
+    """Largest difference as a share of the reference."""
+    absolute: NonNegativeFloat = 0.0
+    """Largest difference that is right in any case."""
+    exact_integers: bool = True
+    """Two whole numbers must be equal, whatever ``relative`` says; ``absolute`` still holds."""
+    percent: Literal["fraction", "ignore", "either"] = "fraction"
+    """``fraction``: 50% is 0.5; ``ignore``: 50% is 50; ``either``: a percent sign on one side only may mean both."""
+    decimal: Literal["point", "comma"] = "point"
+    """What separates decimals; the other one separates thousands."""
+    units: Literal["same", "ignore", "required"] = "same"
+    """``same``: two units must agree, and one that is missing is taken for granted; ``required``: it may not be missing
+    where the reference has one; ``ignore``: units do not count."""
+    convert: bool = False
+    """Units of one kind are converted: 5 km are 5000 m. Needs sympy (extra ``tools``)."""
+    words: bool = False
+    """Numbers in English words are read, too: twenty-five."""
+
+    @model_validator(mode="after")
+    def _units_count(self) -> Self:
+        if self.convert and self.units == "ignore":
+            raise ValueError("convert: units are ignored (units: ignore), so that none is converted; leave one out")
+        return self
+
+
+class NumericScorer:
+    """A number, compared by value; implements :class:`mua.users.scoring.scorer.Scorer`."""
+
+    forms: ClassVar[Sequence[AnswerForm]] = ("boxed", "tag", "json", "line", "whole")
+
+    def __init__(self, options: NumericOptions) -> None:
+        self.options = options
+        self._point = "," if options.decimal == "comma" else "."
+
+    def check(self, question: Question) -> None:
+        for text in accepted_texts(question):
+            if self._read(text) is None:
+                raise question.wrong("the right answer must be a number for scorer 'numeric'")
+
+    def correct(self, question: Question) -> str:
+        return accepted_texts(question)[0]
+
+    async def score(self, answer: str, question: Question) -> AnswerScore:
+        given = self._read(answer)
+        if given is None:
+            return AnswerScore.of(False, why="no number")
+        for text in accepted_texts(question):
+            reference = self._read(text)
+            if reference is None:
+                raise question.wrong("the right answer must be a number for scorer 'numeric'")
+            if self.equal(given, reference):
+                return AnswerScore.of(True, reference=text)
+        return AnswerScore.of(False, why="another number")
+
+    async def close(self) -> None:
+        """Holds nothing."""
+
+    def equal(self, given: WrittenNumber, reference: WrittenNumber) -> bool:
+        """Whether both are the same number under the options."""
+        options = self.options
+        counts = options.units != "ignore" and reference.unit and (given.unit or options.units == "required")
+        if counts and given.unit != reference.unit:
+            times = ratio(given.unit, reference.unit) if options.convert else None
+            if times is None:
+                return False
+            top, bottom = EXACT.multiply(given.top, times[0]), EXACT.multiply(given.bottom, times[1])
+            given = replace(given, top=top, bottom=bottom, whole=False, unit=reference.unit)
+        relative = 0.0 if options.exact_integers and given.whole and reference.whole else options.relative
+        pairs = [(a, b) for a in self._readings(given, reference) for b in self._readings(reference, given)]
+        return any(near(a, given.bottom, b, reference.bottom, relative, options.absolute) for a, b in pairs)
+
+    def _read(self, text: str) -> WrittenNumber | None:
+        return _number(text, self._point, self.options.words)
+
+    def _readings(self, number: WrittenNumber, other: WrittenNumber) -> list[Decimal]:
+        if not number.percent or self.options.percent == "ignore":
+            return [number.top]
+        hundredth = number.top.scaleb(-2, EXACT)
+        if self.options.percent == "either" and not other.percent:
+            return [number.top, hundredth]
+        return [hundredth]
+
+
+@lru_cache(maxsize=4096)
+def _number(text: str, point: str, words: bool) -> WrittenNumber | None:
+    found = read_number(text, point)
+    if found is None and words and (digits := digits_of_words(text)) is not None:
+        return read_number(digits.replace(".", point), point)
+    return found
+
+
+def numeric(options: Mapping[str, Any], services: Services) -> NumericScorer:
+    """Scorer ``numeric``."""
+    read = options_of(NumericOptions, options, "numeric")
+    if read.convert and importlib.util.find_spec("sympy") is None:
+        raise ConfigError("environment.scorer.options.convert: needs sympy: install the extra 'tools' (mua[tools])")
+    return NumericScorer(read)
