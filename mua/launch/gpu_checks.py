@@ -147,7 +147,7 @@ def memory(config: ExperimentConfig, facts: NodeFacts) -> Check:
 
 
 def gpu_type(name: str) -> str | None:
-    """Which type of ``mua.launch.plan`` a GPU is that the driver calls ``name``; None: one that it has no figures of."""
+    """Which type of the plan a GPU is that the driver calls ``name``; None: one that it has no figures of."""
     from mua.launch.plan.compute import GPUS
 
     found = [kind for kind in GPUS if all(part in name for part in kind.split("-"))]

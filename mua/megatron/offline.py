@@ -26,7 +26,6 @@ from megatron.core.dist_checkpointing.core import CheckpointingConfig, save_conf
 from megatron.core.dist_checkpointing.mapping import ShardedTensor, ShardedTensorFactory
 from torch import Tensor
 
-from megatron_bridge import checksums as sidecars
 from megatron_bridge.bands import BandPart, bands
 from megatron_bridge.convert import check_coverage, check_sizes
 from megatron_bridge.hf_config import need, read_hf_config
@@ -47,6 +46,7 @@ from mua.megatron import checkpoint_manifest
 from mua.megatron.model import build_chunks
 from mua.megatron.parallel import meta_rank
 from mua.megatron.torch_dist import ChunkSpec, Region, StoredMatrix, TorchDistReader, TorchDistWriter
+from mua.utils import checksums as sidecars
 from mua.utils.atomic import publish_folder, refuse_overlap, replaceable, staged_folder
 from mua.utils.checksums import Sidecar
 from mua.utils.errors import ModelError, MuaError, one_line
