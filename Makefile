@@ -15,11 +15,12 @@ GPU_INPUTS := setup.py constraints/gpu-py312-cu-source.txt --no-emit-package tra
 # PyTorch's CPU build of the same version needs none of them.
 CUDA_OF_TORCH := cuda-bindings cuda-toolkit nvidia-cudnn-cu13 nvidia-cusparselt-cu13 nvidia-nccl-cu13 nvidia-nvshmem-cu13
 UPGRADE ?=
+ROTATE ?=
 SHARED := -n 3 --dist loadscope --no-loadscope-reorder
 # Or every process of the tests compiles the project again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo test test-slow test-grid test-slurm mutants lint fuzz docs site goldens tables bench lock check-gpu-pins
+.PHONY: help setup demo test test-slow test-all rotate test-grid test-slurm mutants lint fuzz docs site goldens tables bench lock check-gpu-pins
 
 help: ## List what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -33,11 +34,17 @@ $(READY): setup.py tools/setup.sh constraints/cpu-py312.txt constraints/cpu-py31
 demo: $(READY) ## Train a tiny policy and show what it learned (SEEDS="1 2 3" for several, CONTROLS=1 for controls)
 	@PYTHONWARNINGS=ignore $(PYTHON) -m mua.cli demo --seeds '$(SEEDS)' $(if $(CONTROLS),--controls)
 
-test: $(READY) ## Run the tests, without the slow ones
-	@$(PYTHON) -m pytest $(SHARED)
+test: $(READY) ## Run the tests without the slow ones (ROTATE=1: and this landing's share of those, as CI does)
+	@$(PYTHON) -m pytest $(SHARED) $(if $(ROTATE),--rotate -m 'not gpu and not grid')
 
 test-slow: $(READY) ## Run the slow tests
 	@$(PYTHON) -m pytest -m slow $(SHARED)
+
+test-all: $(READY) ## Run every test that needs no GPU: slow ones, whole grids, Slurm
+	@$(PYTHON) -m pytest -m 'not gpu' $(SHARED)
+
+rotate: $(READY) ## Begin a landing: CI takes the next third of the slow tests, and compares rooms with this commit
+	@$(PYTHON) -m tests.rotation --advance
 
 test-grid: $(READY) ## Run the rest of the grids of weight transports and of moments to be killed at, which CI leaves out
 	@$(PYTHON) -m pytest -m grid

@@ -19,6 +19,7 @@ os.environ.setdefault("MUA_STRICT_METRICS", "1")
 from engine_fixtures import engine_pool, forked_engines, other_qwen3_folder, tiny_qwen3_folder
 
 from tests.postgres_support import postgres
+from tests.rotation import current
 
 __all__ = ["engine_pool", "forked_engines", "other_qwen3_folder", "postgres", "tiny_qwen3_folder"]
 
@@ -31,6 +32,7 @@ settings.load_profile("mua")
 
 RUNS = "critic|distillation|evaluation|make_|ports|refill|shrunk_recipe|two_nodes|variants|zero_learning_rate"
 GROUPS = {
+    "slurm": r"tests/slurm/",
     "kills": r"tests/e2e/test_(engine_lost|preempt|replay|resume|samplers|two_ranks)",
     "runs": rf"tests/e2e/test_({RUNS})",
     "users": r"tests/e2e/test_users",
@@ -53,10 +55,23 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--rotate", action="store_true", help="of the slow tests only those of this landing")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Begin with the groups, so that no process is left with the longest of them at the end."""
+    if config.getoption("--rotate"):
+        taken = set(current().taken)
+        left = [i for i in items if _is_slow(i) and i.nodeid.split("::")[0] not in taken]
+        config.hook.pytest_deselected(items=left)
+        items[:] = [item for item in items if item not in set(left)]
     order = [*GROUPS]
     items.sort(key=lambda item: order.index(name) if (name := group_of(item.nodeid)) in order else len(order))
+
+
+def _is_slow(item: pytest.Item) -> bool:
+    return any(item.get_closest_marker(mark) for mark in ("slow", "slurm"))
 
 
 def pytest_collection_finish() -> None:

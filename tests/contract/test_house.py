@@ -22,7 +22,7 @@ FOUND = [
     "a circle of files: mua.config.load, mua.config.tree",
     "environments.shop imports mua.trainer.rl, which environments must not",
     "mua.cellar.wine: the room mua.cellar has no floor in tools/house.py",
-    "mua.utils.errors imports mua.config.load, which mua.utils.errors must not",
+    "mua.utils.errors imports mua.config.load, which mua.utils must not",
     "mua/engine/load.py:3: torch.distributed._functional is private",
     "two modules load: mua/config/load.py, mua/engine/load.py",
     "two classes Plan: mua/config/load.py, mua/engine/load.py",
