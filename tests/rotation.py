@@ -1,4 +1,4 @@
-"""Which slow tests one run of CI takes, so that its cost has a bound and every slow test still runs within three landings.
+"""Which slow tests one run of CI takes: its cost has a bound, and every slow test runs within three landings.
 
     python -m tests.rotation             # what CI leaves out, a file per line
     python -m tests.rotation --advance   # begin a landing: next third, compared with the current commit
@@ -45,7 +45,7 @@ BY_COMMAND: Mapping[str, tuple[str, ...]] = {
     "resume|preempt|replay|two_ranks|critic|distillation|loop|variants|zero_learning": ("mua.trainer", "mua.megatron"),
     "memory|recipe|gpu_check": ("mua.megatron", "mua.launch"),
 }
-"""Rooms of end-to-end tests, which reach them by a command and not by an import: pattern of the file's name -> rooms."""
+"""Rooms of end-to-end tests, which reach them by a command, not an import: pattern of the name -> rooms."""
 
 
 class Rotation(NamedTuple):
