@@ -1,7 +1,7 @@
 """The simulation of a run: exact where it can be calculated by hand, and bound by what the scheduler promises.
 
-Time is simulated, so every figure is exact and no test waits. How near the simulation comes to real runs is measured by
-tools/bench/timeline.py (docs/benchmarks/timeline.md), not tested: that is time on a clock. What the plan makes of it
+Time is simulated, so every figure is exact and no test waits. How near the simulation comes to real runs is told in
+docs/benchmarks/timeline.md and not tested: that is time on a clock. What the plan makes of it
 for the recipes is in test_plan_placements.py.
 """
 

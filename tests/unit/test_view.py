@@ -1,7 +1,7 @@
 """What may be asked of a run's store, who may ask, the page in one file, ``mua show``.
 
 Not here: the page itself in a browser (tests/unit/test_view_browser.py), the time of a first paint
-(tools/bench/view.py), PostgreSQL (test_store_verification.py), runs of the trainer.
+(no test asserts times), PostgreSQL (test_store_verification.py), runs of the trainer.
 """
 
 from __future__ import annotations

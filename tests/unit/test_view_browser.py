@@ -1,7 +1,7 @@
 """``mua view`` in a real headless Chromium: opened, searched, clicked through to one token, compared, exported and
 opened again from the file; text of others stays text. ``MUA_WRITE_TABLES=1`` renews the screenshots of docs/view.md.
 
-Not here: other browsers, how long anything takes (tools/bench/view.py), what the answers are (tests/unit/test_view.py).
+Not here: other browsers, how long anything takes, what the answers are (tests/unit/test_view.py).
 """
 
 from __future__ import annotations

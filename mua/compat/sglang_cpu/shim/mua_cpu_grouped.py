@@ -6,7 +6,7 @@ more than half of the engine's time. Here sequences of about the same length are
 tokens ask. Cross attention and sliding windows stay with SGLang's own code. Deterministic inference has kernels of its
 own (:mod:`mua_cpu_invariant`), which replace these.
 
-Measured by ``tools/bench/engine_attention.py``; expires when SGLang's backend computes batches.
+Expires when SGLang's backend computes batches.
 """
 
 from __future__ import annotations
