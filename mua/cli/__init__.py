@@ -548,7 +548,6 @@ def plan(
     overrides: Overrides = None,
     as_json: Annotated[bool, option("--json", "print JSON instead of tables")] = False,
     every_rank: Annotated[bool, option("--every-rank", "not only the first rank of each stage")] = False,
-    placements: Annotated[bool, option("--placements", "simulate colocated and separate placements too")] = False,
 ) -> None:
     """Say what a configuration needs of its cluster, without starting anything; status 1 if it does not fit."""
     loaded = load_config(config, overrides or ())
@@ -559,18 +558,13 @@ def plan(
         from workbench.shrink import shrunk
 
         loaded, policy = shrunk(loaded)
-    planned, compared = mua.launch.plan.planner.make_plan(loaded, policy, every_rank=every_rank), None
-    if placements:
-        import mua.launch.plan.placements
-
-        compared = mua.launch.plan.placements.compare_placements(planned)
+    planned = mua.launch.plan.planner.make_plan(loaded, policy, every_rank=every_rank)
     if as_json:
-        simulated = {} if compared is None else {"placements": [placement.as_json() for placement in compared]}
-        print(json.dumps(planned.as_json() | simulated, indent=2))
+        print(json.dumps(planned.as_json(), indent=2))
     else:
         import workbench.plan_tables
 
-        workbench.plan_tables.show_plan(planned, placements=compared)
+        workbench.plan_tables.show_plan(planned)
     if planned.faults():
         raise typer.Exit(1)
 

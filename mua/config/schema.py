@@ -236,7 +236,7 @@ class ClusterConfig(Section):
     """Expected share of an episode's tokens that the policy samples; the rest is prompt, user and tools."""
     prefill_mfu: Annotated[float, Field(gt=0, le=1)] = 0.4
     """Assumed share of the GPU's peak that an engine reaches in model FLOPs while it takes in prompts. This key and
-    those below are read by ``mua plan --placements`` alone."""
+    those below are read by ``tools/bench/placements.py`` alone."""
     decode_share: Annotated[float, Field(gt=0, le=1)] = 0.5
     """Assumed share of the memory's bandwidth that an engine reaches while it decodes: the time of an iteration is what
     it reads, weights and KV cache, over that."""

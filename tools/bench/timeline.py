@@ -28,12 +28,12 @@ from typing import Any
 
 import numpy as np
 
-from mua.launch.plan.simulation import Setting, SimulatedEpisode, SimulatedTurn, mean_metrics, settled, simulate
 from mua.observe.metrics_log import METRICS_FILE, read_metrics
 from mua.rollout.scheduler import StepDemand
 from mua.store.traces import read_traces
 from mua.types import Trajectory
 from tools import kit
+from tools.bench.placements import Setting, SimulatedEpisode, SimulatedTurn, simulate
 
 GROUPS, SIZE, SLOTS, CONCURRENCY = 8, 4, 16, 256
 OVERRIDES = (
@@ -103,7 +103,7 @@ def show(out: Path) -> None:
         demand = StepDemand(GROUPS, 40, run.staleness)
         setting = replace(found.setting, demand=demand, engines=run.engines, engine_devices=1)
         speed = trainer_seconds(out / run.name, run.staleness) / trainer_seconds(out / RUNS[0].name, 0)
-        predicted = [mean_metrics(settled(simulate(one), run.staleness)) for one in (setting, slower(setting, speed))]
+        predicted = [simulate(one) for one in (setting, slower(setting, speed))]
         print(f"\n### {run.name}, {len(measured)} steps; a token of training took {speed:.2f} times as long\n")
         print(compared(measured, *predicted))
 
@@ -172,7 +172,7 @@ def register(folder: Path) -> None:
 
 @dataclass(frozen=True)
 class MeasuredEngine:
-    """Implements :class:`mua.launch.plan.simulation.EngineSpeed`. Seconds."""
+    """Implements :class:`tools.bench.placements.EngineSpeed`. Seconds."""
 
     alone: float
     """Of an iteration, whoever runs."""
