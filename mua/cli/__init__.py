@@ -45,7 +45,7 @@ def option(flag: str, help: str) -> Any:
 
 def _recipe_names(incomplete: str) -> list[str]:
     """For completion: recipes; a shell adds files by itself where none fits."""
-    from mua.config.recipes import recipes
+    from mua.config.load import recipes
 
     return [recipe.name for recipe in recipes() if recipe.name.startswith(incomplete)]
 
@@ -292,7 +292,7 @@ def recipes(
     as_json: Annotated[bool, option("--json", "print JSON")] = False,
 ) -> None:
     """List the recipes, whose names stand wherever CONFIG is asked for."""
-    import mua.config.recipes as listing
+    import mua.config.load as listing
 
     if name is not None:
         print(listing.config_file(Path(name)).read_text(encoding="utf-8"), end="")
@@ -970,7 +970,7 @@ def store_prune(
     as_json: AsJson = False,
 ) -> None:
     """Drop tokens and expert choices of old steps; rows, messages and texts stay."""
-    from mua.config.store_section import StoreConfig
+    from mua.config.storage import StoreConfig
 
     rules = StoreConfig(
         keep_experts_steps=keep_experts_steps,
@@ -1005,7 +1005,7 @@ def config_show(config: ConfigFile, overrides: Overrides = None, as_json: AsJson
 @command(config_app, "schema")
 def config_schema() -> None:
     """Print a JSON Schema of configuration files, for editors (docs/checks.md)."""
-    from mua.config.editor_schema import editor_schema
+    from mua.config.docs import editor_schema
 
     print(json.dumps(editor_schema(), indent=2, ensure_ascii=False))
 

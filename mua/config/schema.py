@@ -12,7 +12,6 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, ValidationInfo, model_validator
 
-from mua.config.agent_section import AgentConfig
 from mua.config.algorithm import (
     AlgorithmConfig,
     BalanceFilter,
@@ -25,13 +24,25 @@ from mua.config.algorithm import (
     RefillConfig,
     ShapingConfig,
 )
-from mua.config.context_section import ContextConfig
 from mua.config.environment import NO_DOMAIN, EndpointConfig, EnvironmentConfig, JudgeConfig, LlmConfig, UserConfig
-from mua.config.megatron import CriticOptimizerConfig, MegatronConfig, OptimizerConfig
-from mua.config.samplers_section import SamplersConfig
-from mua.config.section import Fraction, NonNegative, NonNegativeFloat, Positive, PositiveFloat, Section
-from mua.config.store_section import OfflineConfig, StoreConfig, StoredDemonstrations
-from mua.types import Json
+from mua.config.megatron import (
+    ClusterConfig,
+    CriticConfig,
+    EngineConfig,
+    MegatronConfig,
+    OptimizerConfig,
+)
+from mua.config.rollout import (
+    AgentConfig,
+    ContextConfig,
+    EvaluationConfig,
+    PolicyConfig,
+    PolicyEndpointConfig,
+    RolloutConfig,
+    SamplersConfig,
+)
+from mua.config.section import Fraction, NonNegative, Positive, PositiveFloat, Section
+from mua.config.storage import ObserveConfig, OfflineConfig, StoreConfig, StoredDemonstrations
 
 __all__ = [
     "AlgorithmConfig", "BalanceFilter", "ClusterConfig", "ContextConfig", "CriticConfig", "CurriculumConfig",
@@ -64,201 +75,6 @@ class ModelConfig(Section):
     shrink: bool = False
     """Replace the policy by a tiny random one of the same family, and every budget by one a laptop can pay, but keep
     the parallel layout; what was replaced is printed. To try a recipe without its GPUs."""
-
-
-class RolloutConfig(Section):
-    """Budgets of one episode and how it is sampled."""
-
-    temperature: PositiveFloat = 1.0
-    """Sampling temperature; training divides the logits by the same value."""
-    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Nucleus sampling; 1 switches it off. Training refuses less, see ``unreproduced``."""
-    top_k: int = -1
-    """Sample among the k likeliest tokens only; -1 switches it off. Training refuses others, see ``unreproduced``."""
-    min_p: Fraction = 0.0
-    """Sample among tokens of at least this share of the likeliest one's probability; 0 switches it off. Training
-    refuses more, see ``unreproduced``."""
-    presence_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
-    """Taken from the logits of tokens that the turn holds already, before the temperature. Training refuses others than
-    0, see ``unreproduced``."""
-    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
-    """Likewise, times how often the turn holds the token."""
-    unreproduced: bool = False
-    """Train although ``top_p``, ``top_k``, ``min_p`` or a penalty makes the policy sample from another distribution
-    than the trainer computes (docs/algorithms.md says what each does to the ratios)."""
-    max_turns: Positive = 30
-    """Assistant turns (generations) in one episode."""
-    max_tool_calls: Positive = 60
-    """Tool calls in one episode."""
-    final_turn: bool = False
-    """Give the policy one more turn, without tools, when ``max_turns`` or ``max_tool_calls`` is used up: it is told so
-    by ``final_request``, and its text goes to the user."""
-    final_request: str = "You have no more turns and can call no more tools. Give your final answer now."
-    """The user's message in the policy's context that asks for it; no user is asked, and ``forced`` marks it."""
-    max_turn_tokens: Positive = 1024
-    """New tokens in one assistant turn."""
-    max_tokens: Positive = 32768
-    """Length of one segment; the episode ends as ``length`` when the next turn no longer fits. Where it is not set, it
-    is at most what ``model.max_length`` and ``megatron.max_tokens_per_microbatch`` hold; ``mua sft`` ignores it."""
-    max_malformed: NonNegative = 2
-    """Malformed or unknown tool calls answered with an error observation before the episode ends as malformed."""
-    generate_seconds: PositiveFloat = 600.0
-    """Deadline of one assistant turn. A turn that the policy wrote on and on until then ends as ``length``; one that
-    the engine was too slow for is unscored (``mua/rollout/agent.py`` has the rule)."""
-    user_seconds: PositiveFloat = 600.0
-    """Deadline of one utterance of the user, as the episode sees it."""
-    episode_seconds: PositiveFloat = 3600.0
-    """Deadline of the whole episode; past it the outcome is ``timeout``."""
-    max_retries: NonNegative = 3
-    """Fresh tries after an infrastructure fault before the trajectory is given up (unscored)."""
-    concurrency: Positive = 64
-    """Episodes in flight at once."""
-
-    @property
-    def truncations(self) -> Json:
-        """Settings that let only some tokens be sampled, whose log-probabilities stay those of all."""
-        settings: Json = {"top_p": (self.top_p, 1.0), "top_k": (self.top_k, -1), "min_p": (self.min_p, 0.0)}
-        return {name: value for name, (value, off) in settings.items() if value != off}
-
-    @property
-    def penalties(self) -> Json:
-        """Settings that change the logits before they are sampled from, and so the log-probabilities too."""
-        settings = {"presence_penalty": self.presence_penalty, "frequency_penalty": self.frequency_penalty}
-        return {name: value for name, value in settings.items() if value}
-
-    @property
-    def other_distribution(self) -> str:
-        """In words, by which settings the policy samples from another distribution than the trainer computes; empty
-        where it does not."""
-        settings = self.truncations | self.penalties
-        if not settings:
-            return ""
-        shown = ", ".join(f"rollout.{name} {value:g}" for name, value in settings.items())
-        return (
-            f"{shown}: the policy samples from another distribution than softmax(logits / temperature), which the "
-            f"trainer computes; the engine's log-probabilities are of {self.sampling(self.temperature)['logprobs_of']}"
-        )
-
-    def sampling(self, temperature: float) -> Json:
-        """How an episode is sampled at ``temperature``; ``logprobs_of`` names the distribution that its
-        log-probabilities are of, as SGLang 0.5.23 computes them (``srt/layers/sampler.py``)."""
-        logits = "(logits - penalties)" if self.penalties else "logits"
-        of = f"softmax({logits} / temperature)" if temperature else f"softmax({logits.strip('()')})"
-        truncated = self.truncations if temperature else {}
-        return {"temperature": temperature, **truncated, **self.penalties, "logprobs_of": of}
-
-
-class EngineConfig(Section):
-    """The SGLang servers."""
-
-    count: Positive = 1
-    """Servers on every node of the trainer, or with ``nodes`` on every engine node."""
-    nodes: NonNegative = 0
-    """With placement separate: machines that have engines only, each with a process of ``mua engines``. A run waits for
-    so many at its start; more may join and any may leave while it runs. 0: the trainer's nodes have the engines."""
-    address: str | None = None
-    """By which engine nodes reach the trainer's first node. None: MASTER_ADDR, or what this machine's name stands for,
-    or the loopback address where no other node has engines."""
-    transport: Literal["colocated", "broadcast"] | None = None
-    """How weights reach the engines; None: as ``placement`` needs it. colocated: a rank of each node hands its engines
-    memory they share (shared memory on CPU, CUDA IPC handles on GPU). broadcast: trainer ranks and all engine ranks
-    form process groups (gloo or NCCL), which takes engines with GPUs of their own."""
-    broadcast_roots: Positive = 2
-    """Trainer ranks that broadcast weights, each its share through a process group with all engine ranks."""
-    load: Literal["auto", "slices", "tensors"] = "auto"
-    """What a colocated engine rank is handed. slices: its own part of every parameter. tensors: whole Hugging Face
-    tensors, of which it keeps its part, whatever the engine does with its weights. auto: slices where the policy's
-    family has a table of SGLang's parameters and engine.extra does not change their layout; the log says which."""
-    tensor_parallel: Positive = 1
-    """GPUs (on CPU: processes) of one server."""
-    dtype: Literal["float32", "bfloat16"] | None = None
-    """Defaults to model.dtype."""
-    memory_fraction: Annotated[float, Field(gt=0, le=1)] = 0.8
-    """Share of the device's memory for weights and KV cache (SGLang's mem_fraction_static)."""
-    max_total_tokens: Positive | None = None
-    """Cap of the KV cache in tokens; None lets SGLang decide by memory."""
-    max_running_requests: Positive = 64
-    """Requests one server decodes together; more wait."""
-    radix_cache: bool = True
-    """Prefix caching between turns and episodes."""
-    deterministic: bool = False
-    """Per-request sampling seeds and batch-invariant numerics, for bit-for-bit repetition."""
-    routed_experts: bool = False
-    """Record which experts each token was routed to (mixture-of-experts policies), for megatron.routing_replay."""
-    memory_saver: bool = False
-    """Release engine memory between rollouts with torch_memory_saver (GPU)."""
-    start_seconds: PositiveFloat = 600.0
-    """Deadline of a server's start, model loading included."""
-    stop_seconds: PositiveFloat = 30.0
-    """Time a server gets to stop before it is killed."""
-    leave_seconds: PositiveFloat = 20.0
-    """Time that requests get to end on an engine node which was asked to leave; what still runs then goes on elsewhere
-    from what it has. Shorter than what the cluster leaves between the signal and the kill (Slurm's KillWait: 30 s)."""
-    health_seconds: PositiveFloat = 10.0
-    """Interval of the health watch."""
-    control_seconds: PositiveFloat = 60.0
-    """How long an engine may stay silent before it is restarted: the deadline of one control request (pause, flush,
-    memory, a bucket of weights, which gets a second more for every 50 MB), and of three health probes in a row."""
-    max_restarts: NonNegative = 3
-    """Restarts of one server before the run gives up."""
-    bucket_bytes: Positive = 512 * 1024 * 1024
-    """Upper bound of one weight-sync bucket."""
-    extra: dict[str, str | int | float | bool] = Field(default_factory=dict)
-    """Native SGLang server arguments, passed through (``schedule_policy: lpm``)."""
-
-
-class ClusterConfig(Section):
-    """The machines ``mua plan`` plans for, with the engines on the trainer's GPUs; nothing else reads this section."""
-
-    gpu: Literal["A100-80", "H100", "H200", "B200"] = "H200"
-    """Type of GPU; ``mua/launch/plan/compute.py`` has the table of memory, bandwidth and speed."""
-    gpus_per_node: Positive | None = None
-    """GPUs of one machine; None: as many as the layout needs, divided by ``nodes``."""
-    nodes: Positive = 1
-    """Machines."""
-    nvlink_gigabytes_per_second: NonNegativeFloat | None = 450.0
-    """Bandwidth of one GPU to others of its machine, one direction (NVLink 4: 450). None or 0: there is no NVLink, and
-    the plan is made with PCIe 5.0 x16 (55) and says so."""
-    network_gigabytes_per_second: PositiveFloat = 50.0
-    """Bandwidth of one GPU to other machines, one direction (one 400 Gb/s adapter a GPU: 50)."""
-    host_gigabytes: PositiveFloat = 2048.0
-    """Memory of one machine; a plan refuses what is to wait there and does not fit."""
-    reserve_gigabytes: NonNegativeFloat = 6.0
-    """Memory of each GPU that no tensor uses: CUDA contexts of trainer and engine, NCCL's buffers, fragmentation."""
-    train_mfu: Annotated[float, Field(gt=0, le=1)] = 0.35
-    """Assumed share of the GPU's peak that training and scoring reach in model FLOPs: recomputation does not count as
-    work, and a pipeline's bubble comes on top."""
-    rollout_mfu: Annotated[float, Field(gt=0, le=1)] = 0.05
-    """Assumed share of the GPU's peak in model FLOPs while episodes run: decoding, users and tools included."""
-    episode_tokens: Positive | None = None
-    """Expected tokens of one episode; None plans with the worst case, rollout.max_tokens."""
-    sampled_share: Fraction = 0.25
-    """Expected share of an episode's tokens that the policy samples; the rest is prompt, user and tools."""
-    prefill_mfu: Annotated[float, Field(gt=0, le=1)] = 0.4
-    """Assumed share of the GPU's peak that an engine reaches in model FLOPs while it takes in prompts. This key and
-    those below are read by ``tools/bench/placements.py`` alone."""
-    decode_share: Annotated[float, Field(gt=0, le=1)] = 0.5
-    """Assumed share of the memory's bandwidth that an engine reaches while it decodes: the time of an iteration is what
-    it reads, weights and KV cache, over that."""
-    episode_turns: Positive = 12
-    """Expected turns of the policy in one episode."""
-    length_spread: NonNegativeFloat = 0.5
-    """How much episodes differ in length: standard deviation of the logarithm of their sampled tokens."""
-    pause_seconds: NonNegativeFloat = 2.0
-    """Mean seconds between two turns, in tools or with the user."""
-    switch_seconds: NonNegativeFloat = 2.0
-    """Seconds in which engines give their memory back, and once more in which they take it back, with
-    engine.memory_saver."""
-
-
-class CriticConfig(Section):
-    """The critic of ``algorithm.advantage: gae``: the policy's architecture and first weights with a scalar output."""
-
-    optimizer: CriticOptimizerConfig = CriticOptimizerConfig()
-    value_clip: PositiveFloat | None = 0.5
-    """How far a value may move from its old one before a token's gradient ends, in units of reward; None: no bound."""
-    warmup_steps: NonNegative = 0
-    """Steps at the beginning of a run in which the critic learns and the policy does not."""
 
 
 class TrainerConfig(Section):
@@ -331,126 +147,6 @@ class SftConfig(Section):
         if (self.data is None) == (self.stored is None):
             raise ValueError("give either data, a file of conversations, or stored, episodes of a store")
         return self
-
-
-class PolicyEndpointConfig(EndpointConfig):
-    """The policy that ``mua eval`` evaluates, where it is no checkpoint of ours; needs native tool calls."""
-
-    request_seconds: PositiveFloat = 300.0
-    """Deadline of one request; ``rollout.generate_seconds`` bounds a turn, retries included."""
-    max_retries: NonNegative = 5
-    """Retries of one request on 408, 409, 429, 5xx, dropped connections and replies that cannot be read."""
-    concurrency: Positive = 64
-    """Requests in flight at once; the rest wait."""
-    send_reasoning: bool = True
-    """Give the policy's ``reasoning_content`` back with its messages, as models that reason between tool calls expect;
-    turn it off for endpoints that refuse unknown fields."""
-
-    @property
-    def endpoints(self) -> tuple[EndpointConfig, ...]:
-        """Only itself: another endpoint would be another policy."""
-        return (self,)
-
-
-class PolicyConfig(Section):
-    """The policy that ``mua eval`` evaluates."""
-
-    kind: Literal["engine", "endpoint"] = "engine"
-    """``engine``: the checkpoint ``model.path``, served here; ``endpoint``: whatever answers at ``endpoint``, in which
-    case the sections ``model`` and ``trainer`` may be left out."""
-    endpoint: PolicyEndpointConfig | None = None
-    """Needed when kind is ``endpoint``."""
-
-    @model_validator(mode="after")
-    def _kind_has_its_section(self) -> Self:
-        if self.kind == "endpoint" and self.endpoint is None:
-            raise ValueError("kind 'endpoint' needs the section evaluation.policy.endpoint")
-        return self
-
-
-class EvaluationConfig(Section):
-    """How a policy is evaluated."""
-
-    policy: PolicyConfig = PolicyConfig()
-    """Of ``mua eval``; in training it is always the policy being trained."""
-    domains: list[str] = []
-    """Domains and gyms that ``mua eval`` goes over; empty: those of ``environment``. Training evaluates them besides
-    its own: those it does not train on are held out, with metrics of their own."""
-    options: dict[str, str | int | float | bool] = {}
-    """Settings of those of ``domains`` that are not in ``environment``, with their owner: ``{turtle.max_words: 5}``."""
-    split: Literal["train", "validation", "test"] = "validation"
-    """Which tasks; the splits are disjoint. Training evaluates itself on ``validation``: it refuses ``test`` here
-    unless ``test_in_training`` is set."""
-    test_in_training: bool = False
-    """Let training evaluate on the test split as it goes. What is tuned, stopped or chosen by such numbers is no longer
-    evaluated by them; for numbers of a report there is ``report_split``."""
-    report_split: Literal["train", "validation", "test"] | None = None
-    """Tasks that training plays for the report alone: before its first step, and after its last with the policy that
-    ``trainer.export`` chooses. Nothing is decided by them; the numbers stand in ``<output>/report.json``."""
-    tasks: Positive | None = None
-    """So many tasks of the split, of each domain: a sample in the proportions of kinds and difficulties, always the
-    same, with every kind where there is room for it. None takes all."""
-    samples: Positive = 1
-    """Episodes of each task. pass^k and pass@k are reported for every k up to this, 8 at most."""
-    temperature: NonNegativeFloat = 0.0
-    """0 is greedy."""
-    level: Annotated[float, Field(gt=0, lt=1)] = 0.95
-    """Level of the confidence intervals."""
-    resamples: Positive = 2000
-    """Bootstrap resamples behind every interval."""
-    outputs: list[Literal["json", "markdown", "plots"]] = ["json", "markdown", "plots"]
-    """What ``mua eval`` writes: ``evaluation.json`` (which ``mua compare`` reads), ``report.md``, pictures."""
-
-    @model_validator(mode="after")
-    def _options_have_owners(self) -> Self:
-        if self.options and not self.domains:
-            raise ValueError("evaluation.options needs evaluation.domains, whose settings they are")
-        return self
-
-
-class WandbConfig(Section):
-    """A run at Weights & Biases; its package must be installed, and its own login made."""
-
-    project: str
-    """Made where it is not there."""
-    entity: str | None = None
-    """Team or user; None: the one who logged in."""
-    name: str | None = None
-    """Of the run; None: ``name`` of the configuration."""
-    mode: Literal["online", "offline"] = "online"
-    """``offline`` writes into ``<output>/wandb``, for ``wandb sync`` later."""
-
-
-class MlflowConfig(Section):
-    """A run at an MLflow server, or in its files; its package must be installed."""
-
-    experiment: str
-    """Made where it is not there."""
-    tracking_uri: str | None = None
-    """Server, or a file such as ``sqlite:///runs/mlflow.db``, with texts and histograms in ``mlflow_artifacts`` beside
-    ``output``; None: what ``MLFLOW_TRACKING_URI`` says."""
-    name: str | None = None
-    """Of the run; None: ``name`` of the configuration."""
-
-
-class ObserveConfig(Section):
-    """What a run leaves behind."""
-
-    tensorboard: bool = True
-    """Write scalars, histograms, texts of episodes and hyperparameters for TensorBoard under ``<output>/tensorboard``;
-    ``metrics.jsonl`` is always written."""
-    wandb: WandbConfig | None = None
-    """Send the same to Weights & Biases."""
-    mlflow: MlflowConfig | None = None
-    """Send the same to MLflow."""
-    texts: NonNegative = 100
-    """Steps of a run, evenly spread, whose episodes are logged as texts too: one that succeeded, one that did not."""
-    traces: bool | None = None
-    """One JSON line a trajectory, under ``<output>/traces`` and, of evaluations within training, under
-    ``<output>/evaluations``. None: where the run keeps no store, from which ``mua store export`` writes the same lines,
-    and of ``mua eval``."""
-    progress: bool = True
-    """Progress bars on a terminal, a line every half minute elsewhere."""
 
 
 class SlurmConfig(Section):

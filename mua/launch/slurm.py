@@ -24,8 +24,7 @@ from typing import Any
 
 from pydantic import SecretStr, ValidationError
 
-from mua.config.load import Reading, read_config
-from mua.config.recipes import config_file
+from mua.config.load import Reading, config_file, read_config
 from mua.config.schema import ExperimentConfig, SlurmConfig
 from mua.launch.job_nodes import JobNodes, Verb, placement
 from mua.utils.errors import ConfigError, MuaError

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from time import perf_counter, time
 from typing import Protocol
 
-from mua.config.context_section import ContextConfig
+from mua.config.rollout import ContextConfig
 from mua.config.schema import RolloutConfig
 from mua.engine.sampler import Sampler, SamplingParams, TurnCut
 from mua.environment.endpoint.chat import ChatRequest, Completion, FunctionCall

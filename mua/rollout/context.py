@@ -22,7 +22,7 @@ from typing import Literal
 
 from rapidfuzz import fuzz
 
-from mua.config.context_section import ContextConfig
+from mua.config.rollout import ContextConfig
 from mua.tokens.codec import Codec, content
 from mua.types import Json, Provenance
 

@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from mua.config.schema import RolloutConfig
-from mua.config.store_section import StoredDemonstrations, StoredSource
+from mua.config.storage import StoredDemonstrations, StoredSource
 from mua.store.queries import TrajectoryFilter, single_run
 from mua.store.reader import read_trajectories
 from mua.store.tables import runs, tasks, trajectories

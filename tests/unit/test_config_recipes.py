@@ -13,8 +13,7 @@ from typer.testing import CliRunner
 
 import mua.utils.optional_deps
 from mua.cli import app
-from mua.config.load import load_config
-from mua.config.recipes import config_file, recipes
+from mua.config.load import config_file, load_config, recipes
 from mua.utils.errors import ConfigError
 from mua.utils.resources import shipped, shipped_files
 from mua.utils.user_errors import readable

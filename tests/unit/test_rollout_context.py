@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from mua.algorithms.batch import make_batches
 from mua.algorithms.rollout_metrics import rollout_metrics
 from mua.config.algorithm import AlgorithmConfig
-from mua.config.context_section import ContextConfig
+from mua.config.rollout import ContextConfig
 from mua.config.schema import ExperimentConfig
 from mua.rollout import context as rules
 from mua.rollout.context import REMOVED, ContextKeeper, repetitions, shortened, with_notes, without_results

@@ -21,7 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mua.config.schema import ExperimentConfig, RolloutConfig
-from mua.config.store_section import StoredDemonstrations, StoredSource
+from mua.config.storage import StoredDemonstrations, StoredSource
 from mua.observe.metrics_log import read_metrics
 from mua.store.database import Store
 from mua.store.records import EpisodeKey, trajectory_inserts
