@@ -17,18 +17,19 @@ class RolloutConfig(Section):
     temperature: PositiveFloat = 1.0
     """Sampling temperature; training divides the logits by the same value."""
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Nucleus sampling; 1 switches it off. Training refuses less, see ``unreproduced``."""
+    """Nucleus sampling; 1 switches it off. Training refuses less, see ``allow_truncated_sampling``."""
     top_k: int = -1
-    """Sample among the k likeliest tokens only; -1 switches it off. Training refuses others, see ``unreproduced``."""
+    """Sample among the k likeliest tokens only; -1 switches it off. Training refuses others, see
+    ``allow_truncated_sampling``."""
     min_p: Fraction = 0.0
     """Sample among tokens of at least this share of the likeliest one's probability; 0 switches it off. Training
-    refuses more, see ``unreproduced``."""
+    refuses more, see ``allow_truncated_sampling``."""
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
     """Taken from the logits of tokens that the turn holds already, before the temperature. Training refuses others than
-    0, see ``unreproduced``."""
+    0, see ``allow_truncated_sampling``."""
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
     """Likewise, times how often the turn holds the token."""
-    unreproduced: bool = False
+    allow_truncated_sampling: bool = False
     """Train although ``top_p``, ``top_k``, ``min_p`` or a penalty makes the policy sample from another distribution
     than the trainer computes (docs/algorithms.md says what each does to the ratios)."""
     max_turns: Positive = 30
@@ -242,8 +243,8 @@ class ContextConfig(Section):
     """Rewriting the policy's context in an episode, in training and evaluation alike (docs/context.md). Every rewrite
     is a new segment."""
 
-    strategy: Literal["off", "discard_tool_results", "summarise", "digest"] = "off"
-    """discard_tool_results: old results give way to a short mark. summarise: the policy writes notes; instructions,
+    strategy: Literal["off", "discard_tool_results", "summarize", "digest"] = "off"
+    """discard_tool_results: old results give way to a short mark. summarize: the policy writes notes; instructions,
     everything the user said, and the notes stay. digest: of what the user said only the first and an unanswered last
     message stay. Notes are sampled by the policy and trained with the turn that follows them."""
     share: Annotated[float, Field(gt=0, lt=1)] = 0.75
@@ -291,7 +292,7 @@ class ContextConfig(Section):
     @property
     def takes_notes(self) -> bool:
         """Whether a rewrite is made of what the policy writes."""
-        return self.strategy in ("summarise", "digest")
+        return self.strategy in ("summarize", "digest")
 
 
 class SamplersConfig(Section):

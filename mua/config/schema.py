@@ -438,12 +438,12 @@ class ExperimentConfig(Section):
         if found := [name for name, on in needs_engines.items() if on]:
             yield (f"{found[0]} needs engines, which a run with the section offline does not start; leave it "
                              "out, and use mua eval on the result")  # fmt: skip
-        if not algorithm.sees_sampler and not algorithm.uncorrected:
+        if not algorithm.sees_sampler and not algorithm.allow_off_policy:
             yield (
                 f"offline trains on what other policies sampled, and with algorithm.correction {algorithm.correction}, "
                 f"old_logprobs {algorithm.old_logprobs} and loss {algorithm.loss} no gradient depends on how they "
                 "sampled it: set algorithm.correction to truncate, mask or band, or old_logprobs to engine, or loss to "
-                "cross_entropy; algorithm.uncorrected: true trains without a correction"
+                "cross_entropy; algorithm.allow_off_policy: true trains without a correction"
             )
         if offline.recorded_teacher and algorithm.distillation is None:
             yield ("offline.recorded_teacher needs the section algorithm.distillation")
@@ -474,7 +474,7 @@ class ExperimentConfig(Section):
                 "algorithm.refill.carry_versions needs algorithm.refill.oversample above 0: otherwise every group that "
                 "starts is waited for"
             )
-        if (self.trainer.max_staleness or carry) and not algorithm.sees_sampler and not algorithm.uncorrected:
+        if (self.trainer.max_staleness or carry) and not algorithm.sees_sampler and not algorithm.allow_off_policy:
             older = f"algorithm.refill.carry_versions {carry}" if carry else (
                 f"trainer.max_staleness {self.trainer.max_staleness}"
             )  # fmt: skip
@@ -483,8 +483,8 @@ class ExperimentConfig(Section):
                 f"algorithm.correction {algorithm.correction}, algorithm.old_logprobs {algorithm.old_logprobs} and "
                 f"algorithm.loss {algorithm.loss} no gradient depends on how they sampled it: set algorithm.correction "
                 "to truncate, mask or band (with algorithm.old_logprobs recompute), or algorithm.old_logprobs to "
-                f"engine (with a loss other than reinforce), or {older.split()[0]} to 0; algorithm.uncorrected: true "
-                "trains without a correction"
+                f"engine (with a loss other than reinforce), or {older.split()[0]} to 0; algorithm.allow_off_policy: "
+                "true trains without a correction"
             )
         if self.offline is not None:
             yield from self._offline_fits(self.offline)

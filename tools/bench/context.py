@@ -59,9 +59,9 @@ WIDE = 2048
 """Tokens of a window in which nothing overflows."""
 TRAINED = {
     "wide": ("context.strategy=off", f"rollout.max_tokens={WIDE}", f"model.max_length={WIDE + 64}"),
-    **{name: (f"context.strategy={name}",) for name in (*STRATEGIES, "summarise")},
+    **{name: (f"context.strategy={name}",) for name in (*STRATEGIES, "summarize")},
 }
-"""What reinforcement learning is done under. One question is all that a user says here, so that ``summarise`` leaves of
+"""What reinforcement learning is done under. One question is all that a user says here, so that ``summarize`` leaves of
 an episode what ``digest`` does."""
 HASTE = 0.4
 """Share of the pages on the way after which a hasty expert answers with the name found there."""
