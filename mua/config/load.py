@@ -1,10 +1,18 @@
 """From a YAML file, what it extends, the environment and command-line overrides to one typed configuration.
 
+The way of a key, in six stops::
+
+    1 CONFIG.yaml, KEY=VALUE ─► 2 tree.py ─► 3 load.py ──────────────► 4 schema.py ─► 5 launch/checks ─► 6 its room
+                                plain data,  extends, overrides,       types, rules   this machine,      config.trainer.
+                                file:line    ${NAME}; here             of sections    this model         steps
+
+What is wrong at stops 2 to 5 is told with file, line and key (:mod:`mua.config.messages`), all at once.
+
 Order, later wins: the files named by ``extends`` (first to last), the file itself, the overrides. Mappings are
 merged key by key; lists and scalars are replaced. ``${NAME}`` and ``${NAME:-default}`` in string values are filled
 from the environment, after merging, so that a value nobody uses asks for no variable. Relative paths in values stay
 relative to the working directory; only ``extends`` is relative to the file it stands in, and ``${MUA_HERE}`` is the
-folder of that file. Where a file is asked for, the bare name of a recipe is one too (:mod:`mua.config.load`).
+folder of that file. Where a file is asked for, the bare name of a recipe is one too (:func:`config_file`).
 """
 
 from __future__ import annotations

@@ -325,183 +325,149 @@ class ExperimentConfig(Section):
         """All rules that are broken at once, a line each."""
         if (info.context or {}).get("rules") is False:
             return self
-        rules = (
-            self._extra_tools_have_domains, self._agents_judge_has_an_endpoint, self._samplers_have_a_store,
-            self._placed, self._possible, self._can_learn,
-        )  # fmt: skip
+        rules = (self._played, self._placed, self._fits, self._trained, self._sees_its_sampler, self._has_a_critic)
         if found := [problem for rule in rules for problem in rule()]:
             raise ValueError("\n".join(found))
         return self
 
-    def _extra_tools_have_domains(self) -> Iterator[str]:
+    def _played(self) -> Iterator[str]:
+        """Tools, judges and samplers have what they ask."""
         known = [*self.environment.shares, *self.evaluation.domains]
         named = {f"mcp.{place}": server.domains for place, server in enumerate(self.environment.mcp)}
-        named["tools"] = self.environment.tools.domains
-        for key, domains in named.items():
+        for key, domains in (named | {"tools": self.environment.tools.domains}).items():
             if unknown := [name for name in domains if name not in known]:
-                yield (
-                    f"environment.{key}.domains: {unknown[0]!r} is no domain of this run; there are {', '.join(known)}"
-                )
+                there = ", ".join(known)
+                yield f"environment.{key}.domains: {unknown[0]!r} is no domain of this run; there are {there}"
         if self.environment.tools.browse is not None and self.judge is None:
-            yield ("environment.tools.browse asks the endpoint of judge.llm; add the section judge")
-
-    def _agents_judge_has_an_endpoint(self) -> Iterator[str]:
+            yield "environment.tools.browse asks the endpoint of judge.llm; add the section judge"
         if self.agent is not None and self.agent.judge is not None and self.judge is None:
-            yield ("agent.judge asks the endpoint of judge.llm; add the section judge")
-
-    def _samplers_have_a_store(self) -> Iterator[str]:
+            yield "agent.judge asks the endpoint of judge.llm; add the section judge"
         if self.samplers.enabled and not self.store.enabled:
-            yield ("samplers.enabled needs store.enabled: true: samplers lease their episodes from the store")
+            yield "samplers.enabled needs store.enabled: true: samplers lease their episodes from the store"
         if self.samplers.enabled and self.offline is not None:
-            yield ("samplers.enabled has no use with the section offline, which rolls nothing out")
+            yield "samplers.enabled has no use with the section offline, which rolls nothing out"
 
     def _placed(self) -> Iterator[str]:
-        engine = self.engine
+        """Engines and trainer on the same GPUs or on different ones."""
+        engine, offload = self.engine, self.megatron.offload
+        if self.trainer.max_staleness and (engine.memory_saver or offload):
+            yield "engine.memory_saver and megatron.offload need trainer.max_staleness 0: else both sides work at once"
         if self.placement == "colocated":
             if engine.nodes:
-                yield (f"engine.nodes {engine.nodes} needs placement separate; it is colocated")
+                yield f"engine.nodes {engine.nodes} needs placement separate; it is colocated"
             return
         if engine.transport == "colocated":
-            yield (
-                "placement separate needs engine.transport broadcast or null: engines on GPUs of their own share no "
-                "memory with the trainer"
-            )
-        for key, value in (("engine.memory_saver", engine.memory_saver), ("megatron.offload", self.megatron.offload)):
+            yield "placement separate needs engine.transport broadcast or null: no memory is shared with the trainer"
+        for key, value in (("engine.memory_saver", engine.memory_saver), ("megatron.offload", offload)):
             if value:
-                yield (
-                    f"{key} has no use with placement separate, where trainer and engines share no GPU; set it to false"
-                )
+                yield f"{key} has no use with placement separate, where no GPU is shared; set it to false"
 
-    def _possible(self) -> Iterator[str]:
-        if self.rollout.max_tokens + ENGINE_RESERVE > self.model.max_length:
+    def _fits(self) -> Iterator[str]:
+        """Lengths."""
+        context, longest, budget = self.context, self.rollout.max_tokens, self.megatron.max_tokens_per_microbatch
+        if longest + ENGINE_RESERVE > self.model.max_length:
             yield (
-                f"rollout.max_tokens {self.rollout.max_tokens} must stay {ENGINE_RESERVE} below model.max_length "
+                f"rollout.max_tokens {longest} must stay {ENGINE_RESERVE} below model.max_length "
                 f"{self.model.max_length}, because SGLang keeps some of its context to itself; lower the first or "
                 "raise the second"
             )
-        context, longest = self.context, self.rollout.max_tokens
         if context.takes_notes and (1 - context.share) * longest <= context.summary_tokens:
             yield (
                 f"context.summary_tokens {context.summary_tokens} does not fit: from context.share {context.share:g} "
-                f"on {(1 - context.share) * longest:.0f} of rollout.max_tokens {longest} are left, less the "
-                "instruction; lower one of the first two or raise the last"
+                f"on {(1 - context.share) * longest:.0f} of rollout.max_tokens {longest} are left"
             )
-        if self.rollout.max_tokens > self.megatron.max_tokens_per_microbatch:
+        if longest > budget:
             yield (
-                f"rollout.max_tokens {self.rollout.max_tokens} does not fit a packed micro-batch of "
-                f"megatron.max_tokens_per_microbatch {self.megatron.max_tokens_per_microbatch}; raise that or shorten "
-                "the episodes"
+                f"rollout.max_tokens {longest} does not fit a packed micro-batch of megatron.max_tokens_per_microbatch "
+                f"{budget}; raise that or shorten the episodes"
             )
-        if self.algorithm.groups_per_step % self.algorithm.minibatches:
-            yield (
-                f"algorithm.minibatches {self.algorithm.minibatches} must divide "
-                f"algorithm.groups_per_step {self.algorithm.groups_per_step}"
-            )
-        if self.megatron.routing_replay != "off" and not self.engine.routed_experts:
-            yield ("megatron.routing_replay needs engine.routed_experts: true")
-        if self.megatron.virtual_pipeline and self.megatron.pipeline_parallel == 1:
-            yield ("megatron.virtual_pipeline needs megatron.pipeline_parallel above 1")
-        for name, optimizer in (("optimizer", self.optimizer), ("critic.optimizer", self.critic.optimizer)):
-            yield from self._optimizer_fits(name, optimizer)
-            if optimizer.min_learning_rate > optimizer.learning_rate:
-                yield (
-                    f"{name}.min_learning_rate {optimizer.min_learning_rate} exceeds "
-                    f"{name}.learning_rate {optimizer.learning_rate}"
-                )
-        if self.algorithm.skip_zero_advantage and self.algorithm.kl_coefficient:
-            yield (
-                "algorithm.skip_zero_advantage needs algorithm.kl_coefficient 0: the KL term trains every trajectory"
-            )
-        if self.trainer.max_staleness and (self.engine.memory_saver or self.megatron.offload):
-            yield (
-                "engine.memory_saver and megatron.offload need trainer.max_staleness 0: above it engines and trainer "
-                "work at the same time, so neither can give its memory back"
-            )
-        if self.trainer.deterministic and self.trainer.max_staleness:
-            yield ("trainer.deterministic needs trainer.max_staleness 0: arrival order decides what is stale")
-        if self.trainer.deterministic and self.algorithm.refill.oversample:
-            yield ("trainer.deterministic needs algorithm.refill.oversample 0: it trains on what ends first")
-        if self.engine.deterministic and self.rollout.min_p:
-            yield ("engine.deterministic needs rollout.min_p 0: SGLang's seeded draw knows no min_p")
-        if self.trainer.deterministic and not self.engine.deterministic:
-            yield ("trainer.deterministic needs engine.deterministic: true")
-        if self.trainer.deterministic and self.user.asks_model:
-            yield ("trainer.deterministic needs a scripted or replayed user, not a language model")
 
-    def _offline_fits(self, offline: OfflineConfig) -> Iterator[str]:
-        """Without engines nothing is evaluated or refilled, and who sampled is never the policy that is trained."""
-        trainer, algorithm = self.trainer, self.algorithm
-        needs_engines = {
-            "trainer.evaluate_every": trainer.evaluate_every, "trainer.evaluate_first": trainer.evaluate_first,
-            "evaluation.report_split": self.evaluation.report_split, "algorithm.refill": algorithm.refill.on,
-        }  # fmt: skip
-        if found := [name for name, on in needs_engines.items() if on]:
-            yield (f"{found[0]} needs engines, which a run with the section offline does not start; leave it "
-                             "out, and use mua eval on the result")  # fmt: skip
-        if not algorithm.sees_sampler and not algorithm.allow_off_policy:
-            yield (
-                f"offline trains on what other policies sampled, and with algorithm.correction {algorithm.correction}, "
-                f"old_logprobs {algorithm.old_logprobs} and loss {algorithm.loss} no gradient depends on how they "
-                "sampled it: set algorithm.correction to truncate, mask or band, or old_logprobs to engine, or loss to "
-                "cross_entropy; algorithm.allow_off_policy: true trains without a correction"
-            )
-        if offline.recorded_teacher and algorithm.distillation is None:
-            yield ("offline.recorded_teacher needs the section algorithm.distillation")
+    def _trained(self) -> Iterator[str]:
+        """Optimizer, pipeline, determinism."""
+        algorithm, megatron, trainer, engine = self.algorithm, self.megatron, self.trainer, self.engine
+        groups, parts = algorithm.groups_per_step, algorithm.minibatches
+        if groups % parts:
+            yield f"algorithm.minibatches {parts} must divide algorithm.groups_per_step {groups}"
+        if megatron.routing_replay != "off" and not engine.routed_experts:
+            yield "megatron.routing_replay needs engine.routed_experts: true"
+        if megatron.virtual_pipeline and megatron.pipeline_parallel == 1:
+            yield "megatron.virtual_pipeline needs megatron.pipeline_parallel above 1"
+        yield from self._optimizer_fits("optimizer", self.optimizer)
+        yield from self._optimizer_fits("critic.optimizer", self.critic.optimizer)
+        if algorithm.skip_zero_advantage and algorithm.kl_coefficient:
+            yield "algorithm.skip_zero_advantage needs algorithm.kl_coefficient 0: the KL term trains every trajectory"
+        if trainer.export == "best" and not trainer.evaluate_every:
+            yield "trainer.export best needs trainer.evaluate_every above 0: evaluations say which is best"
+        if engine.deterministic and self.rollout.min_p:
+            yield "engine.deterministic needs rollout.min_p 0: SGLang's seeded draw knows no min_p"
+        if not trainer.deterministic:
+            return
+        if trainer.max_staleness:
+            yield "trainer.deterministic needs trainer.max_staleness 0: arrival order decides what is stale"
+        if algorithm.refill.oversample:
+            yield "trainer.deterministic needs algorithm.refill.oversample 0: it trains on what ends first"
+        if not engine.deterministic:
+            yield "trainer.deterministic needs engine.deterministic: true"
+        if self.user.asks_model:
+            yield "trainer.deterministic needs a scripted or replayed user, not a language model"
 
     def _optimizer_fits(self, name: str, optimizer: OptimizerConfig) -> Iterator[str]:
-        """Where its state lies and in which types, with the model and the distributed optimizer."""
-        key = "precision_aware" if optimizer.precision_aware else "cpu_offload_fraction"
+        """Its schedule; where its state lies and in which types, with the model and the distributed optimizer."""
+        low, high, reduced = optimizer.min_learning_rate, optimizer.learning_rate, self.megatron.grad_reduce_in_fp32
+        if low > high:
+            yield f"{name}.min_learning_rate {low} exceeds {name}.learning_rate {high}"
         if not (optimizer.precision_aware or optimizer.cpu_offload_fraction):
             return
+        key = "precision_aware" if optimizer.precision_aware else "cpu_offload_fraction"
         if not self.megatron.distributed_optimizer:
-            yield (f"{name}.{key} needs megatron.distributed_optimizer: true")
+            yield f"{name}.{key} needs megatron.distributed_optimizer: true"
         if self.model.dtype != "bfloat16":
-            yield (f"{name}.{key} needs model.dtype bfloat16: {self.model.dtype} weights are the main ones")
+            yield f"{name}.{key} needs model.dtype bfloat16: {self.model.dtype} weights are the main ones"
         if optimizer.cpu_offload_fraction and self.megatron.fp8_param_gather:
-            yield (f"{name}.cpu_offload_fraction does not go with megatron.fp8_param_gather")
-        if (optimizer.main_grads_dtype == "float32") != self.megatron.grad_reduce_in_fp32:
-            yield (
-                f"{name}.main_grads_dtype {optimizer.main_grads_dtype} needs megatron.grad_reduce_in_fp32 "
-                f"{str(not self.megatron.grad_reduce_in_fp32).lower()}: a precision-aware optimizer takes gradients as "
-                "they were summed"
-            )
+            yield f"{name}.cpu_offload_fraction does not go with megatron.fp8_param_gather"
+        if (optimizer.main_grads_dtype == "float32") != reduced:
+            needed = str(not reduced).lower()
+            yield f"{name}.main_grads_dtype {optimizer.main_grads_dtype} needs megatron.grad_reduce_in_fp32 {needed}"
 
-    def _can_learn(self) -> Iterator[str]:
-        algorithm = self.algorithm
+    def _sees_its_sampler(self) -> Iterator[str]:
+        """Who sampled is not always the policy that is trained."""
+        algorithm, offline, stale = self.algorithm, self.offline, self.trainer.max_staleness
         carry = algorithm.refill.carry_versions
         if carry and not algorithm.refill.oversample:
+            yield "algorithm.refill.carry_versions needs algorithm.refill.oversample above 0"
+        older = (
+            f"algorithm.refill.carry_versions {carry}" if carry else
+            f"trainer.max_staleness {stale}" if stale else "offline" if offline else ""
+        )  # fmt: skip
+        if older and not algorithm.sees_sampler and not algorithm.allow_off_policy:
             yield (
-                "algorithm.refill.carry_versions needs algorithm.refill.oversample above 0: otherwise every group that "
-                "starts is waited for"
+                f"{older} trains on what other policies sampled, and with algorithm.correction {algorithm.correction}, "
+                f"algorithm.old_logprobs {algorithm.old_logprobs} and algorithm.loss {algorithm.loss} no gradient "
+                "depends on how they sampled it: set algorithm.correction to truncate, mask or band (with "
+                "algorithm.old_logprobs recompute), or algorithm.old_logprobs to engine (with a loss other than "
+                "reinforce), or algorithm.allow_off_policy to true"
             )
-        if (self.trainer.max_staleness or carry) and not algorithm.sees_sampler and not algorithm.allow_off_policy:
-            older = f"algorithm.refill.carry_versions {carry}" if carry else (
-                f"trainer.max_staleness {self.trainer.max_staleness}"
-            )  # fmt: skip
-            yield (
-                f"{older} trains on what older policies sampled, and with "
-                f"algorithm.correction {algorithm.correction}, algorithm.old_logprobs {algorithm.old_logprobs} and "
-                f"algorithm.loss {algorithm.loss} no gradient depends on how they sampled it: set algorithm.correction "
-                "to truncate, mask or band (with algorithm.old_logprobs recompute), or algorithm.old_logprobs to "
-                f"engine (with a loss other than reinforce), or {older.split()[0]} to 0; algorithm.allow_off_policy: "
-                "true trains without a correction"
-            )
-        if self.offline is not None:
-            yield from self._offline_fits(self.offline)
-        if self.trainer.export == "best" and not self.trainer.evaluate_every:
-            yield ("trainer.export best needs trainer.evaluate_every above 0: evaluations say which is best")
-        if algorithm.advantage != "gae":
+        if offline is None:
+            return
+        needs_engines = {
+            "trainer.evaluate_every": self.trainer.evaluate_every,
+            "trainer.evaluate_first": self.trainer.evaluate_first,
+            "evaluation.report_split": self.evaluation.report_split,
+            "algorithm.refill": algorithm.refill.on,
+        }
+        if found := [name for name, on in needs_engines.items() if on]:
+            yield f"{found[0]} needs engines, which a run with the section offline does not start; leave it out"
+        if offline.recorded_teacher and algorithm.distillation is None:
+            yield "offline.recorded_teacher needs the section algorithm.distillation"
+
+    def _has_a_critic(self) -> Iterator[str]:
+        if self.algorithm.advantage != "gae":
             return
         needed = {"score": "sum", "credit": "equal", "sign_clamp": None, "skip_zero_advantage": False}
         for key, value in needed.items():
-            if getattr(algorithm, key) != value:
-                yield (
-                    f"algorithm.{key} must be {'null' if value is None else str(value).lower()} with "
-                    "algorithm.advantage gae, which gives each token its advantage by the rewards of its own and later "
-                    "turns and has its critic learn from every trajectory"
-                )
-        if self.critic.warmup_steps >= self.trainer.steps:
-            yield (
-                f"critic.warmup_steps {self.critic.warmup_steps} leaves the policy none of the trainer.steps "
-                f"{self.trainer.steps}"
-            )
+            if getattr(self.algorithm, key) != value:
+                shown = "null" if value is None else str(value).lower()
+                yield f"algorithm.{key} must be {shown} with algorithm.advantage gae: its critic learns from all"
+        warmup, steps = self.critic.warmup_steps, self.trainer.steps
+        if warmup >= steps:
+            yield f"critic.warmup_steps {warmup} leaves the policy none of the trainer.steps {steps}"
