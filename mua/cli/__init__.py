@@ -1,8 +1,7 @@
 """The command line: one verb, one function. Each loads its configuration and calls the part that does the work.
 
-What a person is meant to read is one line on standard error (``user_errors.py``) and exit status 2 or 75
-(``errors.py``, both in ``mua/utils``); a bug keeps its traceback and leaves with 1. ``MUA_TRACEBACK=1`` shows every
-traceback.
+What a person is meant to read is one line on standard error and exit status 2 or 75 (``mua/utils/errors.py``); a bug
+keeps its traceback and leaves with 1. ``MUA_TRACEBACK=1`` shows every traceback.
 """
 
 from __future__ import annotations
@@ -27,9 +26,8 @@ from mua.config.schema import ExperimentConfig
 from mua.observe.logs import logging_to
 from mua.observe.output import CONFIG_FILE, output_of, prepare_output
 from mua.trainer.preempt import Preemption
-from mua.utils.errors import INTERRUPTED, MISTAKE, PASSING, ConfigError, Preempted, exit_status
+from mua.utils.errors import INTERRUPTED, MISTAKE, PASSING, ConfigError, Preempted, describe_error, exit_status
 from mua.utils.masking import masked_tree
-from mua.utils.user_errors import readable
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
@@ -121,7 +119,7 @@ def verb(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]
             print(f"mua: {error}; the run is not finished, the same command continues it", file=sys.stderr)
             raise typer.Exit(PASSING) from None
         except Exception as error:
-            lines = list(readable(error))
+            lines = list(describe_error(error))
             if not lines or os.environ.get("MUA_TRACEBACK") == "1":
                 raise
             who = f"mua (rank {rank})" if (rank := os.environ.get("RANK", "0")) != "0" else "mua"
@@ -155,14 +153,14 @@ def _checked(path: Path, overrides: list[str] | None, verb: StartVerb, only: boo
         raise ConfigError("--json: prints what --check finds; give both")
     if os.environ.get("RANK", "0") != "0":  # the first rank looks for all of them
         return _read(path, overrides, verb)
-    from mua.launch.start_checks import check_start
+    from mua.launch.checks.configuration import check_start
 
     found = check_start(path, overrides or (), verb)
     if only:
         print(json.dumps(found.as_json(), indent=2) if as_json else found.table())
         raise typer.Exit(MISTAKE if found.problems() else 0)
     config = found.refuse()
-    for line in found.warnings():
+    for line in found.problems("warning"):
         print(f"mua warning: {line}", file=sys.stderr)
     return config
 
@@ -584,7 +582,7 @@ def serve_command(
     as_json: AsJson = False,
 ) -> None:
     """Serve a model with OpenAI's chat interface, for simulated users and judges."""
-    from mua.launch.start_checks import check_service
+    from mua.launch.checks.configuration import check_service
 
     found = check_service(model, tensor_parallel)
     if check:
@@ -622,7 +620,7 @@ def launch_slurm(
 ) -> None:  # fmt: skip
     """Submit a training run to Slurm. The options come before the configuration's section slurm."""
     import mua.launch.slurm as slurm
-    from mua.launch.start_checks import check_reading
+    from mua.launch.checks.configuration import check_reading
 
     options = {"nodes": nodes, "gpus_per_node": gpus_per_node, "cpus_per_task": cpus_per_task, "exclusive": exclusive}
     texts = {"partition": partition, "account": account, "qos": qos, "time": time, "container_image": container}
@@ -640,7 +638,7 @@ def launch_slurm(
         found.refuse()
     assert job is not None
     problems = [] if unchecked else found.problems()
-    for line in found.warnings():
+    for line in found.problems("warning"):
         print(f"mua warning: {line}", file=sys.stderr)
     for problem in problems:
         print(f"mua: {problem}", file=sys.stderr)
