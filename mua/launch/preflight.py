@@ -28,7 +28,7 @@ from tenacity import Retrying, stop_after_delay, wait_fixed
 from mua.config.environment import NO_DOMAIN
 from mua.config.schema import ExperimentConfig
 from mua.launch.checks import Check, Start, Verb, guarded, run_checks, run_stage
-from mua.launch.checks.node import Node, compare_nodes
+from mua.launch.checks.node import RunNode, compare_nodes
 from mua.observe.provenance import capture_environment, node_name
 from mua.utils.collective import gathered
 from mua.utils.errors import MuaError
@@ -55,7 +55,7 @@ def preflight(
     """
     world = int(os.environ.get("WORLD_SIZE", "1"))
     start = None if config is None else Start(config, verb or verb_of(config))
-    node = Node.here(config, start is None or start.has_model)
+    node = RunNode.here(config, start is None or start.has_model)
     if config is not None and node.has_model and "WORLD_SIZE" in os.environ and world != config.megatron.world_size:
         raise MuaError(f"{world} ranks were started, but the section megatron makes {config.megatron.world_size}")
     checks = run_stage("node", node) if os.environ.get("LOCAL_RANK", "0") == "0" else []

@@ -23,7 +23,7 @@ from mua.engine.variables import for_engine, with_cuda_runtime
 from mua.launch import gpus
 from mua.launch.checks import Check
 from mua.launch.checks import node as checks
-from mua.launch.checks.node import Node
+from mua.launch.checks.node import RunNode
 from mua.launch.gpus import GpuFacts, GpuHolder, NodeFacts, set_variables
 from mua.megatron.capabilities import Capabilities
 from mua.utils import cores
@@ -104,28 +104,28 @@ HELD = replace(node(2, used=60 << 30), holders=(GpuHolder("GPU-1", 4711, "python
 @pytest.mark.parametrize(
     ("check", "given", "state", "words"),
     [
-        (checks.check_gpus, Node(facts=node(8), ranks=8), "ok", "8 x NVIDIA H100 80GB HBM3, 80 GiB, driver 580.82.07"),
-        (checks.check_gpus, Node(), "ok", "what only GPUs have is not checked"),
-        (checks.check_gpus, Node(facts=node(2), ranks=4), "failure", "4 processes of this node need one each"),
-        (checks.check_gpus, Node(facts=node(2, mig=True), ranks=2), "failure", "cut by MIG; .*nvidia-smi -mig 0"),
-        (checks.check_gpus, Node(facts=node(2, ecc=False), ranks=2), "warning", "without ECC"),
-        (checks.check_gpus, Node(facts=HELD), "failure",
+        (checks.check_gpus, RunNode(facts=node(8), ranks=8), "ok", "8 x NVIDIA H100 80GB HBM3, 80 GiB, driver 580"),
+        (checks.check_gpus, RunNode(), "ok", "what only GPUs have is not checked"),
+        (checks.check_gpus, RunNode(facts=node(2), ranks=4), "failure", "4 processes of this node need one each"),
+        (checks.check_gpus, RunNode(facts=node(2, mig=True), ranks=2), "failure", "cut by MIG; .*nvidia-smi -mig 0"),
+        (checks.check_gpus, RunNode(facts=node(2, ecc=False), ranks=2), "warning", "without ECC"),
+        (checks.check_gpus, RunNode(facts=HELD), "failure",
          r"held by others: GPU 0: 60 GiB, unknown; GPU 1: 60 GiB, python3 \(4711\)"),
-        (checks.check_driver, Node(facts=node(1), cuda="13.0"), "ok", "CUDA 13.0, torch's is 13.0"),
-        (checks.check_driver, Node(facts=node(1), cuda="13.2"), "warning", "update the driver"),
-        (checks.check_driver, Node(facts=node(1), cuda="14.0"), "failure", "update the driver to one for CUDA 14"),
-        (checks.check_driver, Node(facts=node(1)), "failure", "torch is a build without CUDA"),
-        (checks.check_driver, Node(facts=node(1), cuda="13.0", usable=False), "failure", "torch finds no GPU"),
-        (checks.check_links, Node(facts=node(8)), "ok", r"NVLink between all 8 GPUs \(NV18\)"),
-        (checks.check_links, Node(facts=node(4, link="SYS")), "warning", "6 of 6 pairs without NVLink: 0-1 SYS"),
-        (checks.check_links, Node(facts=replace(node(2), links={})), "warning", "topo -m says nothing"),
-        (checks.check_cores, Node(facts=node(8), ranks=8, cores=(1, 192)), "failure", "1 of .* 192 .*slurm.exclusive"),
-        (checks.check_cores, Node(facts=node(8), ranks=8, cores=(16, 192)), "warning", "slurm.cpus_per_task"),
-        (checks.check_cores, Node(facts=node(8), ranks=8, cores=(96, 192)), "ok", "96"),
-        (checks.check_cores, Node(ranks=2, cores=(2, 2)), "ok", "2"),
+        (checks.check_driver, RunNode(facts=node(1), cuda="13.0"), "ok", "CUDA 13.0, torch's is 13.0"),
+        (checks.check_driver, RunNode(facts=node(1), cuda="13.2"), "warning", "update the driver"),
+        (checks.check_driver, RunNode(facts=node(1), cuda="14.0"), "failure", "update the driver to one for CUDA 14"),
+        (checks.check_driver, RunNode(facts=node(1)), "failure", "torch is a build without CUDA"),
+        (checks.check_driver, RunNode(facts=node(1), cuda="13.0", usable=False), "failure", "torch finds no GPU"),
+        (checks.check_links, RunNode(facts=node(8)), "ok", r"NVLink between all 8 GPUs \(NV18\)"),
+        (checks.check_links, RunNode(facts=node(4, link="SYS")), "warning", "6 of 6 pairs without NVLink: 0-1 SYS"),
+        (checks.check_links, RunNode(facts=replace(node(2), links={})), "warning", "topo -m says nothing"),
+        (checks.check_cores, RunNode(facts=node(8), ranks=8, cores=(1, 192)), "failure", "1 of .* 192 .*exclusive"),
+        (checks.check_cores, RunNode(facts=node(8), ranks=8, cores=(16, 192)), "warning", "slurm.cpus_per_task"),
+        (checks.check_cores, RunNode(facts=node(8), ranks=8, cores=(96, 192)), "ok", "96"),
+        (checks.check_cores, RunNode(ranks=2, cores=(2, 2)), "ok", "2"),
     ],
 )  # fmt: skip
-def test_verdicts_about_a_node(check: Callable[[Node], Check], given: Node, state: str, words: str) -> None:
+def test_verdicts_about_a_node(check: Callable[[RunNode], Check], given: RunNode, state: str, words: str) -> None:
     found = check(given)
     assert found.state == state, found
     assert re.search(words, found.line()), found.line()
@@ -134,12 +134,12 @@ def test_verdicts_about_a_node(check: Callable[[Node], Check], given: Node, stat
 def test_an_apex_that_is_not_nvidias_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     for there, state in ((("fused_weight_gradient_mlp_cuda", "apex"), "ok"), (("apex",), "warning"), ((), "ok")):
         monkeypatch.setattr("importlib.util.find_spec", lambda name, there=there: name if name in there else None)
-        assert checks.check_apex(Node()).state == state
+        assert checks.check_apex(RunNode()).state == state
 
 
 def test_engines_fit_the_gpus_of_a_node(config: Callable[..., ExperimentConfig]) -> None:
     def found(*overrides: str) -> Check:
-        return checks.check_engines(Node(config(*overrides), node(8), ranks=4))
+        return checks.check_engines(RunNode(config(*overrides), node(8), ranks=4))
 
     assert found("engine.count=4", "engine.tensor_parallel=2").state == "ok"
     assert found("engine.count=2", "engine.tensor_parallel=2").fix.startswith("4 generate nothing")
@@ -168,22 +168,22 @@ def test_the_plan_is_made_for_the_gpu_that_is_there(config: Callable[..., Experi
     path = Path(__file__).parents[2] / "configs" / "qwen3-32b-4x8-h200.yaml"
     recipe = load_config(path)
     for total, name, state in ((143771, "NVIDIA H200", "ok"), (81559, "NVIDIA H100 80GB HBM3", "failure")):
-        found = checks.check_memory(Node(recipe, node(8, total=total << 20, name=name)))
+        found = checks.check_memory(RunNode(recipe, node(8, total=total << 20, name=name)))
         assert found.state == state, found
 
 
 def test_transformer_engine_of_a_wrong_version_is_named(config: Callable[..., ExperimentConfig]) -> None:
     gpu = Capabilities(cuda=True, compute=(9, 0), torch="2.14.1")
-    assert checks.check_layers(Node(config(), machine=replace(gpu, transformer_engine="2.20.2"))).state == "ok"
-    assert "is not installed" in checks.check_layers(Node(config(), machine=gpu)).text
-    old = checks.check_layers(Node(config(), machine=replace(gpu, transformer_engine="1.13.0")))
+    assert checks.check_layers(RunNode(config(), machine=replace(gpu, transformer_engine="2.20.2"))).state == "ok"
+    assert "is not installed" in checks.check_layers(RunNode(config(), machine=gpu)).text
+    old = checks.check_layers(RunNode(config(), machine=replace(gpu, transformer_engine="1.13.0")))
     assert (old.state, "1.13.0" in old.text) == ("failure", True)
     ampere = replace(gpu, compute=(8, 0), transformer_engine="2.20.2")
     assert (
         "needs a GPU of compute capability 9.0"
-        in checks.check_layers(Node(config("megatron.fp8=hybrid"), machine=ampere)).text
+        in checks.check_layers(RunNode(config("megatron.fp8=hybrid"), machine=ampere)).text
     )
-    assert checks.check_layers(Node(config())).state == "ok"
+    assert checks.check_layers(RunNode(config())).state == "ok"
 
 
 def test_nodes_of_one_job_are_alike() -> None:
@@ -219,7 +219,7 @@ def test_variables(
     variables: dict[str, str], state: str, words: str,
 ) -> None:  # fmt: skip
     facts = NodeFacts(() if capability is None else (replace(node(1).gpus[0], capability=capability),))
-    found = checks.check_variables(Node(config(*overrides), facts), variables)
+    found = checks.check_variables(RunNode(config(*overrides), facts), variables)
     assert found.state == state, found
     assert words in found.line()
 

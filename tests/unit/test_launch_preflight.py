@@ -27,7 +27,7 @@ from safetensors.numpy import save_file
 from mua.config.load import load_config
 from mua.config.schema import DistillationConfig, ExperimentConfig, LlmConfig
 from mua.launch.checks import Check, guarded
-from mua.launch.checks.node import Node, check_endpoint, check_open_files, check_teacher, check_versions
+from mua.launch.checks.node import RunNode, check_endpoint, check_open_files, check_teacher, check_versions
 from mua.launch.preflight import check_table
 from mua.launch.serve import Service, publish_address, withdraw_address
 from mua.observe.provenance import capture_environment, without_secrets
@@ -123,15 +123,15 @@ def test_a_server_that_is_not_there(check: Callable[[str], Check], login: str, s
 def test_open_files(config: ExperimentConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     for limits, state in (((65536, 65536), "ok"), ((1024, 65536), "warning"), ((512, 512), "failure")):
         monkeypatch.setattr(resource, "getrlimit", lambda _, limits=limits: limits)
-        assert check_open_files(Node(config)).state == state
+        assert check_open_files(RunNode(config)).state == state
 
 
 def test_versions_are_those_of_the_constraints(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert check_versions(Node(usable=False)).state == "ok"
+    assert check_versions(RunNode(usable=False)).state == "ok"
     monkeypatch.setattr("mua.launch.checks.node.installed_version", lambda name: "0.1" if name == "torch" else "1")
-    assert check_versions(Node(usable=False)).state == "warning"
+    assert check_versions(RunNode(usable=False)).state == "warning"
     monkeypatch.setattr("mua.launch.checks.node.installed_version", lambda name: None if name == "sglang" else "1")
-    broken = check_versions(Node(usable=False))
+    broken = check_versions(RunNode(usable=False))
     assert broken.state == "failure"
     assert "install sglang" in broken.fix
 

@@ -45,7 +45,7 @@ BUSY = 0.1
 
 
 @dataclass(frozen=True)
-class Node:
+class RunNode:
     """What the checks of a node look at."""
 
     config: ExperimentConfig | None = None
@@ -68,7 +68,7 @@ class Node:
     """Whether GPUs are of use: not to a policy behind an endpoint."""
 
     @classmethod
-    def here(cls, config: ExperimentConfig | None, has_model: bool) -> Node:
+    def here(cls, config: ExperimentConfig | None, has_model: bool) -> RunNode:
         """This one, of a run that torchrun started or alone."""
         import torch
 
@@ -95,7 +95,7 @@ class Node:
         return self.config
 
 
-def _configured(node: Node) -> bool:
+def _configured(node: RunNode) -> bool:
     return node.config is not None and node.has_model
 
 
@@ -103,7 +103,7 @@ def _configured(node: Node) -> bool:
 
 
 @listed("versions", on="node")
-def check_versions(node: Node) -> Check:
+def check_versions(node: RunNode) -> Check:
     """Installed versions against the constraints that were run together."""
     names = ("gpu-py312-cu.txt",) if node.usable else ("cpu-py312.txt", "cpu-py312-nodeps.txt")
     pins: dict[str, str] = {}
@@ -128,7 +128,7 @@ def check_versions(node: Node) -> Check:
 
 
 @listed("GPUs", on="node")
-def check_gpus(node: Node) -> Check:
+def check_gpus(node: RunNode) -> Check:
     """Every process of this node has a whole GPU, free of others."""
     facts, wanted = node.facts, node.ranks if node.facts.gpus else 0
     if not facts.gpus:
@@ -157,7 +157,7 @@ def check_gpus(node: Node) -> Check:
 
 
 @listed("driver", on="node")
-def check_driver(node: Node) -> Check:
+def check_driver(node: RunNode) -> Check:
     """The driver serves the CUDA that torch was built with (``torch.version.cuda``): of the same major version, any."""
     facts, runtime = node.facts, node.cuda
     if not facts.gpus or facts.cuda is None:
@@ -178,7 +178,7 @@ def check_driver(node: Node) -> Check:
 
 
 @listed("links", on="node")
-def check_links(node: Node) -> Check:
+def check_links(node: RunNode) -> Check:
     """Every two GPUs have NVLink: the traffic of tensor and expert parallelism, and weights for engines."""
     facts = node.facts
     pairs = sorted({(a.index, b.index) for a in facts.gpus for b in facts.gpus if a.index < b.index})
@@ -196,7 +196,7 @@ def check_links(node: Node) -> Check:
 
 
 @listed("cores", on="node")
-def check_cores(node: Node) -> Check:
+def check_cores(node: RunNode) -> Check:
     """The cores that this process was given are enough for a node's ranks, engines and environments."""
     (given, machine), ranks, gpus = node.cores, node.ranks, bool(node.facts.gpus)
     text = f"{given} of the machine's {machine} for {ranks} ranks"
@@ -209,7 +209,7 @@ def check_cores(node: Node) -> Check:
 
 
 @listed("Apex", on="node")
-def check_apex(_: Node) -> Check:
+def check_apex(_: RunNode) -> Check:
     """NVIDIA's Apex has a kernel that adds weight gradients in place; PyPI has another package of that name."""
     if importlib.util.find_spec("fused_weight_gradient_mlp_cuda") is not None:
         return Check("Apex", "ok", "NVIDIA's: weight gradients are accumulated in the product's kernel")
@@ -220,7 +220,7 @@ def check_apex(_: Node) -> Check:
 
 
 @listed("variables", on="node")
-def check_variables(node: Node, environment: Mapping[str, str] = os.environ) -> Check:
+def check_variables(node: RunNode, environment: Mapping[str, str] = os.environ) -> Check:
     """What the run will have, and whether a person's own values can stay."""
 
     def fix(variable: Variable) -> str:
@@ -247,7 +247,7 @@ def check_variables(node: Node, environment: Mapping[str, str] = os.environ) -> 
 
 
 @listed("layers", on="node", applies=_configured)
-def check_layers(node: Node) -> Check:
+def check_layers(node: RunNode) -> Check:
     """Whose layers will run, and that this machine has every option of the section megatron: fp8, fusions, overlaps."""
     config, machine = node.ours, node.machine
     if machine is None:
@@ -267,7 +267,7 @@ def check_layers(node: Node) -> Check:
 
 
 @listed("engines", on="node", applies=_configured)
-def check_engines(node: Node) -> Check:
+def check_engines(node: RunNode) -> Check:
     """The engines of a trainer's node have its GPUs: their tensor parallelism divides them, and there are enough."""
     config, on_node, ranks = node.ours, len(node.facts.gpus), node.ranks
     tensor, count = config.engine.tensor_parallel, config.engine.count
@@ -294,7 +294,7 @@ def check_engines(node: Node) -> Check:
 
 
 @listed("memory", on="node", applies=lambda node: _configured(node) and node.rank == 0)
-def check_memory(node: Node) -> Check:
+def check_memory(node: RunNode) -> Check:
     """Every phase of the plan fits the GPUs that are here, by the calculation of ``mua plan`` for their type."""
     config, facts = node.ours, node.facts
     if not facts.gpus:
@@ -329,7 +329,7 @@ def check_plan(plan: Plan, facts: NodeFacts, kind: str | None) -> Check:
 
 
 @listed("open files", on="node")
-def check_open_files(node: Node) -> Check:
+def check_open_files(node: RunNode) -> Check:
     """Episodes hold connections to engines and users."""
     config = node.config
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -343,7 +343,7 @@ def check_open_files(node: Node) -> Check:
 
 
 @listed("shared memory", on="node")
-def check_shared_memory(node: Node) -> Check:
+def check_shared_memory(node: RunNode) -> Check:
     """Weights go to engines through /dev/shm on a CPU; NCCL and data loaders use it everywhere."""
     usage = shutil.disk_usage("/dev/shm")
     needed = max(SHARED_MEMORY_BYTES, 2 * node.config.engine.bucket_bytes if node.config else 0)
