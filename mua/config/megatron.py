@@ -316,7 +316,7 @@ class ClusterConfig(Section):
     """The machines ``mua plan`` plans for, with the engines on the trainer's GPUs; nothing else reads this section."""
 
     gpu: Literal["A100-80", "H100", "H200", "B200"] = "H200"
-    """Type of GPU; ``mua/launch/plan/compute.py`` has the table of memory, bandwidth and speed."""
+    """Type of GPU; ``mua/launch/plan/planner.py`` has the table of memory, bandwidth and speed."""
     gpus_per_node: Positive | None = None
     """GPUs of one machine; None: as many as the layout needs, divided by ``nodes``."""
     nodes: Positive = 1

@@ -25,13 +25,7 @@ from mua.config.algorithm import (
     ShapingConfig,
 )
 from mua.config.environment import NO_DOMAIN, EndpointConfig, EnvironmentConfig, JudgeConfig, LlmConfig, UserConfig
-from mua.config.megatron import (
-    ClusterConfig,
-    CriticConfig,
-    EngineConfig,
-    MegatronConfig,
-    OptimizerConfig,
-)
+from mua.config.megatron import ClusterConfig, CriticConfig, EngineConfig, MegatronConfig, OptimizerConfig
 from mua.config.rollout import (
     AgentConfig,
     ContextConfig,

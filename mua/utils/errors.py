@@ -107,11 +107,7 @@ class UserFault(MuaError):
     """The simulated user could not be asked, or what it said cannot be a user's words."""
 
     def __init__(
-        self,
-        message: str = "",
-        kind: UserFaultKind = UserFaultKind.UNREACHABLE,
-        *,
-        passing: bool | None = None,
+        self, message: str = "", kind: UserFaultKind = UserFaultKind.UNREACHABLE, *, passing: bool | None = None
     ) -> None:
         super().__init__(message, passing=passing)
         self.kind = kind

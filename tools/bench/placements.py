@@ -38,11 +38,19 @@ from typing import Protocol
 from mua.config.load import load_config
 from mua.config.schema import ExperimentConfig
 from mua.engine.member import Slots, least_loaded
-from mua.launch.plan.compute import GPUS, bubble, episode_tokens, forward_flops
 from mua.launch.plan.gpu_memory import EngineBytes, engine_bytes, reference_bytes
 from mua.launch.plan.layout import gpus_per_node
 from mua.launch.plan.links import plan_sync
-from mua.launch.plan.planner import Plan, make_plan, memory_options, stage_plans
+from mua.launch.plan.planner import (
+    GPUS,
+    Plan,
+    bubble,
+    episode_tokens,
+    forward_flops,
+    make_plan,
+    memory_options,
+    stage_plans,
+)
 from mua.megatron.architecture import Architecture, Workload
 from mua.megatron.layouts import is_proven, problems
 from mua.observe.timeline import EngineActivity, EngineClock, Timeline, TrainerPhase, engine_metrics, trainer_metrics

@@ -308,7 +308,7 @@ def check_memory(node: RunNode) -> Check:
 
 def gpu_type(name: str) -> str | None:
     """Which type of the plan a GPU is that the driver calls ``name``; None: one that it has no figures of."""
-    from mua.launch.plan.compute import GPUS
+    from mua.launch.plan.planner import GPUS
 
     return next((kind for kind in GPUS if all(part in name for part in kind.split("-"))), None)
 
