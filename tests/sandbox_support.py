@@ -11,7 +11,7 @@ from functools import lru_cache
 import psutil
 import pytest
 
-from mua.config.sandbox_section import SandboxConfig
+from mua.config.tools import SandboxConfig
 from mua.sandbox.box import Sandbox
 from mua.utils.errors import MuaError
 from tools.debian_packages import PackagesUnavailable, install

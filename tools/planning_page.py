@@ -1,8 +1,7 @@
 """Writes the generated parts of docs/planning.md: every recipe's plan and, on request, planned against measured bytes.
 
-python -m tools.planning_page              # the recipes' plans (`make docs` does this)
-python -m tools.planning_page --placements # also the simulated placements, some minutes
-python -m tools.planning_page --measure    # also the table of real runs, on up to eight processes of this machine
+python -m tools.planning_page           # the recipes' plans (`make docs` does this)
+python -m tools.planning_page --measure # also the table of real runs, on up to eight processes of this machine
 """
 
 from __future__ import annotations
@@ -20,12 +19,9 @@ RECIPES = ("qwen3-32b-4x8-h200", "qwen3-8b-1x8", "qwen3-30b-a3b-2x8", "qwen3-235
 def main() -> None:
     parser = kit.parser(__doc__)
     parser.add_argument("--measure", action="store_true", help="run the layouts for real and rewrite their table")
-    parser.add_argument("--placements", action="store_true", help="simulate the recipes' placements too")
     arguments = parser.parse_args()
     os.chdir(kit.ROOT)  # recipes name files relative to it
     parts = {"recipes": recipes}
-    if arguments.placements:
-        parts["placements"] = placements
     if arguments.measure:
         parts["measured"] = measured
     for name, made in parts.items():
@@ -40,20 +36,6 @@ def recipes() -> str:
 
     plans = {file: as_text(make_plan(load_config(Path(file)))) for file in (f"configs/{name}.yaml" for name in RECIPES)}
     return "\n\n".join(f"### `mua plan {file}`\n\n```text\n{plan}\n```" for file, plan in plans.items())
-
-
-def placements() -> str:
-    """What ``mua plan --placements`` adds for every recipe."""
-    from mua.config.load import load_config
-    from mua.launch.plan.placements import compare_placements
-    from mua.launch.plan.planner import make_plan
-    from workbench.plan_tables import placements_text
-
-    found = []
-    for name in RECIPES:
-        plan = make_plan(load_config(Path(f"configs/{name}.yaml")))
-        found.append(f"### {name}\n\n```text\n{placements_text(plan, compare_placements(plan))}\n```")
-    return "\n\n".join(found)
 
 
 def measured() -> str:

@@ -11,8 +11,7 @@ from pathlib import Path
 
 from mua.observe.progress import Progress
 from mua.types import Json
-from mua.utils.errors import ModelError
-from mua.utils.user_errors import readable
+from mua.utils.errors import ModelError, describe_error
 
 
 def convert_run(run: Path, out: Path | None = None, source: Path | None = None) -> Json:
@@ -68,4 +67,4 @@ def convert(checkpoint: Path, out: Path, source: Path | None, progress: Progress
 
 def described(error: Exception) -> str:
     """One line: the message of an error a person can fix, the kind and message of any other."""
-    return " ".join(readable(error)) or " ".join(f"{type(error).__name__}: {error}".split())
+    return " ".join(describe_error(error)) or " ".join(f"{type(error).__name__}: {error}".split())

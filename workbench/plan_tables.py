@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 
 from rich.box import SIMPLE, SIMPLE_HEAD
 from rich.console import Console, Group, RenderableType
@@ -12,7 +12,6 @@ from rich.text import Text
 
 from mua.launch.plan.gpu_memory import OF_ENGINE
 from mua.launch.plan.layout import engine_gpus, trainer_gpus
-from mua.launch.plan.placements import SimulatedPlacement, mean_episode_tokens
 from mua.launch.plan.planner import RECOMPUTE, Plan
 
 WIDTH = 110
@@ -21,31 +20,18 @@ MFUS = (0.25, 0.35, 0.45)
 """Utilisations in training that a plan shows; which one a cluster reaches is only known by measuring it."""
 
 
-def show_plan(
-    plan: Plan, console: Console | None = None, placements: Sequence[SimulatedPlacement] | None = None
-) -> None:
-    """Print ``plan``, and ``placements`` if they were simulated; by default to standard output."""
+def show_plan(plan: Plan, console: Console | None = None) -> None:
+    """Print ``plan``; by default to standard output."""
     console = console or Console()
     if not console.is_terminal:
         console.width = max(console.width, WIDTH)
     console.print(Group(*_parts(plan)))
-    if placements is not None:
-        console.print(placement_table(plan, placements))
 
 
 def as_text(plan: Plan) -> str:
     """What :func:`show_plan` writes into a file, without blanks at the ends of lines."""
-    return _text(lambda console: show_plan(plan, console))
-
-
-def placements_text(plan: Plan, placements: Sequence[SimulatedPlacement]) -> str:
-    """:func:`placement_table` as it is written into a file."""
-    return _text(lambda console: console.print(placement_table(plan, placements)))
-
-
-def _text(show: Callable[[Console], None]) -> str:
     printed = io.StringIO()
-    show(Console(file=printed, width=WIDTH))
+    show_plan(plan, Console(file=printed, width=WIDTH))
     return "\n".join(line.rstrip() for line in printed.getvalue().rstrip().splitlines())
 
 
@@ -60,33 +46,6 @@ def _parts(plan: Plan) -> Iterator[RenderableType]:
     yield _facts("one step", _step(plan))
     yield _facts("one weight synchronisation", _sync(plan))
     yield Text("\n".join(_verdict(plan)))
-
-
-def placement_table(plan: Plan, placements: Sequence[SimulatedPlacement]) -> RenderableType:
-    """The fastest first; then what each would take at other utilisations in training."""
-    config, cluster = plan.config, plan.config.cluster
-    title = (
-        f"placements, simulated; assumed: episodes of {mean_episode_tokens(config):,} tokens on average (spread "
-        f"{cluster.length_spread:g}), {cluster.episode_turns} turns, {cluster.pause_seconds:g} s between turns, "
-        f"decoding at {cluster.decode_share:.0%} of the bandwidth"
-    )
-    columns = (
-        "placement", "staleness", "GPUs that train", "that generate", "generation alone", "training alone", "step",
-        "max / step", "trainer waits", "engines work", "lag",
-    )  # fmt: skip
-    table = _table(title, *columns)
-    for one in placements:
-        seconds = (one.generation_seconds, one.training_seconds, one.step_seconds)
-        shares = (one.efficiency, one.waiting, one.generating)
-        table.add_row(
-            one.name, str(one.staleness), str(one.trainer_gpus), str(one.engine_gpus), *(f"{s:.0f} s" for s in seconds),
-            *(f"{share:.0%}" for share in shares), f"{one.lag_mean:.1f}",
-        )  # fmt: skip
-    mfus = [f"{mfu:.0%} MFU" for mfu in MFUS]
-    others = _table("a step at other utilisations in training", "placement", "staleness", *mfus)
-    for one in placements:
-        others.add_row(one.name, str(one.staleness), *(f"{one.at(mfu / cluster.train_mfu):.0f} s" for mfu in MFUS))
-    return Group(table, others)
 
 
 def _headline(plan: Plan) -> str:

@@ -17,7 +17,7 @@ from rich.table import Table
 from sqlalchemy.engine import Connection
 
 from mua.config.load import dump_config, load_config
-from mua.config.store_section import StoreConfig
+from mua.config.storage import StoreConfig
 from mua.observe.transcript import render_trajectory
 from mua.store.column_types import json_text
 from mua.store.database import HEAD, Store

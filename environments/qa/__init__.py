@@ -21,7 +21,7 @@ from environments.qa.own import NAME, other_tasks, own_tasks
 from environments.qa.pages import SENTENCES
 from environments.qa.records import DataOptions, data_options, load, question_of
 from environments.qa.world import SPLITS
-from mua.config.scorer_section import AnswerForm, ScorerConfig
+from mua.config.environment import AnswerForm, ScorerConfig
 from mua.environment.domain import Domain
 from mua.environment.protocol import Environment, Isolation, Move, PromptStyle, Split, Task
 from mua.environment.user import User

@@ -112,8 +112,8 @@ class PolicyLoss:
     dual_clip: float | None = None
     kl_estimator: str = "k3"
     entropy_coefficient: float = 0.0
-    clip_low_kept: float | None = None
-    clip_high_kept: float | None = None
+    ce_gppo_beta1: float | None = None
+    ce_gppo_beta2: float | None = None
 
     @classmethod
     def from_config(cls, config: AlgorithmConfig) -> Self:
@@ -128,8 +128,8 @@ class PolicyLoss:
             config.dual_clip,
             config.kl_estimator,
             config.entropy_coefficient,
-            config.clip_low_kept,
-            config.clip_high_kept,
+            config.ce_gppo_beta1,
+            config.ce_gppo_beta2,
         )
 
     def __call__(self, logprobs: Tensor, entropy: Tensor, tokens: TokenTensors) -> LossTerms:
@@ -140,7 +140,7 @@ class PolicyLoss:
         log_ratio = logprobs - tokens.old_logprobs
         if self.objective == "gspo":
             log_ratio = sequence_log_ratio(logprobs, log_ratio, tokens.mean_of_sequence(log_ratio))
-        bounds = Bounds(self.clip_low, self.clip_high, self.dual_clip, self.clip_low_kept, self.clip_high_kept)
+        bounds = Bounds(self.clip_low, self.clip_high, self.dual_clip, self.ce_gppo_beta1, self.ce_gppo_beta2)
         policy = OBJECTIVES[self.objective](logprobs, log_ratio, tokens.advantages, bounds)
         loss = (tokens.weights * policy.loss).sum()
         ratio = bounded(log_ratio.detach()).exp()

@@ -1,8 +1,7 @@
 """The command line: one verb, one function. Each loads its configuration and calls the part that does the work.
 
-What a person is meant to read is one line on standard error (``user_errors.py``) and exit status 2 or 75
-(``errors.py``, both in ``mua/utils``); a bug keeps its traceback and leaves with 1. ``MUA_TRACEBACK=1`` shows every
-traceback.
+What a person is meant to read is one line on standard error and exit status 2 or 75 (``mua/utils/errors.py``); a bug
+keeps its traceback and leaves with 1. ``MUA_TRACEBACK=1`` shows every traceback.
 """
 
 from __future__ import annotations
@@ -27,9 +26,8 @@ from mua.config.schema import ExperimentConfig
 from mua.observe.logs import logging_to
 from mua.observe.output import CONFIG_FILE, output_of, prepare_output
 from mua.trainer.preempt import Preemption
-from mua.utils.errors import INTERRUPTED, MISTAKE, PASSING, ConfigError, Preempted, exit_status
+from mua.utils.errors import INTERRUPTED, MISTAKE, PASSING, ConfigError, Preempted, describe_error, exit_status
 from mua.utils.masking import masked_tree
-from mua.utils.user_errors import readable
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
@@ -45,7 +43,7 @@ def option(flag: str, help: str) -> Any:
 
 def _recipe_names(incomplete: str) -> list[str]:
     """For completion: recipes; a shell adds files by itself where none fits."""
-    from mua.config.recipes import recipes
+    from mua.config.load import recipes
 
     return [recipe.name for recipe in recipes() if recipe.name.startswith(incomplete)]
 
@@ -70,10 +68,7 @@ def _domain_names(incomplete: str) -> list[str]:
 ConfigFile = Annotated[
     Path, argument("CONFIG", "configuration file (YAML), or a recipe's name: mua recipes", _recipe_names)
 ]
-Overrides = Annotated[
-    list[str] | None,
-    argument("KEY=VALUE", "overrides, such as trainer.steps=10", _keys),
-]
+Overrides = Annotated[list[str] | None, argument("KEY=VALUE", "overrides, such as trainer.steps=10", _keys)]
 
 app = typer.Typer(
     name="mua",
@@ -97,9 +92,7 @@ app.add_typer(env_app, name="env")
 app.add_typer(launch_app, name="launch")
 app.add_typer(store_app, name="store")
 
-OnlyCheck = Annotated[
-    bool, option("--check", "start nothing: print all that can be known to be wrong beforehand; status 2 where it is")
-]
+OnlyCheck = Annotated[bool, option("--check", "validate only; do not run; status 2 where something is wrong")]
 AsJson = Annotated[bool, option("--json", "print JSON")]
 StartVerb = Literal["train", "sft", "eval", "rollout", "gateway", "sync", "engines"]
 Force = Annotated[bool, option("--force", "replace the target whatever it holds")]
@@ -121,7 +114,7 @@ def verb(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]
             print(f"mua: {error}; the run is not finished, the same command continues it", file=sys.stderr)
             raise typer.Exit(PASSING) from None
         except Exception as error:
-            lines = list(readable(error))
+            lines = list(describe_error(error))
             if not lines or os.environ.get("MUA_TRACEBACK") == "1":
                 raise
             who = f"mua (rank {rank})" if (rank := os.environ.get("RANK", "0")) != "0" else "mua"
@@ -155,14 +148,14 @@ def _checked(path: Path, overrides: list[str] | None, verb: StartVerb, only: boo
         raise ConfigError("--json: prints what --check finds; give both")
     if os.environ.get("RANK", "0") != "0":  # the first rank looks for all of them
         return _read(path, overrides, verb)
-    from mua.launch.start_checks import check_start
+    from mua.launch.checks.configuration import check_start
 
     found = check_start(path, overrides or (), verb)
     if only:
         print(json.dumps(found.as_json(), indent=2) if as_json else found.table())
         raise typer.Exit(MISTAKE if found.problems() else 0)
     config = found.refuse()
-    for line in found.warnings():
+    for line in found.problems("warning"):
         print(f"mua warning: {line}", file=sys.stderr)
     return config
 
@@ -215,12 +208,8 @@ def train_command(
 def engines(
     config: ConfigFile,
     overrides: Overrides = None,
-    host: Annotated[
-        str | None, option("--host", "address of this machine; by default the one it reaches the run from")
-    ] = None,
-    rejoin: Annotated[
-        bool, option("--rejoin", "when the run is lost, wait until it answers or is started again")
-    ] = False,
+    host: Annotated[str | None, option("--host", "address of this machine")] = None,
+    rejoin: Annotated[bool, option("--rejoin", "when the run is lost, wait for it")] = False,
     check: OnlyCheck = False,
     as_json: AsJson = False,
 ) -> None:
@@ -242,14 +231,9 @@ def sample(
     store: Annotated[str, argument("URL", "store of a run that has samplers.enabled: its URL, file or output folder")],
     overrides: Overrides = None,
     run: Annotated[str | None, option("--run", "id of the run; by default the newest that goes on")] = None,
-    config: Annotated[
-        Path | None, option("--config", "the run's configuration, where it has secrets, which no store keeps")
-    ] = None,
+    config: Annotated[Path | None, option("--config", "the run's configuration, where it has secrets")] = None,
     wait: Annotated[float, option("--wait", "seconds to wait for a run, and for one to be started again")] = 1800.0,
-    logs: Annotated[
-        Path | None,
-        option("--logs", "keep a log in logs/ of this folder, one file for each sampler; else none is kept"),
-    ] = None,
+    logs: Annotated[Path | None, option("--logs", "keep a log in logs/ of this folder")] = None,
 ) -> None:
     """Roll out episodes for a running mua train, from any machine; as many as like, for as long as they like."""
     kept = contextlib.nullcontext() if logs is None else logging_to(logs, "sample", one_of_many=True)
@@ -288,11 +272,10 @@ def demo(
 
 @command(app)
 def recipes(
-    name: Annotated[str | None, argument("NAME", "print this one's file")] = None,
-    as_json: Annotated[bool, option("--json", "print JSON")] = False,
+    name: Annotated[str | None, argument("NAME", "print this one's file")] = None, as_json: AsJson = False
 ) -> None:
     """List the recipes, whose names stand wherever CONFIG is asked for."""
-    import mua.config.recipes as listing
+    import mua.config.load as listing
 
     if name is not None:
         print(listing.config_file(Path(name)).read_text(encoding="utf-8"), end="")
@@ -307,10 +290,7 @@ def recipes(
 
 @command(app)
 def files(
-    name: Annotated[
-        str | None, argument("NAME", "print where this one lies, such as slurm/eval.sbatch; . is all")
-    ] = None,
-    as_json: Annotated[bool, option("--json", "print JSON")] = False,
+    name: Annotated[str | None, argument("NAME", "print where this one lies; . is all")] = None, as_json: AsJson = False
 ) -> None:
     """List what the package brings beside code: recipes, job scripts, pins. With a name: where that lies."""
     from mua.utils.resources import FOLDERS, shipped, shipped_files
@@ -325,9 +305,7 @@ def files(
 def evaluate_command(
     config: ConfigFile,
     overrides: Overrides = None,
-    matrix: Annotated[
-        Path | None, option("--matrix", "file with policies and populations of users, all to be evaluated")
-    ] = None,
+    matrix: Annotated[Path | None, option("--matrix", "file of policies and users, all to be evaluated")] = None,
     check: OnlyCheck = False,
     as_json: AsJson = False,
 ) -> None:
@@ -368,7 +346,7 @@ def replay(
     step: Annotated[int, argument("STEP", "which step, counted from 0")],
     overrides: Overrides = None,
     store: Annotated[str | None, option("--store", "its store, where that is not in the folder")] = None,
-    as_json: Annotated[bool, option("--json", "print JSON")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Train a past step once more from the store: the same gradients, or what other settings would have changed."""
     import mua.trainer.replay
@@ -401,23 +379,17 @@ def conversations(
     config: ConfigFile,
     out: Annotated[Path, argument("OUT", "file of JSON lines to write")],
     overrides: Overrides = None,
-    agent: Annotated[
-        Literal["expert", "policy"], option("--agent", "who plays: the domains' experts, or evaluation.policy")
-    ] = "expert",
+    agent: Annotated[Literal["expert", "policy"], option("--agent", "who plays")] = "expert",
     count: Annotated[int, option("--count", "conversations to write")] = 1000,
     seed: Annotated[int, option("--seed", "expert: seed of tasks and users")] = 1,
     loose: Annotated[float, option("--loose", "expert: how often it departs from the prescribed way, 0 to 1")] = 0.0,
-    keep: Annotated[
-        Literal["successful", "all"], option("--keep", "expert: which conversations are written")
-    ] = "successful",
+    keep: Annotated[Literal["successful", "all"], option("--keep", "expert: which are written")] = "successful",
     endpoint: Annotated[str | None, option("--endpoint", "policy: address of an OpenAI API")] = None,
     model: Annotated[str | None, option("--model", "policy: name of the model there")] = None,
     samples: Annotated[int, option("--samples", "policy: episodes of each task")] = 4,
     per_task: Annotated[int, option("--per-task", "policy: conversations kept of one task, the best")] = 1,
     tasks: Annotated[int | None, option("--tasks", "policy: the first so many tasks of each domain; else all")] = None,
-    minutes: Annotated[
-        float | None, option("--minutes", "policy: deadline of playing; the same command goes on later")
-    ] = None,
+    minutes: Annotated[float | None, option("--minutes", "policy: deadline of playing")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Write conversations for mua sft: of the domains' experts, or of a policy's successes against the users."""
@@ -464,14 +436,8 @@ def gateway(config: ConfigFile, overrides: Overrides = None, check: OnlyCheck = 
 def convert_megatron_to_hf(
     checkpoint: Annotated[Path, argument("CHECKPOINT", "checkpoint folder")],
     hf_out: Annotated[Path, argument("HF_OUT", "folder to write")],
-    source: Annotated[
-        Path | None,
-        option("--source", "folder with config.json and tokenizer; by default the run's model.path"),
-    ] = None,
-    config: Annotated[
-        Path | None,
-        option("--config", "the run's configuration; by default config.yaml in or above the checkpoint"),
-    ] = None,
+    source: Annotated[Path | None, option("--source", "folder with the tokenizer; by default model.path")] = None,
+    config: Annotated[Path | None, option("--config", "the run's configuration; by default the nearest")] = None,
     shard_gib: Annotated[float, option("--shard-gib", "size of one weight file, at most")] = 5.0,
     force: Force = False,
     as_json: AsJson = False,
@@ -488,9 +454,7 @@ def convert_megatron_to_hf(
 def convert_hf_to_megatron(
     hf_folder: Annotated[Path, argument("HF_FOLDER", "model folder")],
     checkpoint_out: Annotated[Path, argument("CHECKPOINT_OUT", "checkpoint folder to write")],
-    dtype: Annotated[
-        Literal["float32", "bfloat16"] | None, option("--dtype", "by default that of the model folder")
-    ] = None,
+    dtype: Annotated[Literal["float32", "bfloat16"] | None, option("--dtype", "by default the model folder's")] = None,
     force: Force = False,
     allow_nan: Annotated[bool, option("--allow-nan", "take weights that are no finite numbers, too")] = False,
     as_json: AsJson = False,
@@ -507,10 +471,7 @@ def convert_hf_to_megatron(
 def convert_every_step(
     run: Annotated[Path, argument("RUN", "output folder of mua train or mua sft")],
     out: Annotated[Path | None, option("--out", "where the model folders go; by default RUN/hf-steps")] = None,
-    source: Annotated[
-        Path | None,
-        option("--source", "folder with config.json and tokenizer; by default the run's model.path"),
-    ] = None,
+    source: Annotated[Path | None, option("--source", "folder with the tokenizer; by default model.path")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Write every checkpoint of a run that is not converted yet as a Hugging Face folder; status 1 if one is faulty."""
@@ -532,8 +493,7 @@ def convert_every_step(
 
 @command(convert_app, "verify")
 def convert_verify(
-    folder: Annotated[Path, argument("FOLDER", "model or checkpoint folder")],
-    as_json: AsJson = False,
+    folder: Annotated[Path, argument("FOLDER", "model or checkpoint folder")], as_json: AsJson = False
 ) -> None:
     """Compare every byte of a folder's weights with the checksums they were written with."""
     import mua.megatron.conversion
@@ -546,9 +506,8 @@ def convert_verify(
 def plan(
     config: ConfigFile,
     overrides: Overrides = None,
-    as_json: Annotated[bool, option("--json", "print JSON instead of tables")] = False,
+    as_json: AsJson = False,
     every_rank: Annotated[bool, option("--every-rank", "not only the first rank of each stage")] = False,
-    placements: Annotated[bool, option("--placements", "simulate colocated and separate placements too")] = False,
 ) -> None:
     """Say what a configuration needs of its cluster, without starting anything; status 1 if it does not fit."""
     loaded = load_config(config, overrides or ())
@@ -559,18 +518,13 @@ def plan(
         from workbench.shrink import shrunk
 
         loaded, policy = shrunk(loaded)
-    planned, compared = mua.launch.plan.planner.make_plan(loaded, policy, every_rank=every_rank), None
-    if placements:
-        import mua.launch.plan.placements
-
-        compared = mua.launch.plan.placements.compare_placements(planned)
+    planned = mua.launch.plan.planner.make_plan(loaded, policy, every_rank=every_rank)
     if as_json:
-        simulated = {} if compared is None else {"placements": [placement.as_json() for placement in compared]}
-        print(json.dumps(planned.as_json() | simulated, indent=2))
+        print(json.dumps(planned.as_json(), indent=2))
     else:
         import workbench.plan_tables
 
-        workbench.plan_tables.show_plan(planned, placements=compared)
+        workbench.plan_tables.show_plan(planned)
     if planned.faults():
         raise typer.Exit(1)
 
@@ -583,14 +537,12 @@ def serve_command(
     port: Annotated[int, typer.Option("--port")] = 30000,
     name: Annotated[str | None, option("--name", "model name in requests; by default the folder's")] = None,
     tensor_parallel: Annotated[int, option("--tensor-parallel", "GPUs of the server")] = 1,
-    extra: Annotated[
-        list[str] | None, option("--extra", "further argument of sglang.launch_server; several times")
-    ] = None,
+    extra: Annotated[list[str] | None, option("--extra", "argument of sglang.launch_server; repeatable")] = None,
     check: OnlyCheck = False,
     as_json: AsJson = False,
 ) -> None:
     """Serve a model with OpenAI's chat interface, for simulated users and judges."""
-    from mua.launch.start_checks import check_service
+    from mua.launch.checks.configuration import check_service
 
     found = check_service(model, tensor_parallel)
     if check:
@@ -621,14 +573,13 @@ def launch_slurm(
     fine_tune: Annotated[bool, option("--sft", "run mua sft instead of mua train")] = False,
     engines_only: Annotated[bool, option("--engines-only", "nodes that join the engines of a run")] = False,
     dry_run: Annotated[bool, option("--dry-run", "print the script, submit nothing")] = False,
-    unchecked: Annotated[bool, option("--unchecked", "submit whatever the checks find, such as a model that only the "
-                                      "nodes see")] = False,
+    unchecked: Annotated[bool, option("--unchecked", "submit whatever the checks find")] = False,
     check: OnlyCheck = False,
-    as_json: Annotated[bool, option("--json", "print JSON: of --check, or of the job")] = False,
+    as_json: AsJson = False,
 ) -> None:  # fmt: skip
     """Submit a training run to Slurm. The options come before the configuration's section slurm."""
     import mua.launch.slurm as slurm
-    from mua.launch.start_checks import check_reading
+    from mua.launch.checks.configuration import check_reading
 
     options = {"nodes": nodes, "gpus_per_node": gpus_per_node, "cpus_per_task": cpus_per_task, "exclusive": exclusive}
     texts = {"partition": partition, "account": account, "qos": qos, "time": time, "container_image": container}
@@ -646,7 +597,7 @@ def launch_slurm(
         found.refuse()
     assert job is not None
     problems = [] if unchecked else found.problems()
-    for line in found.warnings():
+    for line in found.problems("warning"):
         print(f"mua warning: {line}", file=sys.stderr)
     for problem in problems:
         print(f"mua: {problem}", file=sys.stderr)
@@ -663,7 +614,7 @@ def launch_slurm(
 
 
 @command(env_app, "list")
-def env_list(as_json: Annotated[bool, option("--json", "print JSON instead of a table")] = False) -> None:
+def env_list(as_json: AsJson = False) -> None:
     """Show every registered domain and gym: tasks by split, tools, where it runs."""
     import workbench.domains as listing
 
@@ -672,11 +623,7 @@ def env_list(as_json: Annotated[bool, option("--json", "print JSON instead of a 
 
 
 @command(env_app, "servers")
-def env_servers(
-    config: ConfigFile,
-    overrides: Overrides = None,
-    as_json: Annotated[bool, option("--json", "print JSON instead of a table")] = False,
-) -> None:
+def env_servers(config: ConfigFile, overrides: Overrides = None, as_json: AsJson = False) -> None:
     """Open a session with each server of environment.mcp and show its tools; status 1 if one fails."""
     loaded = load_config(config, overrides or ())
     from mua.environment.mcp.inspection import inspected, server_table
@@ -713,10 +660,7 @@ def env_play(
     seed: Annotated[int, option("--seed", "picks the task and the user's wording")] = 0,
     role: Annotated[Literal["agent", "user"], option("--as", "whom you play")] = "agent",
     data: Annotated[Path | None, option("--data", "folder with official data (environment.data)")] = None,
-    policy: Annotated[
-        str | None,
-        option("--policy", "with --as user: a checkpoint, a model folder, a URL, or mua serve's address file"),
-    ] = None,
+    policy: Annotated[str | None, option("--policy", "with --as user: checkpoint, folder, URL or address file")] = None,
     model: Annotated[str | None, option("--model", "what the endpoint of --policy calls the model")] = None,
 ) -> None:
     """Be the agent, or the user, of one task in the terminal; ends with the verdict and the difference."""
@@ -753,9 +697,7 @@ def env_replay(
 
 
 @command(app)
-def algorithms(
-    as_json: Annotated[bool, option("--json", "print JSON instead of a table")] = False,
-) -> None:
+def algorithms(as_json: AsJson = False) -> None:
     """List what the section algorithm of a configuration can choose from."""
     from workbench.algorithms import LISTING
 
@@ -976,14 +918,10 @@ def store_prune(
     as_json: AsJson = False,
 ) -> None:
     """Drop tokens and expert choices of old steps; rows, messages and texts stay."""
-    from mua.config.store_section import StoreConfig
+    from mua.config.storage import StoreConfig
 
-    rules = StoreConfig(
-        keep_experts_steps=keep_experts_steps,
-        keep_arrays_steps=keep_arrays_steps,
-        keep_successes=keep_successes,
-        keep_failed_attempts=keep_failed_attempts,
-    )
+    kept = {"keep_successes": keep_successes, "keep_failed_attempts": keep_failed_attempts}
+    rules = StoreConfig(keep_experts_steps=keep_experts_steps, keep_arrays_steps=keep_arrays_steps, **kept)
     import workbench.stored
 
     workbench.stored.prune_store(store, run, rules, dry_run, as_json)
@@ -1011,7 +949,7 @@ def config_show(config: ConfigFile, overrides: Overrides = None, as_json: AsJson
 @command(config_app, "schema")
 def config_schema() -> None:
     """Print a JSON Schema of configuration files, for editors (docs/checks.md)."""
-    from mua.config.editor_schema import editor_schema
+    from mua.config.docs import editor_schema
 
     print(json.dumps(editor_schema(), indent=2, ensure_ascii=False))
 
@@ -1027,7 +965,7 @@ def config_docs() -> None:
 @command(app, "metrics")
 def metrics_command(
     name: Annotated[str | None, argument("[NAME]", "a metric's name, the beginning of several, or docs")] = None,
-    as_json: Annotated[bool, option("--json", "print JSON")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Explain what a run logs: meaning, unit, what is normal, what to do when it is not."""
     from mua.observe import metrics_page
@@ -1059,7 +997,7 @@ def doctor_preflight(
     capture: Annotated[Path | None, option("--capture", "folder for a record of what each node runs with")] = None,
     verb: Annotated[
         Literal["train", "sft", "eval", "rollout"] | None,
-        option("--for", "what is to run; by default eval of a policy at an endpoint, sft without a domain, else train"),
+        option("--for", "what is to run; by default what CONFIG is for"),
     ] = None,
     as_json: AsJson = False,
 ) -> None:

@@ -1,33 +1,42 @@
 """From a YAML file, what it extends, the environment and command-line overrides to one typed configuration.
 
+The way of a key, in six stops::
+
+    1 CONFIG.yaml, KEY=VALUE ─► 2 tree.py ─► 3 load.py ──────────────► 4 schema.py ─► 5 launch/checks ─► 6 its room
+                                plain data,  extends, overrides,       types, rules   this machine,      config.trainer.
+                                file:line    ${NAME}; here             of sections    this model         steps
+
+What is wrong at stops 2 to 5 is told with file, line and key (:mod:`mua.config.messages`), all at once.
+
 Order, later wins: the files named by ``extends`` (first to last), the file itself, the overrides. Mappings are
 merged key by key; lists and scalars are replaced. ``${NAME}`` and ``${NAME:-default}`` in string values are filled
 from the environment, after merging, so that a value nobody uses asks for no variable. Relative paths in values stay
 relative to the working directory; only ``extends`` is relative to the file it stands in, and ``${MUA_HERE}`` is the
-folder of that file. Where a file is asked for, the bare name of a recipe is one too (:mod:`mua.config.recipes`).
+folder of that file. Where a file is asked for, the bare name of a recipe is one too (:func:`config_file`).
 """
 
 from __future__ import annotations
 
 import copy
+import difflib
 import hashlib
 import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, TypeVar, overload
+from typing import Any, Generic, NamedTuple, TypeVar, overload
 
 import yaml
 from pydantic import ValidationError
 
 from mua.config.messages import Problem, describe_errors, key_of_error
-from mua.config.recipes import config_file
 from mua.config.schema import ExperimentConfig, Section
 from mua.config.section import KeyPath
 from mua.config.tree import MAX_NAME, Tree, parse, parse_value, unusable_text
 from mua.utils.errors import ConfigError
 from mua.utils.masking import masked_tree
+from mua.utils.resources import shipped
 from mua.utils.strict_json import open_file
 
 COMMAND_LINE = "command line"
@@ -245,3 +254,45 @@ def _fill(value: Any, key: KeyPath, tree: Tree, problems: list[Problem]) -> Any:
     if variables:
         tree.filled[key] = len(problems) == before
     return filled
+
+
+_SUFFIX = ".yaml"
+_BASE = "base"
+"""What recipes extend; no run by itself."""
+
+
+class Recipe(NamedTuple):
+    """One of them."""
+
+    name: str
+    about: str
+    """The first line of its file."""
+    path: Path
+
+
+def recipes() -> list[Recipe]:
+    """All, by name."""
+    paths = sorted(shipped("configs").glob(f"*{_SUFFIX}"))
+    return [Recipe(path.stem, _about(path), path) for path in paths if path.stem != _BASE]
+
+
+def config_file(named: Path, folder: Path = Path()) -> Path:
+    """The file meant by ``named``, as seen from ``folder``: a recipe's where it is a recipe's bare name.
+
+    A file of that name there comes first. Raises :class:`ConfigError` for a bare name that is neither.
+    """
+    here = folder / named
+    if len(named.parts) != 1 or os.path.isfile(here):
+        return here
+    if os.path.isfile(found := shipped(f"configs/{named}{_SUFFIX}")):
+        return found
+    if named.suffix in (_SUFFIX, ".yml"):
+        return here
+    known = [recipe.name for recipe in recipes()]
+    nearest = difflib.get_close_matches(str(named), known, n=1, cutoff=0.5)
+    hint = f"; did you mean {nearest[0]}?" if nearest else ""
+    raise ConfigError(f"{here}: neither a file nor a recipe; mua recipes lists those{hint}")
+
+
+def _about(path: Path) -> str:
+    return path.read_text(encoding="utf-8").split("\n", 1)[0].lstrip("# ")

@@ -1,4 +1,4 @@
-"""The sections ``megatron`` and ``optimizer``: layout, options and memory of the trainer.
+"""The sections ``megatron``, ``optimizer``, ``critic``, ``engine`` and ``cluster``: layout, options and memory.
 
 Options are named as Megatron-Core names them. What does not go together is refused here where the configuration alone
 decides it, and in :mod:`mua.megatron.settings` where the machine does.
@@ -6,7 +6,7 @@ decides it, and in :mod:`mua.megatron.settings` where the machine does.
 
 from __future__ import annotations
 
-from typing import Literal, Self, TypeAlias
+from typing import Annotated, Literal, Self, TypeAlias
 
 from pydantic import Field, model_validator
 
@@ -241,3 +241,116 @@ class CriticOptimizerConfig(OptimizerConfig):
 
     learning_rate: NonNegativeFloat = 1e-5
     """Peak learning rate; a critic learns a new task, so it is larger than a policy's."""
+
+
+class CriticConfig(Section):
+    """The critic of ``algorithm.advantage: gae``: the policy's architecture and first weights with a scalar output."""
+
+    optimizer: CriticOptimizerConfig = CriticOptimizerConfig()
+    value_clip: PositiveFloat | None = 0.5
+    """How far a value may move from its old one before a token's gradient ends, in units of reward; None: no bound."""
+    warmup_steps: NonNegative = 0
+    """Steps at the beginning of a run in which the critic learns and the policy does not."""
+
+
+class EngineConfig(Section):
+    """The SGLang servers."""
+
+    count: Positive = 1
+    """Servers on every node of the trainer, or with ``nodes`` on every engine node."""
+    nodes: NonNegative = 0
+    """With placement separate: machines that have engines only, each with a process of ``mua engines``. A run waits for
+    so many at its start; more may join and any may leave while it runs. 0: the trainer's nodes have the engines."""
+    address: str | None = None
+    """By which engine nodes reach the trainer's first node. None: MASTER_ADDR, or what this machine's name stands for,
+    or the loopback address where no other node has engines."""
+    transport: Literal["colocated", "broadcast"] | None = None
+    """How weights reach the engines; None: as ``placement`` needs it. colocated: a rank of each node hands its engines
+    memory they share (shared memory on CPU, CUDA IPC handles on GPU). broadcast: trainer ranks and all engine ranks
+    form process groups (gloo or NCCL), which takes engines with GPUs of their own."""
+    broadcast_roots: Positive = 2
+    """Trainer ranks that broadcast weights, each its share through a process group with all engine ranks."""
+    load: Literal["auto", "slices", "tensors"] = "auto"
+    """What a colocated engine rank is handed. slices: its own part of every parameter. tensors: whole Hugging Face
+    tensors, of which it keeps its part, whatever the engine does with its weights. auto: slices where the policy's
+    family has a table of SGLang's parameters and engine.extra does not change their layout; the log says which."""
+    tensor_parallel: Positive = 1
+    """GPUs (on CPU: processes) of one server."""
+    dtype: Literal["float32", "bfloat16"] | None = None
+    """Defaults to model.dtype."""
+    memory_fraction: Annotated[float, Field(gt=0, le=1)] = 0.8
+    """Share of the device's memory for weights and KV cache (SGLang's mem_fraction_static)."""
+    max_total_tokens: Positive | None = None
+    """Cap of the KV cache in tokens; None lets SGLang decide by memory."""
+    max_running_requests: Positive = 64
+    """Requests one server decodes together; more wait."""
+    radix_cache: bool = True
+    """Prefix caching between turns and episodes."""
+    deterministic: bool = False
+    """Per-request sampling seeds and batch-invariant numerics, for bit-for-bit repetition."""
+    routed_experts: bool = False
+    """Record which experts each token was routed to (mixture-of-experts policies), for megatron.routing_replay."""
+    memory_saver: bool = False
+    """Release engine memory between rollouts with torch_memory_saver (GPU)."""
+    start_seconds: PositiveFloat = 600.0
+    """Deadline of a server's start, model loading included."""
+    stop_seconds: PositiveFloat = 30.0
+    """Time a server gets to stop before it is killed."""
+    leave_seconds: PositiveFloat = 20.0
+    """Time that requests get to end on an engine node which was asked to leave; what still runs then goes on elsewhere
+    from what it has. Shorter than what the cluster leaves between the signal and the kill (Slurm's KillWait: 30 s)."""
+    health_seconds: PositiveFloat = 10.0
+    """Interval of the health watch."""
+    control_seconds: PositiveFloat = 60.0
+    """How long an engine may stay silent before it is restarted: the deadline of one control request (pause, flush,
+    memory, a bucket of weights, which gets a second more for every 50 MB), and of three health probes in a row."""
+    max_restarts: NonNegative = 3
+    """Restarts of one server before the run gives up."""
+    bucket_bytes: Positive = 512 * 1024 * 1024
+    """Upper bound of one weight-sync bucket."""
+    extra: dict[str, str | int | float | bool] = Field(default_factory=dict)
+    """Native SGLang server arguments, passed through (``schedule_policy: lpm``)."""
+
+
+class ClusterConfig(Section):
+    """The machines ``mua plan`` plans for, with the engines on the trainer's GPUs; nothing else reads this section."""
+
+    gpu: Literal["A100-80", "H100", "H200", "B200"] = "H200"
+    """Type of GPU; ``mua/launch/plan/planner.py`` has the table of memory, bandwidth and speed."""
+    gpus_per_node: Positive | None = None
+    """GPUs of one machine; None: as many as the layout needs, divided by ``nodes``."""
+    nodes: Positive = 1
+    """Machines."""
+    nvlink_gigabytes_per_second: NonNegativeFloat | None = 450.0
+    """Bandwidth of one GPU to others of its machine, one direction (NVLink 4: 450). None or 0: there is no NVLink, and
+    the plan is made with PCIe 5.0 x16 (55) and says so."""
+    network_gigabytes_per_second: PositiveFloat = 50.0
+    """Bandwidth of one GPU to other machines, one direction (one 400 Gb/s adapter a GPU: 50)."""
+    host_gigabytes: PositiveFloat = 2048.0
+    """Memory of one machine; a plan refuses what is to wait there and does not fit."""
+    reserve_gigabytes: NonNegativeFloat = 6.0
+    """Memory of each GPU that no tensor uses: CUDA contexts of trainer and engine, NCCL's buffers, fragmentation."""
+    train_mfu: Annotated[float, Field(gt=0, le=1)] = 0.35
+    """Assumed share of the GPU's peak that training and scoring reach in model FLOPs: recomputation does not count as
+    work, and a pipeline's bubble comes on top."""
+    rollout_mfu: Annotated[float, Field(gt=0, le=1)] = 0.05
+    """Assumed share of the GPU's peak in model FLOPs while episodes run: decoding, users and tools included."""
+    episode_tokens: Positive | None = None
+    """Expected tokens of one episode; None plans with the worst case, rollout.max_tokens."""
+    sampled_share: Fraction = 0.25
+    """Expected share of an episode's tokens that the policy samples; the rest is prompt, user and tools."""
+    prefill_mfu: Annotated[float, Field(gt=0, le=1)] = 0.4
+    """Assumed share of the GPU's peak that an engine reaches in model FLOPs while it takes in prompts. This key and
+    those below are read by ``tools/bench/placements.py`` alone."""
+    decode_share: Annotated[float, Field(gt=0, le=1)] = 0.5
+    """Assumed share of the memory's bandwidth that an engine reaches while it decodes: the time of an iteration is what
+    it reads, weights and KV cache, over that."""
+    episode_turns: Positive = 12
+    """Expected turns of the policy in one episode."""
+    length_spread: NonNegativeFloat = 0.5
+    """How much episodes differ in length: standard deviation of the logarithm of their sampled tokens."""
+    pause_seconds: NonNegativeFloat = 2.0
+    """Mean seconds between two turns, in tools or with the user."""
+    switch_seconds: NonNegativeFloat = 2.0
+    """Seconds in which engines give their memory back, and once more in which they take it back, with
+    engine.memory_saver."""

@@ -187,12 +187,8 @@ def _nearest_key(key: KeyPath, tree: Tree, schema: type[Section]) -> str:
     """The nearest name in the same section, else the nearest anywhere, else the list of what the section has."""
     siblings = sorted(name for name, _ in fields_of(key[:-1], schema, tree.data))
     everywhere = {".".join(path): path[-1] for path in all_keys(schema)}
-    found, note = nearest_keys(key, siblings, everywhere)
-    if found:
-        value = _value_hint(found[0], tree.value(key), schema)
-        return f"did you mean {_or(found)}?" + (f" ({note})" if note else "") + value
-    if note:
-        return note
+    if found := nearest_keys(key, siblings, everywhere):
+        return f"did you mean {_or(found)}?{_value_hint(found[0], tree.value(key), schema)}"
     return f"this section has {', '.join(siblings)}" if siblings else "leave it out"
 
 

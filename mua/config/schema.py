@@ -12,7 +12,6 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, ValidationInfo, model_validator
 
-from mua.config.agent_section import AgentConfig
 from mua.config.algorithm import (
     AlgorithmConfig,
     BalanceFilter,
@@ -25,13 +24,19 @@ from mua.config.algorithm import (
     RefillConfig,
     ShapingConfig,
 )
-from mua.config.context_section import ContextConfig
 from mua.config.environment import NO_DOMAIN, EndpointConfig, EnvironmentConfig, JudgeConfig, LlmConfig, UserConfig
-from mua.config.megatron import CriticOptimizerConfig, MegatronConfig, OptimizerConfig
-from mua.config.samplers_section import SamplersConfig
-from mua.config.section import Fraction, NonNegative, NonNegativeFloat, Positive, PositiveFloat, Section
-from mua.config.store_section import OfflineConfig, StoreConfig, StoredDemonstrations
-from mua.types import Json
+from mua.config.megatron import ClusterConfig, CriticConfig, EngineConfig, MegatronConfig, OptimizerConfig
+from mua.config.rollout import (
+    AgentConfig,
+    ContextConfig,
+    EvaluationConfig,
+    PolicyConfig,
+    PolicyEndpointConfig,
+    RolloutConfig,
+    SamplersConfig,
+)
+from mua.config.section import Fraction, NonNegative, Positive, PositiveFloat, Section
+from mua.config.storage import ObserveConfig, OfflineConfig, StoreConfig, StoredDemonstrations
 
 __all__ = [
     "AlgorithmConfig", "BalanceFilter", "ClusterConfig", "ContextConfig", "CriticConfig", "CurriculumConfig",
@@ -64,201 +69,6 @@ class ModelConfig(Section):
     shrink: bool = False
     """Replace the policy by a tiny random one of the same family, and every budget by one a laptop can pay, but keep
     the parallel layout; what was replaced is printed. To try a recipe without its GPUs."""
-
-
-class RolloutConfig(Section):
-    """Budgets of one episode and how it is sampled."""
-
-    temperature: PositiveFloat = 1.0
-    """Sampling temperature; training divides the logits by the same value."""
-    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Nucleus sampling; 1 switches it off. Training refuses less, see ``unreproduced``."""
-    top_k: int = -1
-    """Sample among the k likeliest tokens only; -1 switches it off. Training refuses others, see ``unreproduced``."""
-    min_p: Fraction = 0.0
-    """Sample among tokens of at least this share of the likeliest one's probability; 0 switches it off. Training
-    refuses more, see ``unreproduced``."""
-    presence_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
-    """Taken from the logits of tokens that the turn holds already, before the temperature. Training refuses others than
-    0, see ``unreproduced``."""
-    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
-    """Likewise, times how often the turn holds the token."""
-    unreproduced: bool = False
-    """Train although ``top_p``, ``top_k``, ``min_p`` or a penalty makes the policy sample from another distribution
-    than the trainer computes (docs/algorithms.md says what each does to the ratios)."""
-    max_turns: Positive = 30
-    """Assistant turns (generations) in one episode."""
-    max_tool_calls: Positive = 60
-    """Tool calls in one episode."""
-    final_turn: bool = False
-    """Give the policy one more turn, without tools, when ``max_turns`` or ``max_tool_calls`` is used up: it is told so
-    by ``final_request``, and its text goes to the user."""
-    final_request: str = "You have no more turns and can call no more tools. Give your final answer now."
-    """The user's message in the policy's context that asks for it; no user is asked, and ``forced`` marks it."""
-    max_turn_tokens: Positive = 1024
-    """New tokens in one assistant turn."""
-    max_tokens: Positive = 32768
-    """Length of one segment; the episode ends as ``length`` when the next turn no longer fits. Where it is not set, it
-    is at most what ``model.max_length`` and ``megatron.max_tokens_per_microbatch`` hold; ``mua sft`` ignores it."""
-    max_malformed: NonNegative = 2
-    """Malformed or unknown tool calls answered with an error observation before the episode ends as malformed."""
-    generate_seconds: PositiveFloat = 600.0
-    """Deadline of one assistant turn. A turn that the policy wrote on and on until then ends as ``length``; one that
-    the engine was too slow for is unscored (``mua/rollout/agent.py`` has the rule)."""
-    user_seconds: PositiveFloat = 600.0
-    """Deadline of one utterance of the user, as the episode sees it."""
-    episode_seconds: PositiveFloat = 3600.0
-    """Deadline of the whole episode; past it the outcome is ``timeout``."""
-    max_retries: NonNegative = 3
-    """Fresh tries after an infrastructure fault before the trajectory is given up (unscored)."""
-    concurrency: Positive = 64
-    """Episodes in flight at once."""
-
-    @property
-    def truncations(self) -> Json:
-        """Settings that let only some tokens be sampled, whose log-probabilities stay those of all."""
-        settings: Json = {"top_p": (self.top_p, 1.0), "top_k": (self.top_k, -1), "min_p": (self.min_p, 0.0)}
-        return {name: value for name, (value, off) in settings.items() if value != off}
-
-    @property
-    def penalties(self) -> Json:
-        """Settings that change the logits before they are sampled from, and so the log-probabilities too."""
-        settings = {"presence_penalty": self.presence_penalty, "frequency_penalty": self.frequency_penalty}
-        return {name: value for name, value in settings.items() if value}
-
-    @property
-    def other_distribution(self) -> str:
-        """In words, by which settings the policy samples from another distribution than the trainer computes; empty
-        where it does not."""
-        settings = self.truncations | self.penalties
-        if not settings:
-            return ""
-        shown = ", ".join(f"rollout.{name} {value:g}" for name, value in settings.items())
-        return (
-            f"{shown}: the policy samples from another distribution than softmax(logits / temperature), which the "
-            f"trainer computes; the engine's log-probabilities are of {self.sampling(self.temperature)['logprobs_of']}"
-        )
-
-    def sampling(self, temperature: float) -> Json:
-        """How an episode is sampled at ``temperature``; ``logprobs_of`` names the distribution that its
-        log-probabilities are of, as SGLang 0.5.23 computes them (``srt/layers/sampler.py``)."""
-        logits = "(logits - penalties)" if self.penalties else "logits"
-        of = f"softmax({logits} / temperature)" if temperature else f"softmax({logits.strip('()')})"
-        truncated = self.truncations if temperature else {}
-        return {"temperature": temperature, **truncated, **self.penalties, "logprobs_of": of}
-
-
-class EngineConfig(Section):
-    """The SGLang servers."""
-
-    count: Positive = 1
-    """Servers on every node of the trainer, or with ``nodes`` on every engine node."""
-    nodes: NonNegative = 0
-    """With placement separate: machines that have engines only, each with a process of ``mua engines``. A run waits for
-    so many at its start; more may join and any may leave while it runs. 0: the trainer's nodes have the engines."""
-    address: str | None = None
-    """By which engine nodes reach the trainer's first node. None: MASTER_ADDR, or what this machine's name stands for,
-    or the loopback address where no other node has engines."""
-    transport: Literal["colocated", "broadcast"] | None = None
-    """How weights reach the engines; None: as ``placement`` needs it. colocated: a rank of each node hands its engines
-    memory they share (shared memory on CPU, CUDA IPC handles on GPU). broadcast: trainer ranks and all engine ranks
-    form process groups (gloo or NCCL), which takes engines with GPUs of their own."""
-    broadcast_roots: Positive = 2
-    """Trainer ranks that broadcast weights, each its share through a process group with all engine ranks."""
-    load: Literal["auto", "slices", "tensors"] = "auto"
-    """What a colocated engine rank is handed. slices: its own part of every parameter. tensors: whole Hugging Face
-    tensors, of which it keeps its part, whatever the engine does with its weights. auto: slices where the policy's
-    family has a table of SGLang's parameters and engine.extra does not change their layout; the log says which."""
-    tensor_parallel: Positive = 1
-    """GPUs (on CPU: processes) of one server."""
-    dtype: Literal["float32", "bfloat16"] | None = None
-    """Defaults to model.dtype."""
-    memory_fraction: Annotated[float, Field(gt=0, le=1)] = 0.8
-    """Share of the device's memory for weights and KV cache (SGLang's mem_fraction_static)."""
-    max_total_tokens: Positive | None = None
-    """Cap of the KV cache in tokens; None lets SGLang decide by memory."""
-    max_running_requests: Positive = 64
-    """Requests one server decodes together; more wait."""
-    radix_cache: bool = True
-    """Prefix caching between turns and episodes."""
-    deterministic: bool = False
-    """Per-request sampling seeds and batch-invariant numerics, for bit-for-bit repetition."""
-    routed_experts: bool = False
-    """Record which experts each token was routed to (mixture-of-experts policies), for megatron.routing_replay."""
-    memory_saver: bool = False
-    """Release engine memory between rollouts with torch_memory_saver (GPU)."""
-    start_seconds: PositiveFloat = 600.0
-    """Deadline of a server's start, model loading included."""
-    stop_seconds: PositiveFloat = 30.0
-    """Time a server gets to stop before it is killed."""
-    leave_seconds: PositiveFloat = 20.0
-    """Time that requests get to end on an engine node which was asked to leave; what still runs then goes on elsewhere
-    from what it has. Shorter than what the cluster leaves between the signal and the kill (Slurm's KillWait: 30 s)."""
-    health_seconds: PositiveFloat = 10.0
-    """Interval of the health watch."""
-    control_seconds: PositiveFloat = 60.0
-    """How long an engine may stay silent before it is restarted: the deadline of one control request (pause, flush,
-    memory, a bucket of weights, which gets a second more for every 50 MB), and of three health probes in a row."""
-    max_restarts: NonNegative = 3
-    """Restarts of one server before the run gives up."""
-    bucket_bytes: Positive = 512 * 1024 * 1024
-    """Upper bound of one weight-sync bucket."""
-    extra: dict[str, str | int | float | bool] = Field(default_factory=dict)
-    """Native SGLang server arguments, passed through (``schedule_policy: lpm``)."""
-
-
-class ClusterConfig(Section):
-    """The machines ``mua plan`` plans for, with the engines on the trainer's GPUs; nothing else reads this section."""
-
-    gpu: Literal["A100-80", "H100", "H200", "B200"] = "H200"
-    """Type of GPU; ``mua/launch/plan/compute.py`` has the table of memory, bandwidth and speed."""
-    gpus_per_node: Positive | None = None
-    """GPUs of one machine; None: as many as the layout needs, divided by ``nodes``."""
-    nodes: Positive = 1
-    """Machines."""
-    nvlink_gigabytes_per_second: NonNegativeFloat | None = 450.0
-    """Bandwidth of one GPU to others of its machine, one direction (NVLink 4: 450). None or 0: there is no NVLink, and
-    the plan is made with PCIe 5.0 x16 (55) and says so."""
-    network_gigabytes_per_second: PositiveFloat = 50.0
-    """Bandwidth of one GPU to other machines, one direction (one 400 Gb/s adapter a GPU: 50)."""
-    host_gigabytes: PositiveFloat = 2048.0
-    """Memory of one machine; a plan refuses what is to wait there and does not fit."""
-    reserve_gigabytes: NonNegativeFloat = 6.0
-    """Memory of each GPU that no tensor uses: CUDA contexts of trainer and engine, NCCL's buffers, fragmentation."""
-    train_mfu: Annotated[float, Field(gt=0, le=1)] = 0.35
-    """Assumed share of the GPU's peak that training and scoring reach in model FLOPs: recomputation does not count as
-    work, and a pipeline's bubble comes on top."""
-    rollout_mfu: Annotated[float, Field(gt=0, le=1)] = 0.05
-    """Assumed share of the GPU's peak in model FLOPs while episodes run: decoding, users and tools included."""
-    episode_tokens: Positive | None = None
-    """Expected tokens of one episode; None plans with the worst case, rollout.max_tokens."""
-    sampled_share: Fraction = 0.25
-    """Expected share of an episode's tokens that the policy samples; the rest is prompt, user and tools."""
-    prefill_mfu: Annotated[float, Field(gt=0, le=1)] = 0.4
-    """Assumed share of the GPU's peak that an engine reaches in model FLOPs while it takes in prompts. This key and
-    those below are read by ``mua plan --placements`` alone."""
-    decode_share: Annotated[float, Field(gt=0, le=1)] = 0.5
-    """Assumed share of the memory's bandwidth that an engine reaches while it decodes: the time of an iteration is what
-    it reads, weights and KV cache, over that."""
-    episode_turns: Positive = 12
-    """Expected turns of the policy in one episode."""
-    length_spread: NonNegativeFloat = 0.5
-    """How much episodes differ in length: standard deviation of the logarithm of their sampled tokens."""
-    pause_seconds: NonNegativeFloat = 2.0
-    """Mean seconds between two turns, in tools or with the user."""
-    switch_seconds: NonNegativeFloat = 2.0
-    """Seconds in which engines give their memory back, and once more in which they take it back, with
-    engine.memory_saver."""
-
-
-class CriticConfig(Section):
-    """The critic of ``algorithm.advantage: gae``: the policy's architecture and first weights with a scalar output."""
-
-    optimizer: CriticOptimizerConfig = CriticOptimizerConfig()
-    value_clip: PositiveFloat | None = 0.5
-    """How far a value may move from its old one before a token's gradient ends, in units of reward; None: no bound."""
-    warmup_steps: NonNegative = 0
-    """Steps at the beginning of a run in which the critic learns and the policy does not."""
 
 
 class TrainerConfig(Section):
@@ -331,126 +141,6 @@ class SftConfig(Section):
         if (self.data is None) == (self.stored is None):
             raise ValueError("give either data, a file of conversations, or stored, episodes of a store")
         return self
-
-
-class PolicyEndpointConfig(EndpointConfig):
-    """The policy that ``mua eval`` evaluates, where it is no checkpoint of ours; needs native tool calls."""
-
-    request_seconds: PositiveFloat = 300.0
-    """Deadline of one request; ``rollout.generate_seconds`` bounds a turn, retries included."""
-    max_retries: NonNegative = 5
-    """Retries of one request on 408, 409, 429, 5xx, dropped connections and replies that cannot be read."""
-    concurrency: Positive = 64
-    """Requests in flight at once; the rest wait."""
-    send_reasoning: bool = True
-    """Give the policy's ``reasoning_content`` back with its messages, as models that reason between tool calls expect;
-    turn it off for endpoints that refuse unknown fields."""
-
-    @property
-    def endpoints(self) -> tuple[EndpointConfig, ...]:
-        """Only itself: another endpoint would be another policy."""
-        return (self,)
-
-
-class PolicyConfig(Section):
-    """The policy that ``mua eval`` evaluates."""
-
-    kind: Literal["engine", "endpoint"] = "engine"
-    """``engine``: the checkpoint ``model.path``, served here; ``endpoint``: whatever answers at ``endpoint``, in which
-    case the sections ``model`` and ``trainer`` may be left out."""
-    endpoint: PolicyEndpointConfig | None = None
-    """Needed when kind is ``endpoint``."""
-
-    @model_validator(mode="after")
-    def _kind_has_its_section(self) -> Self:
-        if self.kind == "endpoint" and self.endpoint is None:
-            raise ValueError("kind 'endpoint' needs the section evaluation.policy.endpoint")
-        return self
-
-
-class EvaluationConfig(Section):
-    """How a policy is evaluated."""
-
-    policy: PolicyConfig = PolicyConfig()
-    """Of ``mua eval``; in training it is always the policy being trained."""
-    domains: list[str] = []
-    """Domains and gyms that ``mua eval`` goes over; empty: those of ``environment``. Training evaluates them besides
-    its own: those it does not train on are held out, with metrics of their own."""
-    options: dict[str, str | int | float | bool] = {}
-    """Settings of those of ``domains`` that are not in ``environment``, with their owner: ``{turtle.max_words: 5}``."""
-    split: Literal["train", "validation", "test"] = "validation"
-    """Which tasks; the splits are disjoint. Training evaluates itself on ``validation``: it refuses ``test`` here
-    unless ``test_in_training`` is set."""
-    test_in_training: bool = False
-    """Let training evaluate on the test split as it goes. What is tuned, stopped or chosen by such numbers is no longer
-    evaluated by them; for numbers of a report there is ``report_split``."""
-    report_split: Literal["train", "validation", "test"] | None = None
-    """Tasks that training plays for the report alone: before its first step, and after its last with the policy that
-    ``trainer.export`` chooses. Nothing is decided by them; the numbers stand in ``<output>/report.json``."""
-    tasks: Positive | None = None
-    """So many tasks of the split, of each domain: a sample in the proportions of kinds and difficulties, always the
-    same, with every kind where there is room for it. None takes all."""
-    samples: Positive = 1
-    """Episodes of each task. pass^k and pass@k are reported for every k up to this, 8 at most."""
-    temperature: NonNegativeFloat = 0.0
-    """0 is greedy."""
-    level: Annotated[float, Field(gt=0, lt=1)] = 0.95
-    """Level of the confidence intervals."""
-    resamples: Positive = 2000
-    """Bootstrap resamples behind every interval."""
-    outputs: list[Literal["json", "markdown", "plots"]] = ["json", "markdown", "plots"]
-    """What ``mua eval`` writes: ``evaluation.json`` (which ``mua compare`` reads), ``report.md``, pictures."""
-
-    @model_validator(mode="after")
-    def _options_have_owners(self) -> Self:
-        if self.options and not self.domains:
-            raise ValueError("evaluation.options needs evaluation.domains, whose settings they are")
-        return self
-
-
-class WandbConfig(Section):
-    """A run at Weights & Biases; its package must be installed, and its own login made."""
-
-    project: str
-    """Made where it is not there."""
-    entity: str | None = None
-    """Team or user; None: the one who logged in."""
-    name: str | None = None
-    """Of the run; None: ``name`` of the configuration."""
-    mode: Literal["online", "offline"] = "online"
-    """``offline`` writes into ``<output>/wandb``, for ``wandb sync`` later."""
-
-
-class MlflowConfig(Section):
-    """A run at an MLflow server, or in its files; its package must be installed."""
-
-    experiment: str
-    """Made where it is not there."""
-    tracking_uri: str | None = None
-    """Server, or a file such as ``sqlite:///runs/mlflow.db``, with texts and histograms in ``mlflow_artifacts`` beside
-    ``output``; None: what ``MLFLOW_TRACKING_URI`` says."""
-    name: str | None = None
-    """Of the run; None: ``name`` of the configuration."""
-
-
-class ObserveConfig(Section):
-    """What a run leaves behind."""
-
-    tensorboard: bool = True
-    """Write scalars, histograms, texts of episodes and hyperparameters for TensorBoard under ``<output>/tensorboard``;
-    ``metrics.jsonl`` is always written."""
-    wandb: WandbConfig | None = None
-    """Send the same to Weights & Biases."""
-    mlflow: MlflowConfig | None = None
-    """Send the same to MLflow."""
-    texts: NonNegative = 100
-    """Steps of a run, evenly spread, whose episodes are logged as texts too: one that succeeded, one that did not."""
-    traces: bool | None = None
-    """One JSON line a trajectory, under ``<output>/traces`` and, of evaluations within training, under
-    ``<output>/evaluations``. None: where the run keeps no store, from which ``mua store export`` writes the same lines,
-    and of ``mua eval``."""
-    progress: bool = True
-    """Progress bars on a terminal, a line every half minute elsewhere."""
 
 
 class SlurmConfig(Section):
@@ -629,183 +319,149 @@ class ExperimentConfig(Section):
         """All rules that are broken at once, a line each."""
         if (info.context or {}).get("rules") is False:
             return self
-        rules = (
-            self._extra_tools_have_domains, self._agents_judge_has_an_endpoint, self._samplers_have_a_store,
-            self._placed, self._possible, self._can_learn,
-        )  # fmt: skip
+        rules = (self._played, self._placed, self._fits, self._trained, self._sees_its_sampler, self._has_a_critic)
         if found := [problem for rule in rules for problem in rule()]:
             raise ValueError("\n".join(found))
         return self
 
-    def _extra_tools_have_domains(self) -> Iterator[str]:
+    def _played(self) -> Iterator[str]:
+        """Tools, judges and samplers have what they ask."""
         known = [*self.environment.shares, *self.evaluation.domains]
         named = {f"mcp.{place}": server.domains for place, server in enumerate(self.environment.mcp)}
-        named["tools"] = self.environment.tools.domains
-        for key, domains in named.items():
+        for key, domains in (named | {"tools": self.environment.tools.domains}).items():
             if unknown := [name for name in domains if name not in known]:
-                yield (
-                    f"environment.{key}.domains: {unknown[0]!r} is no domain of this run; there are {', '.join(known)}"
-                )
+                there = ", ".join(known)
+                yield f"environment.{key}.domains: {unknown[0]!r} is no domain of this run; there are {there}"
         if self.environment.tools.browse is not None and self.judge is None:
-            yield ("environment.tools.browse asks the endpoint of judge.llm; add the section judge")
-
-    def _agents_judge_has_an_endpoint(self) -> Iterator[str]:
+            yield "environment.tools.browse asks the endpoint of judge.llm; add the section judge"
         if self.agent is not None and self.agent.judge is not None and self.judge is None:
-            yield ("agent.judge asks the endpoint of judge.llm; add the section judge")
-
-    def _samplers_have_a_store(self) -> Iterator[str]:
+            yield "agent.judge asks the endpoint of judge.llm; add the section judge"
         if self.samplers.enabled and not self.store.enabled:
-            yield ("samplers.enabled needs store.enabled: true: samplers lease their episodes from the store")
+            yield "samplers.enabled needs store.enabled: true: samplers lease their episodes from the store"
         if self.samplers.enabled and self.offline is not None:
-            yield ("samplers.enabled has no use with the section offline, which rolls nothing out")
+            yield "samplers.enabled has no use with the section offline, which rolls nothing out"
 
     def _placed(self) -> Iterator[str]:
-        engine = self.engine
+        """Engines and trainer on the same GPUs or on different ones."""
+        engine, offload = self.engine, self.megatron.offload
+        if self.trainer.max_staleness and (engine.memory_saver or offload):
+            yield "engine.memory_saver and megatron.offload need trainer.max_staleness 0: else both sides work at once"
         if self.placement == "colocated":
             if engine.nodes:
-                yield (f"engine.nodes {engine.nodes} needs placement separate; it is colocated")
+                yield f"engine.nodes {engine.nodes} needs placement separate; it is colocated"
             return
         if engine.transport == "colocated":
-            yield (
-                "placement separate needs engine.transport broadcast or null: engines on GPUs of their own share no "
-                "memory with the trainer"
-            )
-        for key, value in (("engine.memory_saver", engine.memory_saver), ("megatron.offload", self.megatron.offload)):
+            yield "placement separate needs engine.transport broadcast or null: no memory is shared with the trainer"
+        for key, value in (("engine.memory_saver", engine.memory_saver), ("megatron.offload", offload)):
             if value:
-                yield (
-                    f"{key} has no use with placement separate, where trainer and engines share no GPU; set it to false"
-                )
+                yield f"{key} has no use with placement separate, where no GPU is shared; set it to false"
 
-    def _possible(self) -> Iterator[str]:
-        if self.rollout.max_tokens + ENGINE_RESERVE > self.model.max_length:
+    def _fits(self) -> Iterator[str]:
+        """Lengths."""
+        context, longest, budget = self.context, self.rollout.max_tokens, self.megatron.max_tokens_per_microbatch
+        if longest + ENGINE_RESERVE > self.model.max_length:
             yield (
-                f"rollout.max_tokens {self.rollout.max_tokens} must stay {ENGINE_RESERVE} below model.max_length "
+                f"rollout.max_tokens {longest} must stay {ENGINE_RESERVE} below model.max_length "
                 f"{self.model.max_length}, because SGLang keeps some of its context to itself; lower the first or "
                 "raise the second"
             )
-        context, longest = self.context, self.rollout.max_tokens
         if context.takes_notes and (1 - context.share) * longest <= context.summary_tokens:
             yield (
                 f"context.summary_tokens {context.summary_tokens} does not fit: from context.share {context.share:g} "
-                f"on {(1 - context.share) * longest:.0f} of rollout.max_tokens {longest} are left, less the "
-                "instruction; lower one of the first two or raise the last"
+                f"on {(1 - context.share) * longest:.0f} of rollout.max_tokens {longest} are left"
             )
-        if self.rollout.max_tokens > self.megatron.max_tokens_per_microbatch:
+        if longest > budget:
             yield (
-                f"rollout.max_tokens {self.rollout.max_tokens} does not fit a packed micro-batch of "
-                f"megatron.max_tokens_per_microbatch {self.megatron.max_tokens_per_microbatch}; raise that or shorten "
-                "the episodes"
+                f"rollout.max_tokens {longest} does not fit a packed micro-batch of megatron.max_tokens_per_microbatch "
+                f"{budget}; raise that or shorten the episodes"
             )
-        if self.algorithm.groups_per_step % self.algorithm.minibatches:
-            yield (
-                f"algorithm.minibatches {self.algorithm.minibatches} must divide "
-                f"algorithm.groups_per_step {self.algorithm.groups_per_step}"
-            )
-        if self.megatron.routing_replay != "off" and not self.engine.routed_experts:
-            yield ("megatron.routing_replay needs engine.routed_experts: true")
-        if self.megatron.virtual_pipeline and self.megatron.pipeline_parallel == 1:
-            yield ("megatron.virtual_pipeline needs megatron.pipeline_parallel above 1")
-        for name, optimizer in (("optimizer", self.optimizer), ("critic.optimizer", self.critic.optimizer)):
-            yield from self._optimizer_fits(name, optimizer)
-            if optimizer.min_learning_rate > optimizer.learning_rate:
-                yield (
-                    f"{name}.min_learning_rate {optimizer.min_learning_rate} exceeds "
-                    f"{name}.learning_rate {optimizer.learning_rate}"
-                )
-        if self.algorithm.skip_zero_advantage and self.algorithm.kl_coefficient:
-            yield (
-                "algorithm.skip_zero_advantage needs algorithm.kl_coefficient 0: the KL term trains every trajectory"
-            )
-        if self.trainer.max_staleness and (self.engine.memory_saver or self.megatron.offload):
-            yield (
-                "engine.memory_saver and megatron.offload need trainer.max_staleness 0: above it engines and trainer "
-                "work at the same time, so neither can give its memory back"
-            )
-        if self.trainer.deterministic and self.trainer.max_staleness:
-            yield ("trainer.deterministic needs trainer.max_staleness 0: arrival order decides what is stale")
-        if self.trainer.deterministic and self.algorithm.refill.oversample:
-            yield ("trainer.deterministic needs algorithm.refill.oversample 0: it trains on what ends first")
-        if self.engine.deterministic and self.rollout.min_p:
-            yield ("engine.deterministic needs rollout.min_p 0: SGLang's seeded draw knows no min_p")
-        if self.trainer.deterministic and not self.engine.deterministic:
-            yield ("trainer.deterministic needs engine.deterministic: true")
-        if self.trainer.deterministic and self.user.asks_model:
-            yield ("trainer.deterministic needs a scripted or replayed user, not a language model")
 
-    def _offline_fits(self, offline: OfflineConfig) -> Iterator[str]:
-        """Without engines nothing is evaluated or refilled, and who sampled is never the policy that is trained."""
-        trainer, algorithm = self.trainer, self.algorithm
-        needs_engines = {
-            "trainer.evaluate_every": trainer.evaluate_every, "trainer.evaluate_first": trainer.evaluate_first,
-            "evaluation.report_split": self.evaluation.report_split, "algorithm.refill": algorithm.refill.on,
-        }  # fmt: skip
-        if found := [name for name, on in needs_engines.items() if on]:
-            yield (f"{found[0]} needs engines, which a run with the section offline does not start; leave it "
-                             "out, and use mua eval on the result")  # fmt: skip
-        if not algorithm.sees_sampler and not algorithm.uncorrected:
-            yield (
-                f"offline trains on what other policies sampled, and with algorithm.correction {algorithm.correction}, "
-                f"old_logprobs {algorithm.old_logprobs} and loss {algorithm.loss} no gradient depends on how they "
-                "sampled it: set algorithm.correction to truncate, mask or band, or old_logprobs to engine, or loss to "
-                "cross_entropy; algorithm.uncorrected: true trains without a correction"
-            )
-        if offline.recorded_teacher and algorithm.distillation is None:
-            yield ("offline.recorded_teacher needs the section algorithm.distillation")
+    def _trained(self) -> Iterator[str]:
+        """Optimizer, pipeline, determinism."""
+        algorithm, megatron, trainer, engine = self.algorithm, self.megatron, self.trainer, self.engine
+        groups, parts = algorithm.groups_per_step, algorithm.minibatches
+        if groups % parts:
+            yield f"algorithm.minibatches {parts} must divide algorithm.groups_per_step {groups}"
+        if megatron.routing_replay != "off" and not engine.routed_experts:
+            yield "megatron.routing_replay needs engine.routed_experts: true"
+        if megatron.virtual_pipeline and megatron.pipeline_parallel == 1:
+            yield "megatron.virtual_pipeline needs megatron.pipeline_parallel above 1"
+        yield from self._optimizer_fits("optimizer", self.optimizer)
+        yield from self._optimizer_fits("critic.optimizer", self.critic.optimizer)
+        if algorithm.skip_zero_advantage and algorithm.kl_coefficient:
+            yield "algorithm.skip_zero_advantage needs algorithm.kl_coefficient 0: the KL term trains every trajectory"
+        if trainer.export == "best" and not trainer.evaluate_every:
+            yield "trainer.export best needs trainer.evaluate_every above 0: evaluations say which is best"
+        if engine.deterministic and self.rollout.min_p:
+            yield "engine.deterministic needs rollout.min_p 0: SGLang's seeded draw knows no min_p"
+        if not trainer.deterministic:
+            return
+        if trainer.max_staleness:
+            yield "trainer.deterministic needs trainer.max_staleness 0: arrival order decides what is stale"
+        if algorithm.refill.oversample:
+            yield "trainer.deterministic needs algorithm.refill.oversample 0: it trains on what ends first"
+        if not engine.deterministic:
+            yield "trainer.deterministic needs engine.deterministic: true"
+        if self.user.asks_model:
+            yield "trainer.deterministic needs a scripted or replayed user, not a language model"
 
     def _optimizer_fits(self, name: str, optimizer: OptimizerConfig) -> Iterator[str]:
-        """Where its state lies and in which types, with the model and the distributed optimizer."""
-        key = "precision_aware" if optimizer.precision_aware else "cpu_offload_fraction"
+        """Its schedule; where its state lies and in which types, with the model and the distributed optimizer."""
+        low, high, reduced = optimizer.min_learning_rate, optimizer.learning_rate, self.megatron.grad_reduce_in_fp32
+        if low > high:
+            yield f"{name}.min_learning_rate {low} exceeds {name}.learning_rate {high}"
         if not (optimizer.precision_aware or optimizer.cpu_offload_fraction):
             return
+        key = "precision_aware" if optimizer.precision_aware else "cpu_offload_fraction"
         if not self.megatron.distributed_optimizer:
-            yield (f"{name}.{key} needs megatron.distributed_optimizer: true")
+            yield f"{name}.{key} needs megatron.distributed_optimizer: true"
         if self.model.dtype != "bfloat16":
-            yield (f"{name}.{key} needs model.dtype bfloat16: {self.model.dtype} weights are the main ones")
+            yield f"{name}.{key} needs model.dtype bfloat16: {self.model.dtype} weights are the main ones"
         if optimizer.cpu_offload_fraction and self.megatron.fp8_param_gather:
-            yield (f"{name}.cpu_offload_fraction does not go with megatron.fp8_param_gather")
-        if (optimizer.main_grads_dtype == "float32") != self.megatron.grad_reduce_in_fp32:
-            yield (
-                f"{name}.main_grads_dtype {optimizer.main_grads_dtype} needs megatron.grad_reduce_in_fp32 "
-                f"{str(not self.megatron.grad_reduce_in_fp32).lower()}: a precision-aware optimizer takes gradients as "
-                "they were summed"
-            )
+            yield f"{name}.cpu_offload_fraction does not go with megatron.fp8_param_gather"
+        if (optimizer.main_grads_dtype == "float32") != reduced:
+            needed = str(not reduced).lower()
+            yield f"{name}.main_grads_dtype {optimizer.main_grads_dtype} needs megatron.grad_reduce_in_fp32 {needed}"
 
-    def _can_learn(self) -> Iterator[str]:
-        algorithm = self.algorithm
+    def _sees_its_sampler(self) -> Iterator[str]:
+        """Who sampled is not always the policy that is trained."""
+        algorithm, offline, stale = self.algorithm, self.offline, self.trainer.max_staleness
         carry = algorithm.refill.carry_versions
         if carry and not algorithm.refill.oversample:
+            yield "algorithm.refill.carry_versions needs algorithm.refill.oversample above 0"
+        older = (
+            f"algorithm.refill.carry_versions {carry}" if carry else
+            f"trainer.max_staleness {stale}" if stale else "offline" if offline else ""
+        )  # fmt: skip
+        if older and not algorithm.sees_sampler and not algorithm.allow_off_policy:
             yield (
-                "algorithm.refill.carry_versions needs algorithm.refill.oversample above 0: otherwise every group that "
-                "starts is waited for"
+                f"{older} trains on what other policies sampled, and with algorithm.correction {algorithm.correction}, "
+                f"algorithm.old_logprobs {algorithm.old_logprobs} and algorithm.loss {algorithm.loss} no gradient "
+                "depends on how they sampled it: set algorithm.correction to truncate, mask or band (with "
+                "algorithm.old_logprobs recompute), or algorithm.old_logprobs to engine (with a loss other than "
+                "reinforce), or algorithm.allow_off_policy to true"
             )
-        if (self.trainer.max_staleness or carry) and not algorithm.sees_sampler and not algorithm.uncorrected:
-            older = f"algorithm.refill.carry_versions {carry}" if carry else (
-                f"trainer.max_staleness {self.trainer.max_staleness}"
-            )  # fmt: skip
-            yield (
-                f"{older} trains on what older policies sampled, and with "
-                f"algorithm.correction {algorithm.correction}, algorithm.old_logprobs {algorithm.old_logprobs} and "
-                f"algorithm.loss {algorithm.loss} no gradient depends on how they sampled it: set algorithm.correction "
-                "to truncate, mask or band (with algorithm.old_logprobs recompute), or algorithm.old_logprobs to "
-                f"engine (with a loss other than reinforce), or {older.split()[0]} to 0; algorithm.uncorrected: true "
-                "trains without a correction"
-            )
-        if self.offline is not None:
-            yield from self._offline_fits(self.offline)
-        if self.trainer.export == "best" and not self.trainer.evaluate_every:
-            yield ("trainer.export best needs trainer.evaluate_every above 0: evaluations say which is best")
-        if algorithm.advantage != "gae":
+        if offline is None:
+            return
+        needs_engines = {
+            "trainer.evaluate_every": self.trainer.evaluate_every,
+            "trainer.evaluate_first": self.trainer.evaluate_first,
+            "evaluation.report_split": self.evaluation.report_split,
+            "algorithm.refill": algorithm.refill.on,
+        }
+        if found := [name for name, on in needs_engines.items() if on]:
+            yield f"{found[0]} needs engines, which a run with the section offline does not start; leave it out"
+        if offline.recorded_teacher and algorithm.distillation is None:
+            yield "offline.recorded_teacher needs the section algorithm.distillation"
+
+    def _has_a_critic(self) -> Iterator[str]:
+        if self.algorithm.advantage != "gae":
             return
         needed = {"score": "sum", "credit": "equal", "sign_clamp": None, "skip_zero_advantage": False}
         for key, value in needed.items():
-            if getattr(algorithm, key) != value:
-                yield (
-                    f"algorithm.{key} must be {'null' if value is None else str(value).lower()} with "
-                    "algorithm.advantage gae, which gives each token its advantage by the rewards of its own and later "
-                    "turns and has its critic learn from every trajectory"
-                )
-        if self.critic.warmup_steps >= self.trainer.steps:
-            yield (
-                f"critic.warmup_steps {self.critic.warmup_steps} leaves the policy none of the trainer.steps "
-                f"{self.trainer.steps}"
-            )
+            if getattr(self.algorithm, key) != value:
+                shown = "null" if value is None else str(value).lower()
+                yield f"algorithm.{key} must be {shown} with algorithm.advantage gae: its critic learns from all"
+        warmup, steps = self.critic.warmup_steps, self.trainer.steps
+        if warmup >= steps:
+            yield f"critic.warmup_steps {warmup} leaves the policy none of the trainer.steps {steps}"

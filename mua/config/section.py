@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import types
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal, TypeAlias, Union, get_args, get_origin
@@ -13,6 +14,8 @@ Positive = Annotated[int, Field(gt=0)]
 NonNegative = Annotated[int, Field(ge=0)]
 PositiveFloat = Annotated[float, Field(gt=0)]
 NonNegativeFloat = Annotated[float, Field(ge=0)]
+TOOL_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+"""What every chat template and every OpenAI-compatible endpoint takes as the name of a function."""
 Fraction = Annotated[float, Field(ge=0, le=1)]
 
 

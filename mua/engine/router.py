@@ -21,7 +21,7 @@ import orjson
 from aiohttp import web
 
 import mua
-from mua.config.samplers_section import SamplersConfig
+from mua.config.rollout import SamplersConfig
 from mua.engine.host import authorised
 from mua.engine.member import EngineLoad
 from mua.engine.routed import CONTRACT, CONTRACT_HEADER, fault_json, generation_json

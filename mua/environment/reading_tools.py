@@ -17,7 +17,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from mua.config.tools_section import ReadingKind, ToolsConfig
+from mua.config.tools import ReadingKind, ToolsConfig
 from mua.environment.endpoint.cache import JsonCache
 from mua.environment.endpoint.services import ChatClient
 from mua.environment.extras import ExtraTool, ExtraToolFault, ExtraToolsNotStarted

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mua.config.tools_section import ProgramKind, SandboxedTool, ToolsConfig
+from mua.config.tools import ProgramKind, SandboxedTool, ToolsConfig
 from mua.environment.extras import ExtraTool, ExtraToolFault, ExtraToolsNotStarted
 from mua.environment.protocol import Task, ToolResult
 from mua.sandbox.box import Sandbox, SandboxResult, ending

@@ -1,4 +1,14 @@
-"""What NVIDIA's driver says of a node's GPUs: parsed from ``nvidia-smi``, which touches no CUDA context."""
+"""What NVIDIA's driver says of a node's GPUs, and the variables that are read when CUDA starts.
+
+The first is parsed from ``nvidia-smi``, which touches no CUDA context. The second is one table of what Megatron-Core,
+Transformer Engine, cuBLAS and NCCL read:
+
+    configuration, compute capability ──► needed_variables ─┬─► set_variables: each rank, before it touches CUDA
+                                                            └─► check_variables: mua doctor, and the preflight
+
+A value that a person has set stays, and is checked. What engines get is in :mod:`mua.engine.variables`. Nothing is set
+for ``TORCH_NCCL_AVOID_RECORD_STREAMS``: torch 2.14 says that it is the default now and the variable deprecated.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +16,14 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from functools import cache
+from typing import Literal
+
+from mua.config.schema import ExperimentConfig
+from mua.engine.allocator import ALLOCATOR_VARIABLES, expandable
+from mua.engine.variables import OF_NCCL_GROUP
 
 Capability = tuple[int, int]
 """Compute capability: (9, 0) is Hopper, (10, 0) Blackwell."""
@@ -139,3 +154,74 @@ def _smi(*arguments: str) -> str:
         ).stdout  # fmt: skip
     except (subprocess.SubprocessError, OSError):
         return ""
+
+
+# ---- variables
+
+BLACKWELL: Capability = (10, 0)
+"""Both names are read; torch 2.14 prefers the first."""
+_ATTENTION = ("NVTE_FLASH_ATTN", "NVTE_FUSED_ATTN", "NVTE_UNFUSED_ATTN")
+
+
+@dataclass(frozen=True)
+class Variable:
+    """What one variable is to be."""
+
+    name: str
+    value: str | None
+    """None: not set by us, and to be left unset by others unless ``accepts`` says otherwise."""
+    why: str
+    otherwise: Literal["warning", "failure"]
+    """What another value is."""
+    accepts: Callable[[str], bool] = lambda _: False
+    """Which other values serve too."""
+
+    def takes(self, value: str | None) -> bool:
+        """Whether a run may have ``value``; None: it is not set."""
+        return value is None or value == self.value or self.accepts(value)
+
+
+def needed_variables(config: ExperimentConfig, capability: Capability | None) -> list[Variable]:
+    """The table for one configuration; ``capability`` is that of the GPUs, None where there are none.
+
+    Megatron's rule for connections is that of ``megatron/training/arguments.py`` 0.19.2, its values for determinism
+    those of ``megatron/training/determinism.py``.
+    """
+    megatron, engine = config.megatron, config.engine
+    needed = []
+    split = megatron.tensor_parallel > 1 or megatron.context_parallel > 1
+    if split and capability is not None and capability < BLACKWELL:
+        why = "tensor and context parallelism before Blackwell: kernels must start in the order they were launched in"
+        needed.append(Variable("CUDA_DEVICE_MAX_CONNECTIONS", "1", why, "warning"))
+    if engine.transport == "broadcast":
+        why = "engines and trainer form one NCCL group"
+        needed += [Variable(name, value, why, "warning", str.isdigit) for name, value in OF_NCCL_GROUP.items()]
+    if config.trainer.deterministic:
+        why = "trainer.deterministic"
+        needed += [
+            Variable(
+                "NCCL_ALGO", "Ring", why, "failure", lambda value: value in ("^NVLS", "CollnetDirect", "CollnetChain")
+            ),
+            Variable("NVTE_ALLOW_NONDETERMINISTIC_ALGO", "0", why, "failure"),
+            Variable("CUBLAS_WORKSPACE_CONFIG", ":4096:8", why, "failure", lambda value: value == ":16:8"),
+        ]
+    if engine.transport == "colocated" or engine.memory_saver or megatron.offload:
+        why = "memory in expandable segments has no legacy CUDA IPC handle, and torch_memory_saver cannot release it"
+        needed += [
+            Variable(name, None, why, "failure", lambda value: not expandable(value)) for name in ALLOCATOR_VARIABLES
+        ]
+    if megatron.offload_activations:
+        why = "megatron.offload_activations: without it Transformer Engine offloads weights along with them"
+        needed.append(Variable("NVTE_CPU_OFFLOAD_V1", "1", why, "failure"))
+    why = "Megatron-Core chooses the attention kernel, and refuses another choice"  # it sets all three to 1 itself
+    needed += [Variable(name, None, why, "failure", lambda value: value == "1") for name in _ATTENTION]
+    return needed
+
+
+def set_variables(config: ExperimentConfig, environment: MutableMapping[str, str] = os.environ) -> None:
+    """Give this process what it needs and has not, before CUDA reads it; nothing where there is no GPU."""
+    if (capability := visible_capability()) is None:
+        return
+    for variable in needed_variables(config, capability):
+        if variable.value is not None:
+            environment.setdefault(variable.name, variable.value)

@@ -15,13 +15,11 @@ import socket
 import statistics
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from datetime import timedelta
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -29,18 +27,11 @@ from tenacity import Retrying, stop_after_delay, wait_fixed
 
 from mua.config.environment import NO_DOMAIN
 from mua.config.schema import ExperimentConfig
-from mua.launch import checks, gpu_checks
-from mua.launch.checks import Check, guarded
-from mua.launch.cuda_variables import check_variables, known_variables
-from mua.launch.gpus import NodeFacts, read_node, visible_capability
-from mua.launch.start_checks import Start, Verb, checked
+from mua.launch.checks import Check, Start, Verb, guarded, run_checks, run_stage
+from mua.launch.checks.node import RunNode, compare_nodes
 from mua.observe.provenance import capture_environment, node_name
 from mua.utils.collective import gathered
-from mua.utils.cores import given_cores
 from mua.utils.errors import MuaError
-
-if TYPE_CHECKING:
-    from mua.megatron.capabilities import Capabilities
 
 RENDEZVOUS_SECONDS = 300.0
 """Ranks of a large job load their files at very different speed."""
@@ -64,29 +55,21 @@ def preflight(
     """
     world = int(os.environ.get("WORLD_SIZE", "1"))
     start = None if config is None else Start(config, verb or verb_of(config))
-    ours = config if start is None or start.has_model else None  # GPUs are of no use to a policy behind an endpoint
-    if ours is not None and "WORLD_SIZE" in os.environ and world != ours.megatron.world_size:
-        raise MuaError(f"{world} ranks were started, but the section megatron makes {ours.megatron.world_size}")
-    local, rank = int(os.environ.get("LOCAL_WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
-    wanted: list[tuple[str, Callable[[], Check]]] = [
-        ("versions", lambda: checks.versions(torch.cuda.is_available())),
-        *_gpu_checks(ours, local, rank),
-        ("open files", lambda: checks.open_files(config)),
-        ("shared memory", lambda: checks.shared_memory(config)),
-    ]
-    if start is not None and rank == 0:  # what one place answers for all
-        wanted += asked_checks(start)
-    if capture is not None:
-        text = "recorded in {0.parent}"
-        wanted.append(("environment", lambda: Check("environment", "ok", text.format(capture_environment(capture)))))
-    leads_node = int(os.environ.get("LOCAL_RANK", "0")) == 0
-    found = [(node_name(), guarded(name, check)) for name, check in wanted] if leads_node else []
-    if start is not None and rank == 0:
-        found += [(node_name(), check) for check in checked(start)]
+    node = RunNode.here(config, start is None or start.has_model)
+    if config is not None and node.has_model and "WORLD_SIZE" in os.environ and world != config.megatron.world_size:
+        raise MuaError(f"{world} ranks were started, but the section megatron makes {config.megatron.world_size}")
+    checks = run_stage("node", node) if os.environ.get("LOCAL_RANK", "0") == "0" else []
+    if capture is not None and os.environ.get("LOCAL_RANK", "0") == "0":
+        recorded = lambda: Check("environment", "ok", f"recorded in {capture_environment(capture).parent}")  # noqa: E731
+        checks += guarded("environment", recorded)
+    if start is not None and node.rank == 0:  # what one place answers for all
+        checks += [*run_stage("asked", start), *run_checks(start)]
+    found = [(node_name(), check) for check in checks]
     if world > 1:
         found = _checked_together(config, found)
-    if rank == 0:
-        print(_as_json(found) if as_json else "\n".join(check_table(found)), flush=True)
+    if node.rank == 0:
+        shown = [{"node": at} | asdict(check) for at, check in found]
+        print(json.dumps(shown, indent=2) if as_json else "\n".join(check_table(found)), flush=True)
     if failed := sum(check.state == "failure" for _, check in found):
         raise MuaError(f"preflight: {failed} failed")
 
@@ -96,61 +79,6 @@ def verb_of(config: ExperimentConfig) -> Verb:
     if config.evaluation.policy.kind == "endpoint":
         return "eval"
     return "sft" if config.sft is not None and config.environment.name == NO_DOMAIN else "train"
-
-
-def asked_checks(start: Start) -> list[tuple[str, Callable[[], Check]]]:
-    """Those that ask an endpoint or start a program, beside the list of :mod:`mua.launch.start_checks`."""
-    config, wanted = start.config, list[tuple[str, Callable[[], Check]]]()
-    if start.verb == "train" and (distillation := config.algorithm.distillation) is not None:
-        wanted.append(("teacher", lambda: checks.teacher(distillation)))
-    if not start.plays:
-        return wanted
-    if config.environment.mcp:
-        wanted.append(("tool servers", lambda: checks.tool_servers(config)))
-    if config.environment.tools.sandboxed:
-        wanted.append(("sandbox", lambda: checks.sandbox(config)))
-    if config.environment.tools.reading:
-        wanted.append(("reading", lambda: checks.reading(config)))
-    for name, llm in config.language_models().items():
-        wanted.append(("endpoint", partial(checks.endpoint, llm, name)))
-        for place, other in enumerate(llm.fallbacks):
-            wanted.append(("endpoint", partial(checks.stand_in, other, f"{name}.fallbacks.{place}")))
-    if not start.has_model and (policy := config.evaluation.policy.endpoint) is not None:
-        wanted.append(("policy", partial(checks.endpoint, policy, "evaluation.policy.endpoint")))
-    return wanted
-
-
-def _as_json(found: Sequence[tuple[str, Check]]) -> str:
-    return json.dumps([{"node": node} | asdict(check) for node, check in found], indent=2)
-
-
-def _gpu_checks(config: ExperimentConfig | None, local: int, rank: int) -> list[tuple[str, Callable[[], Check]]]:
-    """Of one node; without a GPU each says what it skips."""
-    facts, capability = read_node(), visible_capability()
-    wanted: list[tuple[str, Callable[[], Check]]] = [
-        ("GPUs", lambda: gpu_checks.gpus(facts, local if facts.gpus else 0, gpu_checks.own_processes())),
-        ("driver", lambda: gpu_checks.driver(facts, torch.version.cuda, torch.cuda.is_available())),
-        ("links", lambda: gpu_checks.links(facts)),
-        ("cores", lambda: gpu_checks.cores(len(given_cores()), local, bool(facts.gpus), os.cpu_count() or 1)),
-        ("Apex", gpu_checks.apex),
-    ]
-    if config is None:
-        return [*wanted, ("variables", known_variables)]
-    wanted += [
-        ("variables", lambda: check_variables(config, capability)),
-        ("layers", lambda: gpu_checks.layers(config, _machine(facts))),
-        ("engines", lambda: gpu_checks.engines(config, len(facts.gpus), local)),
-    ]
-    return [*wanted, ("memory", lambda: gpu_checks.memory(config, facts))] if rank == 0 else wanted
-
-
-def _machine(facts: NodeFacts) -> Capabilities | None:
-    """What decides about the model's layers; None without a GPU, which spares the import of Megatron-Core."""
-    if not facts.gpus:
-        return None
-    from mua.megatron.capabilities import Capabilities
-
-    return Capabilities.here()
 
 
 def check_table(found: Sequence[tuple[str, Check]]) -> list[str]:
@@ -184,17 +112,13 @@ def _checked_together(config: ExperimentConfig | None, found: Found) -> Found:
         return [*found, (node_name(), Check("rendezvous", "failure", f"{where}: {type(error).__name__}: {error}", fix))]
     try:
         names = gathered(node_name())
-        wanted: list[tuple[str, Callable[[], Check]]] = [
-            ("all-reduce", _all_reduce),
-            ("clocks", lambda: _clocks(names)),
-            ("ports", lambda: _ports(names)),
-        ]
+        mine = [*guarded("all-reduce", _all_reduce), *guarded("clocks", lambda: _clocks(names))]
+        mine += guarded("ports", lambda: _ports(names))
         if config is not None:
-            wanted.append(("shared folder", lambda: _shared_folder(config.output, names)))
-        mine = [guarded(name, check) for name, check in wanted]
+            mine += guarded("shared folder", lambda: _shared_folder(config.output, names))
         found += [(node_name(), check) for check in mine if check.text]
         everybody = [pair for rank in gathered(found) for pair in rank]
-        return everybody + [(node_name(), check) for check in gpu_checks.alike(everybody)]
+        return everybody + [(node_name(), check) for check in compare_nodes(everybody)]
     except Exception as error:
         failed = Check("collectives", "failure", f"{type(error).__name__}: {error}", "see other ranks")
         return [*found, (node_name(), failed)]

@@ -25,7 +25,7 @@ from typing import Any, Literal, Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from mua.config.schema import MlflowConfig, WandbConfig
+from mua.config.storage import MlflowConfig, WandbConfig
 from mua.utils.atomic import replace_text
 from mua.utils.errors import ConfigError
 from mua.utils.files import naming

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from time import perf_counter, time
 from typing import Protocol
 
-from mua.config.context_section import ContextConfig
+from mua.config.rollout import ContextConfig
 from mua.config.schema import RolloutConfig
 from mua.engine.sampler import Sampler, SamplingParams, TurnCut
 from mua.environment.endpoint.chat import ChatRequest, Completion, FunctionCall
@@ -256,7 +256,7 @@ class TokenAgent:
             messages = list(talk.messages)
             if (notes := await self._notes()) is None:
                 return False
-            talk.rewrite(with_notes(messages, notes, users=config.strategy == "summarise"))
+            talk.rewrite(with_notes(messages, notes, users=config.strategy == "summarize"))
             self.messages[-1]["context"] = {"reason": reason, "notes": notes}
         else:
             messages = without_results(talk.messages, config.keep_results)
@@ -431,7 +431,7 @@ class ChatAgent:
             seed = derived_seed(self._seed, self.turns, "notes")
             if room < 1 or (reply := await self._ask(asked, self._tools, room, seed)) is None:
                 return False
-            kept = with_notes(self._wire, reply.text or "", users=config.strategy == "summarise")
+            kept = with_notes(self._wire, reply.text or "", users=config.strategy == "summarize")
             self.messages[-1]["context"] = {"reason": reason, "notes": reply.text or ""}
         else:
             kept = without_results(self._wire, config.keep_results)

@@ -15,7 +15,7 @@ from typing import Any
 
 from pydantic import Field, create_model
 
-from mua.config.agent_section import AgentJudgeConfig
+from mua.config.rollout import AgentJudgeConfig
 from mua.config.schema import ExperimentConfig
 from mua.environment.endpoint.services import Services
 from mua.environment.protocol import Evaluation

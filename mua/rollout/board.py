@@ -19,7 +19,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from mua.config.samplers_section import SamplersConfig
+from mua.config.rollout import SamplersConfig
 from mua.environment.protocol import Task
 from mua.rollout.leasing import LATELY_SECONDS
 from mua.store.database import Store

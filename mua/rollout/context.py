@@ -4,7 +4,7 @@
 
     before a turn ── due? ──► discard_tool_results: old results become a mark ──┐
                        │                                                        ├──► a new segment that the template
-                       └────► summarise, digest: the policy writes notes ───────┘    writes from what stays
+                       └────► summarize, digest: the policy writes notes ───────┘    writes from what stays
                               (sampled, trained with the turn that follows)
 
 The functions work on messages as :class:`mua.tokens.conversation.Conversation` keeps them and change none of them.
@@ -22,7 +22,7 @@ from typing import Literal
 
 from rapidfuzz import fuzz
 
-from mua.config.context_section import ContextConfig
+from mua.config.rollout import ContextConfig
 from mua.tokens.codec import Codec, content
 from mua.types import Json, Provenance
 

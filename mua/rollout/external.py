@@ -25,7 +25,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from mua.config.agent_section import AgentConfig
+from mua.config.rollout import AgentConfig
 from mua.environment.manager import EnvironmentInstance
 from mua.environment.protocol import Evaluation
 from mua.environment.requests import LARGEST_REWARD

@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from mua.config.sandbox_section import SandboxConfig
+from mua.config.tools import SandboxConfig
 from mua.utils.errors import ConfigError
 
 MIB = 1024 * 1024

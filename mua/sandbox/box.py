@@ -17,8 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from mua.config.sandbox_section import SandboxConfig
-from mua.config.tools_section import ProgramKind
+from mua.config.tools import ProgramKind, SandboxConfig
 from mua.sandbox.backends import Launch, check_backend, launch
 from mua.utils.errors import EnvironmentFault
 from mua.utils.strict_json import unpaired_surrogate

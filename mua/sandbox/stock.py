@@ -12,7 +12,7 @@ import asyncio
 import logging
 from collections import deque
 
-from mua.config.sandbox_section import SandboxConfig
+from mua.config.tools import SandboxConfig
 from mua.sandbox.backends import check_backend
 from mua.sandbox.box import Sandbox
 from mua.utils.cores import given_cores

@@ -19,7 +19,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import URL, Connection, Engine, make_url
 from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
 
-from mua.config.store_section import StoreConfig
+from mua.config.storage import StoreConfig
 from mua.store.faults import NoStore, StoreError, StoreUnreachable, explained, shown
 
 FILE = "store.sqlite"

@@ -13,7 +13,7 @@ from pathlib import Path
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from mua.config.store_section import StoreConfig
+from mua.config.storage import StoreConfig
 from mua.store.tables import segments, steps, tasks, trajectories, uses
 from mua.store.writer import Call
 

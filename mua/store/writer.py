@@ -24,7 +24,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import Connection
 from sqlalchemy.exc import SQLAlchemyError
 
-from mua.config.store_section import StoreConfig
+from mua.config.storage import StoreConfig
 from mua.store.database import Store
 from mua.store.faults import StoreError
 from mua.store.tables import metadata, texts, writes

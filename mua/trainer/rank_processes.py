@@ -12,7 +12,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from mua.config.schema import ExperimentConfig, MegatronConfig
-from mua.launch.cuda_variables import set_variables
+from mua.launch.gpus import set_variables
 from mua.utils.cores import bind_near
 from mua.utils.errors import ConfigError, RankLost
 from mua.utils.ports import LOOPBACK

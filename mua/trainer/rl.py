@@ -76,7 +76,9 @@ def train(config: ExperimentConfig, preemption: Preemption | None = None) -> Non
         )
     older = config.trainer.max_staleness + algorithm.refill.carry_versions
     if leads() and older and not algorithm.sees_sampler:
-        log.warning("algorithm.uncorrected: what older policies sampled is trained on as if it were the policy's own")
+        log.warning(
+            "algorithm.allow_off_policy: what older policies sampled is trained on as if it were the policy's own"
+        )
     total, critic = optimizer_steps(config)
     learner = Learner(config, total_steps=total, with_reference=algorithm.kl_coefficient > 0, critic_steps=critic)
     if not leads():
@@ -119,15 +121,15 @@ def recorded(config: ExperimentConfig, run: Run) -> Iterator[RunRecord | None]:
 
 def check_reproduced(rollout: RolloutConfig) -> None:
     """Raises :class:`ConfigError` where the policy samples from another distribution than the trainer computes, unless
-    ``rollout.unreproduced`` allows it; then it is logged."""
+    ``rollout.allow_truncated_sampling`` allows it; then it is logged."""
     if not (what := rollout.other_distribution):
         return
-    if not rollout.unreproduced:
+    if not rollout.allow_truncated_sampling:
         raise ConfigError(
-            f"{what}. Switch it off for training (mua eval may have it), or set rollout.unreproduced to true; "
-            "docs/algorithms.md says what becomes of the ratios"
+            f"{what}. Switch it off for training (mua eval may have it), or set rollout.allow_truncated_sampling to "
+            "true; docs/algorithms.md says what becomes of the ratios"
         )
-    log.warning("%s (rollout.unreproduced)", what)
+    log.warning("%s (rollout.allow_truncated_sampling)", what)
 
 
 def optimizer_steps(config: ExperimentConfig) -> tuple[int, int | None]:

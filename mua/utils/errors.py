@@ -20,8 +20,12 @@ A full disk is a person's: nothing that the run does makes room, and each new at
 
 from __future__ import annotations
 
+import errno
 import os
+import sys
+from collections.abc import Iterable, Iterator
 from enum import StrEnum
+from importlib.util import find_spec
 from typing import NamedTuple
 
 MISTAKE = 2
@@ -103,11 +107,7 @@ class UserFault(MuaError):
     """The simulated user could not be asked, or what it said cannot be a user's words."""
 
     def __init__(
-        self,
-        message: str = "",
-        kind: UserFaultKind = UserFaultKind.UNREACHABLE,
-        *,
-        passing: bool | None = None,
+        self, message: str = "", kind: UserFaultKind = UserFaultKind.UNREACHABLE, *, passing: bool | None = None
     ) -> None:
         super().__init__(message, passing=passing)
         self.kind = kind
@@ -158,3 +158,58 @@ def _passes(error: BaseException) -> bool:
 def one_line(error: BaseException) -> str:
     """Kind and message of an error of another library, which may have several lines."""
     return " ".join(f"{type(error).__name__}: {error}".split())
+
+
+# ---- what a person is told
+
+_STACK = (
+    'for a CPU: pip install "mua[cpu]" -c "$(mua files constraints/cpu-py312.txt)", then pip install --no-deps -r '
+    '"$(mua files constraints/cpu-py312-nodeps.txt)"; for CUDA: pip install -r "$(mua files '
+    'constraints/gpu-py312-cu.txt)"'
+)
+_TOOLS = "pip install 'mua[tools]'"
+TOOL_SERVERS, PAGES = ("mcp",), ("lxml", "pypdf", "trafilatura")
+"""Modules without which no tool server and no parser of pages starts."""
+EXTRAS = {
+    **dict.fromkeys(("torch", "megatron", "sglang", "triton"), _STACK),
+    **dict.fromkeys((*TOOL_SERVERS, "mcp_types", "httpx2", "anyio"), _TOOLS),
+    **dict.fromkeys((*PAGES, "charset_normalizer", "lxml_html_clean"), _TOOLS),
+    **dict.fromkeys(("math_verify", "sympy", "latex2sympy2_extended"), _TOOLS),
+    "psycopg": "pip install 'mua[postgres]'",
+    "pyarrow": "pip install 'mua[parquet]'",
+}
+"""How to install the extras of ``setup.py``, by the module that an import asks for."""
+_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM)
+
+
+def describe_error(error: BaseException) -> Iterator[str]:
+    """The lines that tell a person what to fix; none for a fault of the program.
+
+    A person can do something about the project's own errors, errors of the operating system that name a file or say
+    that a disk is full or closed to us, missing packages of an extra, and groups (of concurrent tasks) that hold
+    nothing else.
+    """
+    bridge = sys.modules.get("mua.utils.plain_files")  # loaded whenever one of its errors can have been raised
+    if isinstance(error, MuaError) or (bridge and isinstance(error, bridge.BridgeError)):
+        yield from str(error).splitlines() or [type(error).__name__]
+    elif isinstance(error, OSError) and (error.filename is not None or error.errno in _DISK):
+        name = f"{os.fsdecode(error.filename)}: " if isinstance(error.filename, str | bytes | os.PathLike) else ""
+        yield f"{name}{error.strerror} (MUA_TRACEBACK=1 shows where)"
+    elif line := advise_install(error):
+        yield line
+    elif isinstance(error, BaseExceptionGroup):
+        lines = [list(describe_error(inner)) for inner in error.exceptions]
+        if all(lines):
+            yield from dict.fromkeys(line for inner in lines for line in inner)
+
+
+def advise_install(error: BaseException) -> str | None:
+    """One line for a person; None unless ``error`` says that a module of an extra is not installed."""
+    module = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
+    return f"{module} is not installed; {EXTRAS[module]}" if module in EXTRAS else None
+
+
+def find_missing(modules: Iterable[str]) -> str | None:
+    """The advice on the first of ``modules``, which belong to extras, that is not installed; imports none of them."""
+    missing = next((module for module in modules if find_spec(module) is None), None)
+    return None if missing is None else f"{missing} is not installed; {EXTRAS[missing]}"

@@ -38,7 +38,7 @@ SERVER = (
 TRAINER = ("mua.cli", "mua.trainer.rl", "mua.trainer.sft", "mua.trainer.evaluation.evaluator", "mua.rollout.sample")
 ALONE = (
     "mua.cli", "mua.view.web", "mua.view.diagnosis.run_reading", "mua.trainer.evaluation.evaluator",
-    "mua.rollout.gateway.serving", "mua.rollout.sample", "mua.launch.start_checks",
+    "mua.rollout.gateway.serving", "mua.rollout.sample", "mua.launch.checks.configuration",
 )  # fmt: skip
 UNPINNED = {"sglang", "xgrammar"}
 """Installed without their requirements (constraints/cpu-py312-nodeps.txt)."""

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from mua.algorithms.losses import CrossEntropyLoss, ValueLoss
-from mua.config.schema import CriticConfig, CriticOptimizerConfig
+from mua.config.megatron import CriticConfig, CriticOptimizerConfig
 from mua.megatron import layouts
 from mua.megatron.checkpoint import checkpoint_folder
 from tests.distributed import run_on_workers

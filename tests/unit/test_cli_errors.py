@@ -24,8 +24,16 @@ from mua.config.load import load_config
 from mua.config.schema import ExperimentConfig
 from mua.megatron import checkpoint_manifest
 from mua.observe.output import LOCK_FILE
-from mua.utils.errors import ConfigError, DeadlineExceeded, EngineError, Preempted, RankLost, UserFault, exit_status
-from mua.utils.user_errors import readable
+from mua.utils.errors import (
+    ConfigError,
+    DeadlineExceeded,
+    EngineError,
+    Preempted,
+    RankLost,
+    UserFault,
+    describe_error,
+    exit_status,
+)
 
 BASE = """\
 name: base
@@ -155,7 +163,7 @@ def test_what_a_person_is_meant_to_read_is_one_line(
 def test_the_bridges_error_is_readable_too() -> None:
     from mua.utils.plain_files import BridgeError
 
-    assert list(readable(BridgeError("no mapping for x"))) == ["no mapping for x"]
+    assert list(describe_error(BridgeError("no mapping for x"))) == ["no mapping for x"]
 
 
 @pytest.mark.parametrize(

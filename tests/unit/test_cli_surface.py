@@ -16,7 +16,7 @@ import typer
 from typer.testing import CliRunner, Result
 
 import mua.cli
-from mua.config.editor_schema import editor_schema
+from mua.config.docs import editor_schema
 from mua.config.tree import parse
 
 ROOT = Path(__file__).parents[2]

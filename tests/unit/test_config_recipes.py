@@ -11,13 +11,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-import mua.utils.optional_deps
+import mua.utils.errors
 from mua.cli import app
-from mua.config.load import load_config
-from mua.config.recipes import config_file, recipes
-from mua.utils.errors import ConfigError
+from mua.config.load import config_file, load_config, recipes
+from mua.utils.errors import ConfigError, describe_error
 from mua.utils.resources import shipped, shipped_files
-from mua.utils.user_errors import readable
 
 
 @pytest.fixture
@@ -85,8 +83,8 @@ def test_the_package_says_where_its_files_lie(elsewhere: Path) -> None:
 
 def test_a_missing_package_of_an_extra_is_advised(elsewhere: Path) -> None:
     missing = ModuleNotFoundError("No module named 'megatron.core'", name="megatron.core")
-    (line,) = readable(missing)
+    (line,) = describe_error(missing)
     assert "megatron is not installed" in line
     assert 'pip install "mua[cpu]"' in line
-    assert list(readable(ModuleNotFoundError("No module named 'mua.nothing'", name="mua.nothing"))) == []
-    assert mua.utils.optional_deps.advice(ImportError("cannot import name")) is None
+    assert list(describe_error(ModuleNotFoundError("No module named 'mua.nothing'", name="mua.nothing"))) == []
+    assert mua.utils.errors.advise_install(ImportError("cannot import name")) is None

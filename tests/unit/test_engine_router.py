@@ -17,7 +17,7 @@ import aiohttp
 import numpy as np
 import pytest
 
-from mua.config.samplers_section import SamplersConfig
+from mua.config.rollout import SamplersConfig
 from mua.engine import routed
 from mua.engine.member import EngineLoad
 from mua.engine.routed import CONTRACT, RoutedEngines, RouterLost, fault_json, generation_json

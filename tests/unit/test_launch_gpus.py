@@ -7,6 +7,7 @@ driver 550 to 580), not recorded: there was no GPU. Not covered: that a driver p
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -19,10 +20,11 @@ from mua.config.load import load_config
 from mua.config.schema import ExperimentConfig
 from mua.engine.server import start_process
 from mua.engine.variables import for_engine, with_cuda_runtime
-from mua.launch import cuda_variables, gpu_checks, gpus
+from mua.launch import gpus
 from mua.launch.checks import Check
-from mua.launch.cuda_variables import check_variables, set_variables
-from mua.launch.gpus import GpuFacts, GpuHolder, NodeFacts
+from mua.launch.checks import node as checks
+from mua.launch.checks.node import RunNode
+from mua.launch.gpus import GpuFacts, GpuHolder, NodeFacts, set_variables
 from mua.megatron.capabilities import Capabilities
 from mua.utils import cores
 
@@ -96,47 +98,48 @@ def test_only_the_gpus_of_the_job_count() -> None:
     assert gpus.visible(found, "MIG-5d") == gpus.visible(found, None) == found
 
 
+HELD = replace(node(2, used=60 << 30), holders=(GpuHolder("GPU-1", 4711, "python3"),))
+
+
 @pytest.mark.parametrize(
-    ("check", "state", "words"),
+    ("check", "given", "state", "words"),
     [
-        (lambda: gpu_checks.gpus(node(8), 8), "ok", "8 x NVIDIA H100 80GB HBM3, 80 GiB, driver 580.82.07"),
-        (lambda: gpu_checks.gpus(NodeFacts(), 0), "ok", "what only GPUs have is not checked"),
-        (lambda: gpu_checks.gpus(node(2), 4), "failure", "4 processes of this node need one each"),
-        (lambda: gpu_checks.gpus(node(2, mig=True), 2), "failure", "cut by MIG; .*nvidia-smi -mig 0"),
-        (lambda: gpu_checks.gpus(node(2, ecc=False), 2), "warning", "without ECC"),
-        (
-            lambda: gpu_checks.gpus(
-                replace(node(2, used=60 << 30), holders=(GpuHolder("GPU-1", 4711, "python3"),)), 2
-            ),
-            "failure", r"held by others: GPU 0: 60 GiB, unknown; GPU 1: 60 GiB, python3 \(4711\)",
-        ),
-        (lambda: gpu_checks.driver(node(1), "13.0"), "ok", "CUDA 13.0, torch's is 13.0"),
-        (lambda: gpu_checks.driver(node(1), "13.2"), "warning", "update the driver"),
-        (lambda: gpu_checks.driver(node(1), "14.0"), "failure", "update the driver to one for CUDA 14"),
-        (lambda: gpu_checks.driver(node(1), None), "failure", "torch is a build without CUDA"),
-        (lambda: gpu_checks.driver(node(1), "13.0", usable=False), "failure", "torch finds no GPU all the same"),
-        (lambda: gpu_checks.links(node(8)), "ok", r"NVLink between all 8 GPUs \(NV18\)"),
-        (lambda: gpu_checks.links(node(4, link="SYS")), "warning", "6 of 6 pairs without NVLink: 0-1 SYS"),
-        (lambda: gpu_checks.links(replace(node(2), links={})), "warning", "topo -m says nothing"),
-        (lambda: gpu_checks.apex(kernel=True, package=True), "ok", "NVIDIA's"),
-        (lambda: gpu_checks.apex(kernel=False, package=True), "warning", "pip uninstall apex"),
-        (lambda: gpu_checks.cores(1, 8, gpus=True, machine=192), "failure", "1 of the machine's 192 .*slurm.exclusive"),
-        (lambda: gpu_checks.cores(16, 8, gpus=True, machine=192), "warning", "slurm.cpus_per_task"),
-        (lambda: gpu_checks.cores(96, 8, gpus=True, machine=192), "ok", "96"),
-        (lambda: gpu_checks.cores(2, 2, gpus=False, machine=2), "ok", "2"),
+        (checks.check_gpus, RunNode(facts=node(8), ranks=8), "ok", "8 x NVIDIA H100 80GB HBM3, 80 GiB, driver 580"),
+        (checks.check_gpus, RunNode(), "ok", "what only GPUs have is not checked"),
+        (checks.check_gpus, RunNode(facts=node(2), ranks=4), "failure", "4 processes of this node need one each"),
+        (checks.check_gpus, RunNode(facts=node(2, mig=True), ranks=2), "failure", "cut by MIG; .*nvidia-smi -mig 0"),
+        (checks.check_gpus, RunNode(facts=node(2, ecc=False), ranks=2), "warning", "without ECC"),
+        (checks.check_gpus, RunNode(facts=HELD), "failure",
+         r"held by others: GPU 0: 60 GiB, unknown; GPU 1: 60 GiB, python3 \(4711\)"),
+        (checks.check_driver, RunNode(facts=node(1), cuda="13.0"), "ok", "CUDA 13.0, torch's is 13.0"),
+        (checks.check_driver, RunNode(facts=node(1), cuda="13.2"), "warning", "update the driver"),
+        (checks.check_driver, RunNode(facts=node(1), cuda="14.0"), "failure", "update the driver to one for CUDA 14"),
+        (checks.check_driver, RunNode(facts=node(1)), "failure", "torch is a build without CUDA"),
+        (checks.check_driver, RunNode(facts=node(1), cuda="13.0", usable=False), "failure", "torch finds no GPU"),
+        (checks.check_links, RunNode(facts=node(8)), "ok", r"NVLink between all 8 GPUs \(NV18\)"),
+        (checks.check_links, RunNode(facts=node(4, link="SYS")), "warning", "6 of 6 pairs without NVLink: 0-1 SYS"),
+        (checks.check_links, RunNode(facts=replace(node(2), links={})), "warning", "topo -m says nothing"),
+        (checks.check_cores, RunNode(facts=node(8), ranks=8, cores=(1, 192)), "failure", "1 of .* 192 .*exclusive"),
+        (checks.check_cores, RunNode(facts=node(8), ranks=8, cores=(16, 192)), "warning", "slurm.cpus_per_task"),
+        (checks.check_cores, RunNode(facts=node(8), ranks=8, cores=(96, 192)), "ok", "96"),
+        (checks.check_cores, RunNode(ranks=2, cores=(2, 2)), "ok", "2"),
     ],
 )  # fmt: skip
-def test_verdicts_about_a_node(check: Callable[[], Check], state: str, words: str) -> None:
-    import re
-
-    found = check()
+def test_verdicts_about_a_node(check: Callable[[RunNode], Check], given: RunNode, state: str, words: str) -> None:
+    found = check(given)
     assert found.state == state, found
     assert re.search(words, found.line()), found.line()
 
 
+def test_an_apex_that_is_not_nvidias_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    for there, state in ((("fused_weight_gradient_mlp_cuda", "apex"), "ok"), (("apex",), "warning"), ((), "ok")):
+        monkeypatch.setattr("importlib.util.find_spec", lambda name, there=there: name if name in there else None)
+        assert checks.check_apex(RunNode()).state == state
+
+
 def test_engines_fit_the_gpus_of_a_node(config: Callable[..., ExperimentConfig]) -> None:
     def found(*overrides: str) -> Check:
-        return gpu_checks.engines(config(*overrides), 8, 4)
+        return checks.check_engines(RunNode(config(*overrides), node(8), ranks=4))
 
     assert found("engine.count=4", "engine.tensor_parallel=2").state == "ok"
     assert found("engine.count=2", "engine.tensor_parallel=2").fix.startswith("4 generate nothing")
@@ -152,40 +155,43 @@ def test_the_plan_must_fit_the_gpu_that_is_there() -> None:
     phase = SimpleNamespace(name="training", total=60 * 10**9)
     cluster = SimpleNamespace(gpu="H200")
     plan: Any = SimpleNamespace(phases=[phase], reserve=4 * 10**9, faults=list, config=SimpleNamespace(cluster=cluster))
-    assert gpu_checks.memory_of_plan(plan, node(8), "H100").text == "training needs 64.0 of 85.5 GB"
-    small = gpu_checks.memory_of_plan(plan, node(8, total=40 << 30), "H100")
+    assert checks.check_plan(plan, node(8), "H100").text == "training needs 64.0 of 85.5 GB"
+    small = checks.check_plan(plan, node(8, total=40 << 30), "H100")
     assert (small.state, small.text) == ("failure", "training needs 64.0 of 42.9 GB")
-    unknown = gpu_checks.memory_of_plan(plan, node(8, name="NVIDIA X"), None)
+    unknown = checks.check_plan(plan, node(8, name="NVIDIA X"), None)
     assert (unknown.state, unknown.fix) == ("warning", "no figures of NVIDIA X; counted as H200 (cluster.gpu)")
-    assert gpu_checks.gpu_type("NVIDIA A100-SXM4-80GB") == "A100-80"
-    assert gpu_checks.gpu_type("NVIDIA A100-SXM4-40GB") is None
+    assert checks.gpu_type("NVIDIA A100-SXM4-80GB") == "A100-80"
+    assert checks.gpu_type("NVIDIA A100-SXM4-40GB") is None
 
 
 def test_the_plan_is_made_for_the_gpu_that_is_there(config: Callable[..., ExperimentConfig]) -> None:
     path = Path(__file__).parents[2] / "configs" / "qwen3-32b-4x8-h200.yaml"
     recipe = load_config(path)
     for total, name, state in ((143771, "NVIDIA H200", "ok"), (81559, "NVIDIA H100 80GB HBM3", "failure")):
-        found = gpu_checks.memory(recipe, node(8, total=total << 20, name=name))
+        found = checks.check_memory(RunNode(recipe, node(8, total=total << 20, name=name)))
         assert found.state == state, found
 
 
 def test_transformer_engine_of_a_wrong_version_is_named(config: Callable[..., ExperimentConfig]) -> None:
     gpu = Capabilities(cuda=True, compute=(9, 0), torch="2.14.1")
-    assert gpu_checks.layers(config(), replace(gpu, transformer_engine="2.20.2")).state == "ok"
-    assert "is not installed" in gpu_checks.layers(config(), gpu).text
-    old = gpu_checks.layers(config(), replace(gpu, transformer_engine="1.13.0"))
+    assert checks.check_layers(RunNode(config(), machine=replace(gpu, transformer_engine="2.20.2"))).state == "ok"
+    assert "is not installed" in checks.check_layers(RunNode(config(), machine=gpu)).text
+    old = checks.check_layers(RunNode(config(), machine=replace(gpu, transformer_engine="1.13.0")))
     assert (old.state, "1.13.0" in old.text) == ("failure", True)
     ampere = replace(gpu, compute=(8, 0), transformer_engine="2.20.2")
-    assert "needs a GPU of compute capability 9.0" in gpu_checks.layers(config("megatron.fp8=hybrid"), ampere).text
-    assert gpu_checks.layers(config(), None).state == "ok"
+    assert (
+        "needs a GPU of compute capability 9.0"
+        in checks.check_layers(RunNode(config("megatron.fp8=hybrid"), machine=ampere)).text
+    )
+    assert checks.check_layers(RunNode(config())).state == "ok"
 
 
 def test_nodes_of_one_job_are_alike() -> None:
     def said(node: str, gpu: str, versions: str) -> list[tuple[str, Check]]:
         return [(node, Check("GPUs", "ok", gpu)), (node, Check("versions", "ok", versions))]
 
-    assert gpu_checks.alike(said("n1", "8 x H100", "torch 2") + said("n2", "8 x H100", "torch 2")) == []
-    found = gpu_checks.alike(said("n1", "8 x H100", "torch 2") + said("n2", "8 x H200", "torch 3"))
+    assert checks.compare_nodes(said("n1", "8 x H100", "torch 2") + said("n2", "8 x H100", "torch 2")) == []
+    found = checks.compare_nodes(said("n1", "8 x H100", "torch 2") + said("n2", "8 x H200", "torch 3"))
     assert [check.state for check in found] == ["failure", "warning"]
     assert found[1].text == "n1: 8 x H100, n2: 8 x H200"
 
@@ -212,7 +218,8 @@ def test_variables(
     config: Callable[..., ExperimentConfig], overrides: list[str], capability: gpus.Capability | None,
     variables: dict[str, str], state: str, words: str,
 ) -> None:  # fmt: skip
-    found = check_variables(config(*overrides), capability, variables)
+    facts = NodeFacts(() if capability is None else (replace(node(1).gpus[0], capability=capability),))
+    found = checks.check_variables(RunNode(config(*overrides), facts), variables)
     assert found.state == state, found
     assert words in found.line()
 
@@ -220,7 +227,7 @@ def test_variables(
 def test_a_rank_gets_what_it_needs_and_an_engine_does_not_inherit_it(
     config: Callable[..., ExperimentConfig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cuda_variables, "visible_capability", lambda: (9, 0))
+    monkeypatch.setattr(gpus, "visible_capability", lambda: (9, 0))
     rank = {"NCCL_NVLS_ENABLE": "1", "HOME": "/x"}
     set_variables(config("megatron.tensor_parallel=2", "engine.transport=broadcast"), rank)
     assert rank == {
@@ -228,7 +235,7 @@ def test_a_rank_gets_what_it_needs_and_an_engine_does_not_inherit_it(
     }  # fmt: skip
     assert for_engine(rank) == {"NCCL_CUMEM_ENABLE": "0", "NCCL_NVLS_ENABLE": "1", "HOME": "/x"}
     assert for_engine({"CUDA_DEVICE_MAX_CONNECTIONS": "1"}) == {"NCCL_CUMEM_ENABLE": "0", "NCCL_NVLS_ENABLE": "0"}
-    monkeypatch.setattr(cuda_variables, "visible_capability", lambda: None)
+    monkeypatch.setattr(gpus, "visible_capability", lambda: None)
     untouched: dict[str, str] = {}
     set_variables(config("megatron.tensor_parallel=2"), untouched)
     assert untouched == {}

@@ -26,8 +26,8 @@ from safetensors.numpy import save_file
 
 from mua.config.load import load_config
 from mua.config.schema import DistillationConfig, ExperimentConfig, LlmConfig
-from mua.launch import checks
-from mua.launch.checks import Check
+from mua.launch.checks import Check, guarded
+from mua.launch.checks.node import RunNode, check_endpoint, check_open_files, check_teacher, check_versions
 from mua.launch.preflight import check_table
 from mua.launch.serve import Service, publish_address, withdraw_address
 from mua.observe.provenance import capture_environment, without_secrets
@@ -81,11 +81,11 @@ def address() -> Iterator[str]:
 
 
 def _user(base: str, key: str = "none", model: str = "m") -> Check:
-    return checks.endpoint(LlmConfig(base_url=base, model=model, api_key=SecretStr(key)))
+    return check_endpoint(LlmConfig(base_url=base, model=model, api_key=SecretStr(key)))
 
 
 def _teacher(base: str, key: str = "none") -> Check:
-    return checks.teacher(DistillationConfig(base_url=base.removesuffix("/v1"), api_key=SecretStr(key)))
+    return check_teacher(DistillationConfig(base_url=base.removesuffix("/v1"), api_key=SecretStr(key)))
 
 
 MODELS, SGLANG = {"data": [{"id": "qwen"}, {"id": "judge"}]}, {"model_path": "/models/large"}
@@ -123,15 +123,15 @@ def test_a_server_that_is_not_there(check: Callable[[str], Check], login: str, s
 def test_open_files(config: ExperimentConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     for limits, state in (((65536, 65536), "ok"), ((1024, 65536), "warning"), ((512, 512), "failure")):
         monkeypatch.setattr(resource, "getrlimit", lambda _, limits=limits: limits)
-        assert checks.open_files(config).state == state
+        assert check_open_files(RunNode(config)).state == state
 
 
 def test_versions_are_those_of_the_constraints(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert checks.versions(cuda=False).state == "ok"
-    monkeypatch.setattr(checks, "installed_version", lambda name: "0.1" if name == "torch" else "1")
-    assert checks.versions(cuda=False).state == "warning"
-    monkeypatch.setattr(checks, "installed_version", lambda name: None if name == "sglang" else "1")
-    broken = checks.versions(cuda=False)
+    assert check_versions(RunNode(usable=False)).state == "ok"
+    monkeypatch.setattr("mua.launch.checks.node.installed_version", lambda name: "0.1" if name == "torch" else "1")
+    assert check_versions(RunNode(usable=False)).state == "warning"
+    monkeypatch.setattr("mua.launch.checks.node.installed_version", lambda name: None if name == "sglang" else "1")
+    broken = check_versions(RunNode(usable=False))
     assert broken.state == "failure"
     assert "install sglang" in broken.fix
 
@@ -140,7 +140,7 @@ def test_a_check_that_breaks_hides_no_other() -> None:
     def broken() -> Check:
         raise ZeroDivisionError("oh")
 
-    assert checks.guarded("it", broken) == Check("it", "failure", "could not be made: ZeroDivisionError: oh")
+    assert guarded("it", broken) == [Check("it", "failure", "could not be made: ZeroDivisionError: oh")]
 
 
 def test_the_table_begins_with_what_is_wrong_and_names_nodes_that_differ() -> None:

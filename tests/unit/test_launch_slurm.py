@@ -11,10 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from mua.launch.job_nodes import JobNodes, Verb, placement
 from mua.launch.slurm import (
     TEMPLATE,
+    JobNodes,
     SlurmJob,
+    Verb,
+    place_job,
     prepare,
     read_job,
     render,
@@ -90,9 +92,9 @@ def test_the_rendered_script_is_bash(recipe: Path) -> None:
 
 
 def test_nodes_follow_from_the_layout(recipe: Path) -> None:
-    assert placement(_job(recipe).config) == JobNodes(4, 8)
-    assert placement(_job(recipe, gpus_per_node=4).config) == JobNodes(8, 4)
-    assert placement(_job(recipe, gpus_per_node=0, nodes=2).config) == JobNodes(2, 16)
+    assert place_job(_job(recipe).config) == JobNodes(4, 8)
+    assert place_job(_job(recipe, gpus_per_node=4).config) == JobNodes(8, 4)
+    assert place_job(_job(recipe, gpus_per_node=0, nodes=2).config) == JobNodes(2, 16)
 
 
 def test_cores_are_asked_for_where_nodes_are_shared(recipe: Path) -> None:
@@ -113,7 +115,7 @@ def test_engines_have_nodes_of_their_own(recipe: Path) -> None:
     assert {"--nodes=6", "--no-kill"} <= set(_options(text))
     assert "MUA_ENGINE_NODES=2\n" in text
     assert "MUA_RANKS_PER_NODE=8\n" in text
-    assert placement(_job(recipe, *engines, nodes=6).config) == JobNodes(4, 8, 2)
+    assert place_job(_job(recipe, *engines, nodes=6).config) == JobNodes(4, 8, 2)
     with pytest.raises(
         ConfigError, match=r"slurm.nodes 2: engine.nodes 2 of them have engines alone, .* none to train"
     ):
@@ -122,7 +124,7 @@ def test_engines_have_nodes_of_their_own(recipe: Path) -> None:
         render(_job(recipe, *engines, nodes=5))
     with pytest.raises(ConfigError, match=r"tensor_parallel 3 do not fit slurm.gpus_per_node 8; .*4 of 2, 2 of 4"):
         render(_job(recipe, *engines, "engine.tensor_parallel=3"))
-    assert placement(_job(recipe, *engines).config, "sft") == JobNodes(4, 8)
+    assert place_job(_job(recipe, *engines).config, "sft") == JobNodes(4, 8)
 
 
 def test_other_nodes_for_engines_are_a_component_of_their_own(recipe: Path) -> None:
@@ -139,9 +141,9 @@ def test_other_nodes_for_engines_are_a_component_of_their_own(recipe: Path) -> N
 
 def test_engines_beside_ranks_leave_these_their_gpus(recipe: Path) -> None:
     beside = [*SEPARATE, "engine.count=2", "engine.tensor_parallel=2"]
-    assert placement(_job(recipe, *beside).config) == JobNodes(8, 4)
+    assert place_job(_job(recipe, *beside).config) == JobNodes(8, 4)
     with pytest.raises(ConfigError, match=r"leave none of slurm.gpus_per_node 8 to train with"):
-        placement(_job(recipe, *beside, "engine.count=4").config)
+        place_job(_job(recipe, *beside, "engine.count=4").config)
 
 
 def test_further_nodes_join_a_run(recipe: Path) -> None:

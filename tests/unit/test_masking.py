@@ -19,7 +19,7 @@ from mua.config.load import dump_config, load_config
 from mua.config.schema import EndpointConfig, LlmConfig, PolicyEndpointConfig
 from mua.environment.endpoint.chat import ChatRequest
 from mua.environment.endpoint.services import ChatClient
-from mua.launch.checks import endpoint
+from mua.launch.checks.node import check_endpoint
 from mua.trainer.evaluation.identity import policy_of, setting_of
 from mua.utils.errors import ConfigError, EngineError, UserFault
 from mua.utils.masking import HIDDEN, below, credentials, mask_credentials
@@ -151,7 +151,7 @@ async def test_a_policy_behind_an_endpoint_too() -> None:
 
 def test_the_preflight_names_the_endpoint_without_them() -> None:
     with nobody() as address:
-        found = endpoint(EndpointConfig(base_url=_with_credentials(f"http://{address}/v1"), model="m"))
+        found = check_endpoint(EndpointConfig(base_url=_with_credentials(f"http://{address}/v1"), model="m"))
     assert found.state == "failure"
     _hides(found.line())
 

@@ -14,7 +14,7 @@ import torch
 import transformers
 
 from mua.algorithms.losses import CrossEntropyLoss, ValueLoss
-from mua.config.schema import CriticConfig, CriticOptimizerConfig
+from mua.config.megatron import CriticConfig, CriticOptimizerConfig
 from mua.megatron import offline
 from mua.megatron.checkpoint import checkpoint_folder
 from mua.types import TrainBatch

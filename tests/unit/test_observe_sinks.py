@@ -18,7 +18,8 @@ from unittest.mock import MagicMock
 import numpy as np
 import pytest
 
-from mua.config.schema import ExperimentConfig, MlflowConfig, WandbConfig
+from mua.config.schema import ExperimentConfig
+from mua.config.storage import MlflowConfig, WandbConfig
 from mua.observe import metric_sinks
 from mua.observe.hyperparameters import hyperparameters
 from mua.observe.metric_sinks import MetricSink, ServiceSink, mlflow_sink, wandb_sink

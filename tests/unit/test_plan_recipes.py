@@ -16,9 +16,8 @@ from typer.testing import CliRunner
 from mua.cli import app
 from mua.config.load import load_config
 from mua.config.schema import ExperimentConfig
-from mua.launch.plan.compute import forward_flops, microbatches_per_rank
 from mua.launch.plan.gpu_memory import engine_bytes, engine_weights
-from mua.launch.plan.planner import Plan, make_plan
+from mua.launch.plan.planner import Plan, forward_flops, make_plan, microbatches_per_rank
 from mua.megatron.architecture import Architecture, architecture_of
 from mua.utils.errors import ConfigError
 from tests.planned_support import MODELS, SHAPE

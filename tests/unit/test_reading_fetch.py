@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from mua.config.reading_section import PagesConfig
+from mua.config.tools import PagesConfig
 from mua.environment.reading.fetching import Fetched, Fetcher
 from mua.environment.reading.hosts import HostRules, is_public
 from mua.environment.reading.page_error import PageError

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from lxml import etree
 
-from mua.config.reading_section import PagesConfig
+from mua.config.tools import PagesConfig
 from mua.environment.endpoint.cache import JsonCache
 from mua.environment.reading.corpus import Corpus
 from mua.environment.reading.page import Page, parts_of

@@ -16,7 +16,7 @@ from pathlib import Path
 import pypdf
 import pytest
 
-from mua.config.reading_section import PagesConfig
+from mua.config.tools import PagesConfig
 from mua.environment.reading.corpus import Corpus
 from mua.environment.reading.page_error import PageError
 from mua.environment.reading.page_text import PDF

@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from pydantic import ValidationError
 
-from mua.config.reading_section import PagesConfig
+from mua.config.tools import PagesConfig
 from mua.environment.reading.fetching import Fetched, Fetcher
 from mua.environment.reading.page_error import PageError
 from mua.environment.reading.transport import Resolve

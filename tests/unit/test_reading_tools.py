@@ -27,7 +27,8 @@ from mua.environment.first_instances import domain_faults
 from mua.environment.manager import EnvironmentInstance, EnvironmentManager
 from mua.environment.protocol import ToolResult
 from mua.environment.reading_tools import ReadingFault, SharedLibraries
-from mua.launch.checks import reading as reading_check
+from mua.launch.checks import Start
+from mua.launch.checks.node import check_reading_tools
 from mua.rollout import runner as runner_module
 from mua.rollout.runner import EpisodeRunner
 from mua.store.database import Store
@@ -482,11 +483,11 @@ async def test_what_is_not_there_is_found_before_anything_is_built(tmp_path: Pat
 
 def test_a_preflight_tries_what_is_read(corpus: Path) -> None:
     section = tools(search=None, read_page={"name": "look"}, pages={"corpus": str(corpus)})
-    found = reading_check(experiment(environment=section))
+    found = check_reading_tools(Start(experiment(environment=section), "train"))
     assert (found.state, found.text.partition(", ready in")[0]) == ("ok", "look, search")
     (corpus / "bad.jsonl").write_text("{}\n")
-    found = reading_check(experiment(environment=section))
+    found = check_reading_tools(Start(experiment(environment=section), "train"))
     assert (found.state, "bad.jsonl, line 1: 'url' has to be a text" in found.text) == ("failure", True)
     (corpus / "bad.jsonl").unlink()
     clash = tools(search={"name": "get_order"}, pages={"corpus": str(corpus)})
-    assert "both have a tool 'get_order'" in reading_check(experiment(environment=clash)).text
+    assert "both have a tool 'get_order'" in check_reading_tools(Start(experiment(environment=clash), "train")).text

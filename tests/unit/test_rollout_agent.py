@@ -16,7 +16,7 @@ import pytest
 from aiohttp import web
 
 from environments.help_desk.tasks import generate
-from mua.config.context_section import ContextConfig
+from mua.config.rollout import ContextConfig
 from mua.config.schema import EnvironmentConfig, PolicyEndpointConfig, RolloutConfig
 from mua.environment.endpoint import connection as connection_module
 from mua.environment.endpoint.services import ChatClient

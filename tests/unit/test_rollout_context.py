@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from mua.algorithms.batch import make_batches
 from mua.algorithms.rollout_metrics import rollout_metrics
 from mua.config.algorithm import AlgorithmConfig
-from mua.config.context_section import ContextConfig
+from mua.config.rollout import ContextConfig
 from mua.config.schema import ExperimentConfig
 from mua.rollout import context as rules
 from mua.rollout.context import REMOVED, ContextKeeper, repetitions, shortened, with_notes, without_results
@@ -82,7 +82,7 @@ async def test_old_results_give_way_to_a_mark_and_the_judge_sees_them_all() -> N
     assert result.metrics["context/tokens_after"] < result.metrics["context/tokens_before"]
 
 
-@pytest.mark.parametrize("strategy", ["summarise", "digest"])
+@pytest.mark.parametrize("strategy", ["summarize", "digest"])
 async def test_notes_are_sampled_trained_with_the_next_turn_and_told_to_nobody(strategy: str) -> None:
     user = FixedUser("My name is Ada.", "bye")
     result, sampler = await rewritten(
@@ -98,7 +98,7 @@ async def test_notes_are_sampled_trained_with_the_next_turn_and_told_to_nobody(s
     assert ContextConfig().instruction in asked
     assert ContextConfig().instruction not in after
     assert "NOTES: order found" in after
-    assert ("My name is Ada." in after) is (strategy == "summarise")
+    assert ("My name is Ada." in after) is (strategy == "summarize")
     assert '"status"' in asked
     assert '"status"' not in after
     (first, second), notes = result.segments, len(sampler.requests[2].generation.ids)
@@ -108,7 +108,7 @@ async def test_notes_are_sampled_trained_with_the_next_turn_and_told_to_nobody(s
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=["qwen3", "qwen3 thinking", "qwen2.5"])
-@pytest.mark.parametrize("strategy", ["discard_tool_results", "summarise", "digest"])
+@pytest.mark.parametrize("strategy", ["discard_tool_results", "summarize", "digest"])
 async def test_no_token_is_made_up_lost_or_trained_twice(family: ChatFamily, strategy: str) -> None:
     """Drawn conversations: parallel and malformed calls, reasoning, users in between, every trigger."""
     segments = 0
@@ -199,7 +199,7 @@ async def test_without_room_for_notes_the_episode_ends_by_length() -> None:
 async def test_notes_that_no_turn_follows_are_trained_with_the_last_turn() -> None:
     """They fill the window, and what is written around them leaves no room behind."""
     result, sampler = await rewritten(
-        "Which?", "short " * 60, strategy="summarise", every_turns=1, summary_tokens=400, instruction="N.",
+        "Which?", "short " * 60, strategy="summarize", every_turns=1, summary_tokens=400, instruction="N.",
         b_max_tokens=270, b_max_turn_tokens=64, user=FixedUser("a", "b"),
     )  # fmt: skip
     assert (result.outcome, len(result.turn_rewards), len(sampler.requests)) == (Outcome.LENGTH, 1, 2)

@@ -28,9 +28,8 @@ from mua.rollout import runner as runner_module
 from mua.rollout.runner import EpisodeRunner
 from mua.store.traces import TraceWriter
 from mua.types import Group, Json, Outcome, Trajectory
-from mua.utils.errors import ConfigError, DeadlineExceeded, EngineError, UserFault
+from mua.utils.errors import ConfigError, DeadlineExceeded, EngineError, UserFault, describe_error
 from mua.utils.seeds import derived_seed
-from mua.utils.user_errors import readable
 from tests.rollout_fixtures import FixedUser, Script, ScriptedSampler, TestDesk, call, experiment, lines, only
 from tests.tokens_fixtures import chat_family
 
@@ -304,7 +303,7 @@ async def test_too_many_hung_calls_end_the_run_readably(
     with pytest.raises(ExceptionGroup) as caught:
         await bench.group()
     assert caught.group_contains(TooManyHungCalls)
-    (line,) = readable(caught.value)
+    (line,) = describe_error(caught.value)
     assert line.startswith("environment 'help_desk': 1 calls hang in abandoned threads")
 
 
@@ -316,7 +315,7 @@ async def test_a_task_without_a_recording_ends_the_run_readably(tmp_path) -> Non
     with pytest.raises(ExceptionGroup) as caught:
         await bench.group(size=2)
     assert caught.group_contains(ConfigError)
-    (line,) = readable(caught.value)
+    (line,) = describe_error(caught.value)
     assert f"has no recording of task {TASK.id!r}" in line
 
 
@@ -329,7 +328,7 @@ async def test_a_fault_of_the_program_is_neither_retried_nor_hidden() -> None:
         await bench.group()
     assert caught.group_contains(ZeroDivisionError)
     assert bench.domain.made == 1
-    assert list(readable(caught.value)) == []
+    assert list(describe_error(caught.value)) == []
 
 
 async def test_pauses_grow_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,8 +26,7 @@ import pytest
 import yaml
 from sandbox_support import below, need_sandboxes
 
-from mua.config.sandbox_section import SandboxConfig
-from mua.config.tools_section import ProgramKind
+from mua.config.tools import ProgramKind, SandboxConfig
 from mua.sandbox import box as box_module
 from mua.sandbox.box import LONGEST_PROGRAM, Sandbox, SandboxResult
 from mua.utils.strict_json import unpaired_surrogate
@@ -206,7 +205,7 @@ def test_a_sandbox_that_is_killed_or_stands_still_costs_itself_alone(monkeypatch
 
 PROGRAM = """
 import asyncio
-from mua.config.sandbox_section import SandboxConfig
+from mua.config.tools import SandboxConfig
 from mua.sandbox.box import Sandbox
 async def main():
     box = Sandbox(SandboxConfig(**{settings}))

@@ -20,9 +20,8 @@ from pydantic import ValidationError
 from sandbox_support import below, need_sandboxes
 
 from environments.help_desk.tasks import generate
-from mua.config.sandbox_section import SandboxConfig
 from mua.config.schema import EnvironmentConfig
-from mua.config.tools_section import ToolsConfig
+from mua.config.tools import SandboxConfig, ToolsConfig
 from mua.environment.endpoint.services import Services
 from mua.environment.extras import ExtraToolsNotStarted
 from mua.environment.manager import EnvironmentInstance

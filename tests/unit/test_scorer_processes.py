@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
-from mua.config.scorer_section import ScorerConfig
+from mua.config.environment import ScorerConfig
 from mua.environment.endpoint.services import Services
 from mua.users.scoring.code_answers import same_value
 from mua.users.scoring.comparison_pool import ComparisonPool, MathProcess

@@ -21,9 +21,8 @@ from chat_fixtures import ChatServer, chat_server
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mua.config.environment import LlmConfig
+from mua.config.environment import LlmConfig, ScorerConfig
 from mua.config.schema import EnvironmentConfig
-from mua.config.scorer_section import ScorerConfig
 from mua.config.section import Section
 from mua.environment.endpoint.services import ChatClient, Services
 from mua.environment.selection import Selection

@@ -20,9 +20,9 @@ from typer.testing import CliRunner, Result
 from mua.cli import app
 from mua.config.load import read_config
 from mua.config.schema import ExperimentConfig
-from mua.launch import start_checks
+from mua.launch.checks import Check, Start, Verb, configuration, run_checks
+from mua.launch.checks.configuration import Checked, check_reading, check_service, check_start
 from mua.launch.slurm import read_job
-from mua.launch.start_checks import Check, Checked, Start, Verb, check_reading, check_service, check_start, checked
 from mua.utils.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]
@@ -42,7 +42,7 @@ ENDPOINT = (
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    for name in ("WORLD_SIZE", "RANK", *start_checks.LONGER_CONTEXT):
+    for name in ("WORLD_SIZE", "RANK", *configuration.LONGER_CONTEXT):
         monkeypatch.delenv(name, raising=False)
     (tmp_path / "x.yaml").write_text(BASE, encoding="utf-8")
     (tmp_path / "model").mkdir()
@@ -112,7 +112,7 @@ def test_a_valid_run_passes_every_check_without_leaving_a_trace(folder: Path) ->
     ],
 )  # fmt: skip
 def test_one_mistake_is_one_line_with_place_key_and_fix(folder: Path, override: str, line: str) -> None:
-    lines = [one for one in problems(override) if "uncorrected" not in one and "key-value heads" not in one]
+    lines = [one for one in problems(override) if "allow_off_policy" not in one and "key-value heads" not in one]
     assert len(lines) == 1, lines
     assert re.search(line, lines[0]), lines[0]
     assert lines[0].startswith("command line: ")
@@ -276,7 +276,9 @@ def test_n2_a_default_of_the_file_is_enough_to_launch(folder: Path, monkeypatch:
     assert reading.problems == []
     told = check_reading(reading, "train", everything=False, gpus_per_node=8)
     assert [line for line in map(str, told.problems()) if "MUA_USER" in line] == []
-    assert ["user.llm.base_url" in str(line) for line in told.warnings()] == [True], "a node's own address is odd"
+    assert ["user.llm.base_url" in str(line) for line in told.problems("warning")] == [True], (
+        "a node's own address is odd"
+    )
 
 
 @pytest.mark.parametrize("recipe", sorted((ROOT / "configs").glob("*.yaml")), ids=lambda path: path.stem)
@@ -284,7 +286,7 @@ def test_no_recipe_is_refused_for_anything_but_its_model(
     recipe: Path, monkeypatch: pytest.MonkeyPatch, folder: Path
 ) -> None:
     monkeypatch.chdir(ROOT)
-    monkeypatch.setattr(start_checks, "checkpoint_bytes", lambda _: 1)
+    monkeypatch.setattr(configuration, "checkpoint_bytes", lambda _: 1)
     lines = [str(one) for one in check_start(recipe, (), "train", everything=False).problems()]
     assert [line for line in lines if "model.path" not in line] == []
     sft = read_config(recipe, (), ExperimentConfig, "sft")
@@ -307,15 +309,15 @@ def test_gpus_of_this_machine(folder: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_disk_must_hold_a_checkpoint(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = read_config(Path("x.yaml"), (), ExperimentConfig).required()
-    one = start_checks.checkpoint_bytes(config)
+    one = configuration.checkpoint_bytes(config)
     weights = Path("model/model.safetensors").stat().st_size
     assert one == pytest.approx(weights / 2 * 16, rel=0.01), (
         "the folder is in bfloat16; a checkpoint has 4 and 12 bytes"
     )
     usage = shutil.disk_usage("/")
     for free, state in ((one * 3, "ok"), (one * 2, "warning"), (one - 1, "failure")):
-        monkeypatch.setattr(start_checks.shutil, "disk_usage", lambda _, free=free: usage._replace(free=free))
-        states = {check.name: check.state for check in checked(Start(config, "train"), everything=False)}
+        monkeypatch.setattr(configuration.shutil, "disk_usage", lambda _, free=free: usage._replace(free=free))
+        states = {check.name: check.state for check in run_checks(Start(config, "train"), everything=False)}
         assert states["disk"] == state
 
 
@@ -326,7 +328,7 @@ def test_a_check_that_fails_itself_refuses_no_run(folder: Path, monkeypatch: pyt
     monkeypatch.setattr("mua.environment.registry.domain_names", broken)
     told = found()
     assert told.problems() == []
-    assert [str(one) for one in told.warnings()] == [
+    assert [str(one) for one in told.problems("warning")] == [
         "x.yaml:1: the check of domain failed itself: ZeroDivisionError: a bug"
     ]
 
@@ -338,7 +340,7 @@ def test_a_login_node_without_torch_is_told_what_is_not_checked(folder: Path, mo
     monkeypatch.setattr("mua.environment.registry.domain_names", absent)
     told = found()
     assert told.problems() == []
-    (warning,) = map(str, told.warnings())
+    (warning,) = map(str, told.problems("warning"))
     assert "the check of domain cannot be made here: torch is not installed; for a CPU: pip install" in warning
 
 
@@ -351,13 +353,13 @@ def test_packages_of_tools_are_missed_before_anything_is_built(
     folder: Path, monkeypatch: pytest.MonkeyPatch, module: str, override: str, key: str
 ) -> None:
     assert found(override).problems() == []
-    monkeypatch.setattr("mua.utils.optional_deps.find_spec", lambda name: None if name == module else name)
+    monkeypatch.setattr("mua.utils.errors.find_spec", lambda name: None if name == module else name)
     (problem,) = map(str, found(override).problems())
     assert f"{key}: {module} is not installed; pip install 'mua[tools]'" in problem
 
 
 def test_searches_by_a_service_need_no_parser_of_pages(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mua.utils.optional_deps.find_spec", lambda _: None)
+    monkeypatch.setattr("mua.utils.errors.find_spec", lambda _: None)
     assert found("environment.tools.search={url: 'http://somewhere:1/?q={query}'}").problems() == []
 
 
@@ -369,8 +371,8 @@ def test_longest_contexts_are_those_of_sglang() -> None:
         ({"rope_scaling": {"factor": 8.0, "rope_type": "llama3"}}, 100),
         ({"rope_parameters": {"rope_theta": 1e6, "rope_type": "default"}}, 100),
     ):
-        assert start_checks.longest_context({"max_position_embeddings": 100} | rope) == longest
-    assert start_checks.longest_context({}) is None
+        assert configuration.longest_context({"max_position_embeddings": 100} | rope) == longest
+    assert configuration.longest_context({}) is None
 
 
 def test_secrets_of_an_address_are_not_repeated(folder: Path) -> None:

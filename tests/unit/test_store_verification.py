@@ -18,7 +18,7 @@ import pytest
 from typer.testing import CliRunner
 
 from mua.cli import app
-from mua.config.store_section import StoreConfig
+from mua.config.storage import StoreConfig
 from mua.store.arrays import compress, pack_arrays
 from mua.store.database import Store
 from mua.store.exporting import export_parquet

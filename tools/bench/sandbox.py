@@ -18,8 +18,7 @@ from time import perf_counter
 
 import psutil
 
-from mua.config.sandbox_section import SandboxConfig
-from mua.config.tools_section import ProgramKind
+from mua.config.tools import ProgramKind, SandboxConfig
 from mua.sandbox.backends import PYTHON
 from mua.sandbox.box import Sandbox
 from tools import kit

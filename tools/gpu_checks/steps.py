@@ -22,9 +22,8 @@ import torch
 from mua.algorithms.losses import PolicyLoss
 from mua.config.load import load_config
 from mua.config.schema import ExperimentConfig, MegatronConfig
-from mua.launch.plan.compute import GPUS
 from mua.launch.plan.gpu_memory import measure
-from mua.launch.plan.planner import StagePlan, make_plan
+from mua.launch.plan.planner import GPUS, StagePlan, make_plan
 from mua.megatron import parallel
 from mua.megatron.architecture import Architecture, Workload, architecture_of
 from mua.megatron.capabilities import capabilities, implementation_of
@@ -144,7 +143,7 @@ def _peak(found: Found, place: Place) -> float | None:
     name = torch.cuda.get_device_name().replace("-", " ").split()
     known = [gpu.flops for key, gpu in GPUS.items() if key.partition("-")[0] in name]
     if not known:
-        found.message = f"no datasheet of {' '.join(name)} in mua/launch/plan/compute.py: operations per second, no MFU"
+        found.message = f"no datasheet of {' '.join(name)} in mua/launch/plan/planner.py: operations per second, no MFU"
     return known[0] if known else None
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import httpx2
 from mcp.client.streamable_http import streamable_http_client
 
-from mua.config.mcp import McpServerConfig
+from mua.config.environment import McpServerConfig
 from mua.environment.mcp.health import Flood, Health
 from mua.environment.mcp.server_faults import ServerFaultKind
 from mua.utils.errors import ConfigError, one_line

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from time import monotonic
 
-from mua.config.mcp import McpServerConfig
+from mua.config.environment import McpServerConfig
 from mua.config.schema import ExperimentConfig
 from mua.environment.first_instances import domain_faults
 from mua.environment.mcp.servers import ToolServers

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
-from mua.config.mcp import McpServerConfig
+from mua.config.environment import McpServerConfig
 from mua.environment.extras import ExtraTool
 from mua.environment.mcp.server_faults import ServerFaultKind, ToolServerFault
 from mua.environment.mcp.session_pool import SessionPool

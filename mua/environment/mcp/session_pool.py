@@ -18,7 +18,7 @@ from collections.abc import Callable, Coroutine
 from time import monotonic
 from typing import Any
 
-from mua.config.mcp import McpServerConfig
+from mua.config.environment import McpServerConfig
 from mua.environment.mcp.server_faults import ServerFaultKind, ServerNotStarted, ToolServerFault
 from mua.environment.mcp.tool_list import ServerTool
 from mua.environment.mcp.tool_session import CLOSE_SECONDS, ToolSession

@@ -28,7 +28,7 @@ import anyio
 from mcp.shared.message import SessionMessage
 from mcp_types import JSONRPCNotification, jsonrpc_message_adapter
 
-from mua.config.mcp import McpServerConfig
+from mua.config.environment import McpServerConfig
 from mua.environment.mcp import keeper
 from mua.environment.mcp.health import Flood, Health
 from mua.environment.mcp.server_faults import ServerFaultKind

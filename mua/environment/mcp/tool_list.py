@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 import mcp_types as types
 
-from mua.config.mcp import TOOL_NAME, McpServerConfig
+from mua.config.environment import McpServerConfig
+from mua.config.section import TOOL_NAME
 from mua.environment.tool_arguments import argument_checker
 from mua.types import ToolSchema
 from mua.utils.errors import ConfigError

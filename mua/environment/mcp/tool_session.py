@@ -26,7 +26,7 @@ from mcp.shared.exceptions import MCPError
 from pydantic import TypeAdapter, ValidationError
 
 import mua
-from mua.config.mcp import McpServerConfig
+from mua.config.environment import McpServerConfig
 from mua.environment.mcp.content import cut, text_of
 from mua.environment.mcp.health import Health
 from mua.environment.mcp.server_faults import ServerFaultKind, ToolServerFault

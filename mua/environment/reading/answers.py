@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from mua.config.reading_section import BrowseTool
+from mua.config.tools import BrowseTool
 from mua.environment.endpoint.chat import Completion, Message
 from mua.environment.endpoint.services import ChatClient
 from mua.environment.reading.page import Page, parts_of

@@ -25,7 +25,7 @@ from typing import Literal, TypeAlias
 import httpcore
 import httpx
 
-from mua.config.reading_section import PagesConfig
+from mua.config.tools import PagesConfig
 from mua.environment.reading.hosts import HostRules
 from mua.environment.reading.page_error import PageError
 from mua.environment.reading.transport import CheckedTransport, Resolve, SystemResolver

@@ -19,7 +19,7 @@ from ipaddress import IPv4Address, IPv6Address
 
 import httpx
 
-from mua.config.reading_section import PagesConfig, host_and_port
+from mua.config.tools import PagesConfig, host_and_port
 from mua.environment.reading.page_error import PageError
 from mua.utils.strict_json import broken_at, printable
 

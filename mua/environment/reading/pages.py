@@ -17,7 +17,7 @@ from collections import OrderedDict
 from dataclasses import asdict
 from time import monotonic
 
-from mua.config.reading_section import PagesConfig
+from mua.config.tools import PagesConfig
 from mua.environment.endpoint.cache import JsonCache
 from mua.environment.reading.corpus import Corpus
 from mua.environment.reading.fetching import Fetcher

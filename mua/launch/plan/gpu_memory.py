@@ -130,10 +130,7 @@ def measure(chunks: Sequence[Any], wrapped: Sequence[Any], optimizer: Optimizer)
     updated = [p for part in parts for group in part.optimizer.param_groups for p in group["params"]]
     moments = [t for part in parts for state in part.optimizer.state.values() for t in state.values()]
     return ObjectBytes(
-        parameters=fresh(model),
-        gradients=fresh(buffers),
-        main_weights=fresh(updated),
-        moments=fresh(moments),
+        parameters=fresh(model), gradients=fresh(buffers), main_weights=fresh(updated), moments=fresh(moments)
     )
 
 

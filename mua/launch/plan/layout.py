@@ -20,10 +20,7 @@ def check_possible(architecture: Architecture, config: ExperimentConfig) -> None
     Raises:
         ConfigError: one line for each thing that does not divide, and the nearest possible layout.
     """
-    found = [
-        *problems(architecture, config.megatron),
-        *_cluster_problems(architecture, config),
-    ]
+    found = [*problems(architecture, config.megatron), *_cluster_problems(architecture, config)]
     if not found:
         return
     if trainer_gpus(config) > 0 and (nearest := _nearest(architecture, config)):

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mua.config.agent_section import AgentConfig
+from mua.config.rollout import AgentConfig
 from mua.engine.server import GUARDIAN
 from mua.types import Json
 from mua.utils.errors import ConfigError, one_line

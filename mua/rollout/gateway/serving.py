@@ -26,7 +26,7 @@ from typing import TypeAlias
 import orjson
 from aiohttp import web
 
-from mua.config.agent_section import AgentConfig
+from mua.config.rollout import AgentConfig
 from mua.rollout.gateway.chat_calls import Refused, read_chat, read_object
 from mua.rollout.gateway.domain_tools import answer_mcp
 from mua.rollout.gateway.episode_host import EpisodeHost

@@ -7,7 +7,7 @@ import string
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
-from mua.config.scorer_section import AnswerForm
+from mua.config.environment import AnswerForm
 from mua.config.section import Section
 from mua.environment.endpoint.services import Services
 from mua.users.scoring.scorer import AnswerScore, Question, options_of

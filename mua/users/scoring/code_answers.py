@@ -18,9 +18,9 @@ from time import monotonic
 from typing import Any, ClassVar, Literal
 from weakref import WeakKeyDictionary
 
-from mua.config.sandbox_section import SandboxConfig
-from mua.config.scorer_section import AnswerForm
+from mua.config.environment import AnswerForm
 from mua.config.section import NonNegativeFloat, Positive, PositiveFloat, Section
+from mua.config.tools import SandboxConfig
 from mua.environment.endpoint.services import Services
 from mua.sandbox.box import Sandbox, SandboxResult
 from mua.users.scoring.scorer import AnswerScore, Question, options_of

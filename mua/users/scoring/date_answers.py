@@ -12,7 +12,7 @@ from datetime import date, datetime
 from functools import lru_cache
 from typing import Any, ClassVar, Literal
 
-from mua.config.scorer_section import AnswerForm
+from mua.config.environment import AnswerForm
 from mua.config.section import Section
 from mua.environment.endpoint.services import Services
 from mua.users.scoring.scorer import AnswerScore, Question, accepted_texts, options_of

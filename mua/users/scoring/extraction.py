@@ -20,7 +20,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from mua.config.scorer_section import AnswerForm, ScorerConfig
+from mua.config.environment import AnswerForm, ScorerConfig
 from mua.utils.strict_json import JsonError, read_json_at, skip_space
 
 MOST_ANSWERS = 16

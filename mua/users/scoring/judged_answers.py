@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
-from mua.config.scorer_section import AnswerForm
+from mua.config.environment import AnswerForm
 from mua.config.section import Section
 from mua.environment.endpoint.services import Services
 from mua.users.judge import Judge, VerdictForm

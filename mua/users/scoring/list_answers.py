@@ -17,7 +17,7 @@ from pydantic import Field
 from scipy.sparse import csr_array
 from scipy.sparse.csgraph import maximum_bipartite_matching
 
-from mua.config.scorer_section import AnswerForm
+from mua.config.environment import AnswerForm
 from mua.config.section import Section
 from mua.environment.endpoint.services import Services
 from mua.users.scoring.scorer import AnswerScore, ChecksTogether, Question, Scorer, options_of

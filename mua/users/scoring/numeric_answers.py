@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal, Self
 
 from pydantic import model_validator
 
-from mua.config.scorer_section import AnswerForm
+from mua.config.environment import AnswerForm
 from mua.config.section import NonNegativeFloat, Section
 from mua.environment.endpoint.services import Services
 from mua.users.scoring.number_words import digits_of_words

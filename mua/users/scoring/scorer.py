@@ -19,7 +19,7 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from pydantic import ValidationError
 
-from mua.config.scorer_section import AnswerForm, ScorerConfig
+from mua.config.environment import AnswerForm, ScorerConfig
 from mua.config.section import Section
 from mua.types import Json
 from mua.users.scoring.extraction import found_answers

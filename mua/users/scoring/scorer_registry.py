@@ -11,7 +11,7 @@ import importlib.util
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
-from mua.config.scorer_section import ScorerConfig
+from mua.config.environment import ScorerConfig
 from mua.environment.endpoint.services import Services
 from mua.users.scoring.scorer import Grader, Scorer
 from mua.utils.errors import ConfigError

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any, ClassVar
 
-from mua.config.scorer_section import AnswerForm
+from mua.config.environment import AnswerForm
 from mua.config.section import NonNegativeFloat, Positive, PositiveFloat, Section
 from mua.environment.endpoint.services import Services
 from mua.types import Json

@@ -12,7 +12,7 @@ from pydantic import Field
 from rapidfuzz import fuzz
 from rapidfuzz.distance import Levenshtein
 
-from mua.config.scorer_section import AnswerForm
+from mua.config.environment import AnswerForm
 from mua.config.section import Fraction, Section
 from mua.environment.endpoint.services import Services
 from mua.users.scoring.scorer import AnswerScore, Question, accepted_texts, options_of

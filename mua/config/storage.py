@@ -1,6 +1,8 @@
-"""The section ``store``: where everything that happens in a run is kept, and what of it for how long."""
+"""The sections ``store``, ``offline`` and ``observe``: what a run leaves behind, and what is learned from it later."""
 
 from __future__ import annotations
+
+from typing import Literal
 
 from pydantic import SecretStr
 
@@ -77,3 +79,48 @@ class StoredDemonstrations(StoredSource):
     """So many of one task, the first of them; None: all. Tasks that succeed often otherwise outweigh the rare ones."""
     evaluations: bool = False
     """Episodes of the run's evaluations too. What is trained on them can no longer be evaluated by their tasks."""
+
+
+class WandbConfig(Section):
+    """A run at Weights & Biases; its package must be installed, and its own login made."""
+
+    project: str
+    """Made where it is not there."""
+    entity: str | None = None
+    """Team or user; None: the one who logged in."""
+    name: str | None = None
+    """Of the run; None: ``name`` of the configuration."""
+    mode: Literal["online", "offline"] = "online"
+    """``offline`` writes into ``<output>/wandb``, for ``wandb sync`` later."""
+
+
+class MlflowConfig(Section):
+    """A run at an MLflow server, or in its files; its package must be installed."""
+
+    experiment: str
+    """Made where it is not there."""
+    tracking_uri: str | None = None
+    """Server, or a file such as ``sqlite:///runs/mlflow.db``, with texts and histograms in ``mlflow_artifacts`` beside
+    ``output``; None: what ``MLFLOW_TRACKING_URI`` says."""
+    name: str | None = None
+    """Of the run; None: ``name`` of the configuration."""
+
+
+class ObserveConfig(Section):
+    """What a run leaves behind."""
+
+    tensorboard: bool = True
+    """Write scalars, histograms, texts of episodes and hyperparameters for TensorBoard under ``<output>/tensorboard``;
+    ``metrics.jsonl`` is always written."""
+    wandb: WandbConfig | None = None
+    """Send the same to Weights & Biases."""
+    mlflow: MlflowConfig | None = None
+    """Send the same to MLflow."""
+    texts: NonNegative = 100
+    """Steps of a run, evenly spread, whose episodes are logged as texts too: one that succeeded, one that did not."""
+    traces: bool | None = None
+    """One JSON line a trajectory, under ``<output>/traces`` and, of evaluations within training, under
+    ``<output>/evaluations``. None: where the run keeps no store, from which ``mua store export`` writes the same lines,
+    and of ``mua eval``."""
+    progress: bool = True
+    """Progress bars on a terminal, a line every half minute elsewhere."""

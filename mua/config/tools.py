@@ -1,4 +1,4 @@
-"""Keys of ``environment.tools`` for reading: ``pages``, and the tools ``read_page``, ``browse`` and ``search``."""
+"""The section ``environment.tools``: programs in a sandbox, pages to read and search, beside the domain's own tools."""
 
 from __future__ import annotations
 
@@ -9,7 +9,55 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, SecretStr, model_validator
 
-from mua.config.section import NonNegative, NonNegativeFloat, Positive, PositiveFloat, Section
+from mua.config.section import TOOL_NAME, NonNegative, NonNegativeFloat, Positive, PositiveFloat, Section
+
+
+class SandboxConfig(Section):
+    """What one rollout's sandbox may use. The system in it is read-only."""
+
+    backend: Literal["bubblewrap", "docker", "apptainer"] = "bubblewrap"
+    """What keeps programs in: namespaces of this machine's system, or a container of ``image``."""
+    image: str = ""
+    """Docker: an image that is on the machine; Apptainer: a SIF file or folder. It needs Python 3.9 or later as
+    ``python3``, and ``sh``. Bubblewrap takes none: it shows the system of this machine."""
+    network: bool = False
+    """Whether programs reach the network; Docker alone can, because the others would share the network of this machine
+    with the ports of its engines."""
+    call_seconds: PositiveFloat = 20.0
+    """Deadline of one call by the clock, in place of ``environment.call_seconds``; everything the call started is then
+    killed."""
+    cpu_seconds: Positive = 20
+    """Processor time of each process."""
+    memory_mib: Positive = 512
+    """Memory of all processes together, looked at every 50 ms, and the limit of each process's address space."""
+    processes: Positive = 64
+    """Processes and threads at once."""
+    disk_mib: Positive = 64
+    """Size of the working folder and of /tmp, each; they live in memory."""
+    files: Positive = 50_000
+    """Files and folders that programs may have at once."""
+    output_bytes: Annotated[int, Field(ge=64, le=400_000)] = 8000
+    """Longest output of a call in bytes; its head and tail are kept, and the number of bytes cut is said."""
+    ready: NonNegative = 4
+    """Sandboxes started in advance. 0: each starts when its rollout first calls a tool."""
+    start_seconds: PositiveFloat = 30.0
+    """Deadline of starting one."""
+
+    @model_validator(mode="after")
+    def _fits_its_backend(self) -> Self:
+        if self.backend == "bubblewrap" and self.image:
+            raise ValueError("image belongs to the backends docker and apptainer; leave it out, or set backend")
+        if self.backend != "bubblewrap" and not self.image:
+            raise ValueError(f"backend {self.backend} needs image; it takes what is on the machine and pulls none")
+        if self.image.startswith("-"):
+            raise ValueError(f"image {self.image!r} is no name of an image")
+        if self.network and self.backend != "docker":
+            raise ValueError(
+                f"network: with backend {self.backend} programs would share this machine's network, and so reach the "
+                "ports of its engines; set it to false, or take backend docker"
+            )
+        return self
+
 
 _HOST = re.compile(r"(?P<host>\[[0-9a-fA-F:.]+\]|[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?)(?::(?P<port>[0-9]{1,5}))?")
 
@@ -187,3 +235,83 @@ def check_reading(pages: PagesConfig, readers: bool, search: SearchTool | None) 
     web = readers and pages.corpus is None
     if not web and (idle := sorted((of_web - asked) & pages.model_fields_set)):
         raise ValueError(f"pages.{idle[0]} belongs to pages of the web, and no tool reads any; leave it out")
+
+
+ProgramKind = Literal["python", "shell"]
+ReadingKind = Literal["read_page", "browse", "search"]
+
+
+class SandboxedTool(Section):
+    """How the policy knows a tool that runs programs in the rollout's sandbox; ``{}`` for the defaults."""
+
+    name: str = ""
+    """Empty: the name of its key."""
+    description: str = ""
+    """What the policy is told of it; empty: what it does and within which limits."""
+
+    @model_validator(mode="after")
+    def _name(self) -> Self:
+        if self.name and not TOOL_NAME.fullmatch(self.name):
+            raise ValueError(f"name {self.name!r}: at most 64 letters, digits, - and _")
+        return self
+
+
+class ToolsConfig(Section):
+    """Which tools, for which domains."""
+
+    python: SandboxedTool | None = None
+    """Runs a Python program; null: not offered."""
+    shell: SandboxedTool | None = None
+    """Runs a command of the shell in the same sandbox; null: not offered."""
+    sandbox: SandboxConfig = SandboxConfig()
+    """Where both run. Each rollout has a sandbox of its own, which ends with it."""
+    read_page: ReadPageTool | None = None
+    """Gives a page in parts; null: not offered."""
+    browse: BrowseTool | None = None
+    """Answers a question from a page; null: not offered. Needs the section ``judge``."""
+    search: SearchTool | None = None
+    """Finds pages; null: not offered."""
+    pages: PagesConfig = PagesConfig()
+    """What the three read (docs/reading.md)."""
+    domains: list[str] = []
+    """Only tasks of these domains get the tools; empty: all."""
+
+    @property
+    def sandboxed(self) -> dict[ProgramKind, SandboxedTool]:
+        """Those that run in a sandbox, with their names."""
+        given: dict[ProgramKind, SandboxedTool | None] = {"python": self.python, "shell": self.shell}
+        return {
+            kind: tool.model_copy(update={"name": tool.name or kind})
+            for kind, tool in given.items()
+            if tool is not None
+        }
+
+    @property
+    def reading(self) -> dict[ReadingKind, ReadingTool]:
+        """Those that read pages, with their names."""
+        given: dict[ReadingKind, ReadingTool | None] = {
+            "read_page": self.read_page,
+            "browse": self.browse,
+            "search": self.search,
+        }
+        return {
+            kind: tool.model_copy(update={"name": tool.name or kind})
+            for kind, tool in given.items()
+            if tool is not None
+        }
+
+    def _names(self) -> list[tuple[str, str]]:
+        """Each tool's key and name."""
+        sandboxed = [(kind, tool.name) for kind, tool in self.sandboxed.items()]
+        return [*sandboxed, *((kind, tool.name) for kind, tool in self.reading.items())]
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        kinds: dict[str, str] = {}
+        for kind, name in self._names():
+            if (first := kinds.setdefault(name, kind)) != kind:
+                raise ValueError(f"{first} and {kind} are both called {name!r}; give one of them another name")
+        check_reading(self.pages, self.read_page is not None or self.browse is not None, self.search)
+        if not self.sandboxed and self.sandbox != SandboxConfig():
+            raise ValueError("sandbox has no tool that runs in it; add python: {} or shell: {}")
+        return self

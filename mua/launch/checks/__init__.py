@@ -1,0 +1,202 @@
+"""One list of checks: of a configuration on any machine, of a node and its GPUs, of services that are asked.
+
+::
+
+    mua VERB CONFIG            ─┐                                       ┌─► a failure refuses, all of them at once
+    mua VERB CONFIG --check    ─┤  on "start", then "late":             ├─► a table, or JSON
+    mua launch slurm CONFIG    ─┼─► configuration.py ─► made(start) ────┤   failures refuse the submission
+    mua doctor preflight       ─┤                                       └─► lines of the node's table
+                                └─► on "node", and "asked" by rank 0: node.py; between nodes: preflight.py
+
+A check is a function below ``@listed``. What it raises for people is a failure; a fault of the check itself refuses no
+run at its start.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Literal, TypeAlias, TypeVar
+
+from mua.config.schema import ExperimentConfig
+from mua.utils.errors import MuaError, advise_install, one_line
+from mua.utils.masking import mask_credentials
+
+State = Literal["ok", "warning", "failure"]
+Verb: TypeAlias = Literal["train", "sft", "eval", "rollout", "gateway", "sync", "engines"]
+Stage: TypeAlias = Literal["start", "late", "node", "asked"]
+Function = TypeVar("Function", bound=Callable[..., Any])
+_KEY = re.compile(r"([a-z_]+(?:\.[\w/-]+)*): ")
+
+
+@dataclass(frozen=True)
+class Check:
+    """What a check found. ``fix`` says what to do about a warning or a failure."""
+
+    name: str
+    state: State
+    text: str
+    fix: str = ""
+    key: str = ""
+    """The key of the configuration that it is about."""
+
+    @property
+    def advice(self) -> str:
+        """Key, text and fix, of which some may be empty."""
+        told = f"{self.text}; {self.fix}" if self.fix else self.text
+        return f"{self.key}: {told}" if self.key else told
+
+    def line(self) -> str:
+        """For people."""
+        return f"{self.state:8} {self.name:15} {self.advice}"
+
+
+@dataclass(frozen=True)
+class Start:
+    """What is to be started."""
+
+    config: ExperimentConfig
+    verb: Verb
+    gpus_per_node: int | None = None
+    """Of a job that is to be submitted; None: on this machine, whose GPUs count."""
+    wrong: frozenset[str] = frozenset()
+    """Sections of the configuration that are wrong by themselves: ``config`` has defaults there."""
+
+    @property
+    def launched(self) -> bool:
+        """Whether it is to run on other machines."""
+        return self.gpus_per_node is not None
+
+    @property
+    def offline(self) -> bool:
+        """Whether stored groups are trained on."""
+        return self.verb == "train" and self.config.offline is not None
+
+    @property
+    def plays(self) -> bool:
+        """Whether episodes are played."""
+        return self.verb in ("train", "eval", "rollout", "gateway", "sync") and not self.offline
+
+    @property
+    def has_model(self) -> bool:
+        """Whether the policy is a folder of ours, and no endpoint."""
+        return self.verb != "eval" or self.config.evaluation.policy.kind == "engine"
+
+    @property
+    def trains(self) -> bool:
+        """Whether the section ``megatron`` is used."""
+        return self.verb in ("train", "sft", "sync")
+
+    @property
+    def has_engines(self) -> bool:
+        """Whether SGLang servers are started."""
+        return self.has_model and (self.plays or self.verb == "engines")
+
+
+@dataclass(frozen=True)
+class Listed:
+    """One entry of the list."""
+
+    name: str
+    check: Callable[[Any], Any]
+    """Of a :class:`Start`, several; of a node, one."""
+    on: Stage
+    reads: frozenset[str]
+    """Sections that decide about its result."""
+    applies: Callable[[Any], bool]
+
+
+CHECKS: list[Listed] = []
+
+
+def listed(
+    name: str, *reads: str, on: Stage = "start", applies: Callable[[Any], bool] = lambda _: True
+) -> Callable[[Function], Function]:
+    """Put a function on the list. Those of stage ``late`` read much, and are made only where the others found
+    nothing: the run reads the same afterwards."""
+
+    def enter(function: Function) -> Function:
+        CHECKS.append(Listed(name, function, on, frozenset(reads), applies))
+        return function
+
+    return enter
+
+
+def failure(key: str, text: str, fix: str = "") -> Check:
+    """A check that failed."""
+    return Check("", "failure", text, fix, key)
+
+
+def warning(key: str, text: str, fix: str = "") -> Check:
+    """A check that found something odd, which may be meant."""
+    return Check("", "warning", text, fix, key)
+
+
+def raised(call: Callable[[], object]) -> Iterator[Check]:
+    """The failures that ``call`` raises, if it does, so that others are found too."""
+    try:
+        call()
+    except MuaError as error:
+        yield from failures_of(error)
+
+
+def failures_of(error: MuaError) -> Iterator[Check]:
+    """One for each line of its message, with the key that the line begins with."""
+    for line in str(error).splitlines():
+        key = match[1] if (match := _KEY.match(line)) and is_key(match[1]) else ""
+        yield failure(key, line[len(key) + 2 :] if key else line)
+
+
+def is_key(text: str) -> bool:
+    return text.partition(".")[0] in ExperimentConfig.model_fields
+
+
+def run_checks(start: Start, *, everything: bool = True) -> list[Check]:
+    """Every check of a start that applies, in order; of one that found nothing one line ``ok``.
+
+    ``everything`` makes those that read much too.
+    """
+    found: list[Check] = []
+    for stage in ("start", "late") if everything else ("start",):
+        if stage == "late" and (start.wrong or any(check.state == "failure" for check in found)):
+            break
+        for one in CHECKS:
+            if one.on == stage and one.applies(start) and not one.reads & start.wrong:
+                mine = list(_guarded(one, start))
+                found += [check for check in mine if check.state != "ok"] or mine[:1] or [Check(one.name, "ok", "")]
+    return found
+
+
+def _guarded(one: Listed, start: Start) -> Iterator[Check]:
+    """Its checks with its name; what it raises is one of them."""
+    found = list[Check]()
+    try:
+        for check in one.check(start):
+            found.append(check)
+    except MuaError as error:
+        found += failures_of(error)
+    except Exception as error:
+        missing = advise_install(error)  # a login node that only submits needs no torch
+        why = f"cannot be made here: {missing}" if missing else f"failed itself: {one_line(error)}"
+        found.append(warning("", f"the check of {one.name} {why}"))
+    for check in found:
+        yield replace(check, name=one.name, text=mask_credentials(check.text), fix=mask_credentials(check.fix))
+
+
+def run_stage(stage: Stage, subject: Any) -> list[Check]:
+    """Every check of a stage of the preflight that applies, to a node or to the start of a run."""
+    found = list[Check]()
+    for one in CHECKS:
+        if one.on == stage and one.applies(subject):
+            found += guarded(one.name, lambda one=one: one.check(subject))  # type: ignore[misc]
+    return found
+
+
+def guarded(name: str, check: Callable[[], Check | list[Check]]) -> list[Check]:
+    """What ``check`` found; whatever it raises is a failure, so that one check never hides the others."""
+    try:
+        found = check()
+    except Exception as error:
+        return [Check(name, "failure", f"could not be made: {type(error).__name__}: {error}")]
+    return [found] if isinstance(found, Check) else found

@@ -1,0 +1,518 @@
+"""What ``mua doctor preflight`` checks on every node, and what its rank 0 asks; see :mod:`mua.launch.checks`.
+
+Those of GPUs are functions of what the driver says (:mod:`mua.launch.gpus`), so that they are proven without one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import os
+import re
+import resource
+import shutil
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+import psutil
+
+from mua.config.schema import DistillationConfig, EndpointConfig, ExperimentConfig
+from mua.engine.allocator import ALLOCATOR_VARIABLES, expandable
+from mua.engine.placement import check_trainer_machine, first_engine_gpu, trains_beside_engines
+from mua.launch.checks import Check, Start, listed
+from mua.launch.gpus import NodeFacts, Variable, needed_variables, read_node
+from mua.utils.cores import given_cores
+from mua.utils.errors import ConfigError, EnvironmentFault, MuaError
+from mua.utils.masking import below, mask_credentials
+from mua.utils.resources import shipped
+from mua.utils.source_state import installed_version
+
+if TYPE_CHECKING:
+    import httpx
+    from pydantic import SecretStr
+
+    from mua.launch.plan.planner import Plan
+    from mua.megatron.capabilities import Capabilities
+
+PINNED = ("torch", "megatron-core", "sglang", "transformers", "safetensors", "numpy")
+"""Packages whose versions belong together; the others' are recorded, not checked."""
+SHARED_MEMORY_BYTES = 1 << 30
+ENDPOINT_SECONDS = 20.0
+BUSY = 0.1
+"""Of a GPU's memory: less is contexts of processes that hold nothing."""
+
+
+@dataclass(frozen=True)
+class RunNode:
+    """What the checks of a node look at."""
+
+    config: ExperimentConfig | None = None
+    """None for ``mua doctor`` alone."""
+    facts: NodeFacts = field(default_factory=NodeFacts)
+    ranks: int = 1
+    """Processes of the run on this node."""
+    rank: int = 0
+    own: frozenset[int] = frozenset()
+    """Processes of the run here, by number."""
+    cuda: str | None = None
+    """Version that torch was built with."""
+    usable: bool = True
+    """Whether torch finds the GPUs."""
+    cores: tuple[int, int] = (1, 1)
+    """Given to this process, and of the machine."""
+    machine: Capabilities | None = None
+    """None without a GPU."""
+    has_model: bool = True
+    """Whether GPUs are of use: not to a policy behind an endpoint."""
+
+    @classmethod
+    def here(cls, config: ExperimentConfig | None, has_model: bool) -> RunNode:
+        """This one, of a run that torchrun started or alone."""
+        import torch
+
+        facts, machine, parent = read_node(), None, psutil.Process().parent()
+        if facts.gpus and config is not None:
+            from mua.megatron.capabilities import Capabilities
+
+            machine = Capabilities.here()
+        own = [parent, *parent.children(recursive=True)] if parent else [psutil.Process()]  # the same launcher's
+        return cls(
+            config, facts, int(os.environ.get("LOCAL_WORLD_SIZE", "1")), int(os.environ.get("RANK", "0")),
+            frozenset(one.pid for one in own), torch.version.cuda, torch.cuda.is_available(),
+            (len(given_cores()), os.cpu_count() or 1), machine, has_model,
+        )  # fmt: skip
+
+    @property
+    def capability(self) -> tuple[int, int] | None:
+        """The lowest of the GPUs' compute capabilities."""
+        return min((gpu.capability for gpu in self.facts.gpus), default=None)
+
+    @property
+    def ours(self) -> ExperimentConfig:
+        assert self.config is not None, "checks of a configuration are made where there is one"
+        return self.config
+
+
+def _configured(node: RunNode) -> bool:
+    return node.config is not None and node.has_model
+
+
+# ---- packages and limits
+
+
+@listed("versions", on="node")
+def check_versions(node: RunNode) -> Check:
+    """Installed versions against the constraints that were run together."""
+    names = ("gpu-py312-cu.txt",) if node.usable else ("cpu-py312.txt", "cpu-py312-nodeps.txt")
+    pins: dict[str, str] = {}
+    for path in (shipped(f"constraints/{name}") for name in names):
+        if path.is_file():
+            pins |= dict(re.findall(r"^([\w.-]+)==([^\s;]+)", path.read_text(encoding="utf-8"), re.MULTILINE))
+    installed = {name: installed_version(name) for name in PINNED}
+    shown = ", ".join(f"{name} {version or 'missing'}" for name, version in installed.items())
+    if missing := [name for name in PINNED[:4] if installed[name] is None]:
+        return Check("versions", "failure", shown, f"install {', '.join(missing)} with the pins of {names[0]}")
+    other = [
+        f"{name} {pins[name]}"
+        for name, version in installed.items()
+        if name in pins and (version or "").partition("+")[0] != pins[name].partition("+")[0]
+    ]
+    if other:
+        return Check("versions", "warning", shown, f"tested with {', '.join(other)} ({names[0]})")
+    return Check("versions", "ok", shown)
+
+
+# ---- GPUs
+
+
+@listed("GPUs", on="node")
+def check_gpus(node: RunNode) -> Check:
+    """Every process of this node has a whole GPU, free of others."""
+    facts, wanted = node.facts, node.ranks if node.facts.gpus else 0
+    if not facts.gpus:
+        if granted := int(os.environ.get("SLURM_GPUS_ON_NODE", "0")):
+            fix = "everything runs on the CPU; check the driver, nvidia-smi and that torch is a build for CUDA"
+            return Check("GPUs", "warning", f"Slurm granted {granted}, but there is none", fix)
+        return Check("GPUs", "ok", "none; everything runs on the CPU, what only GPUs have is not checked")
+    kinds = sorted({f"{gpu.name}, {gpu.total / 2**30:.0f} GiB" for gpu in facts.gpus})
+    text = f"{len(facts.gpus)} x {' and '.join(kinds)}, driver {facts.gpus[0].driver}"
+    if len(facts.gpus) < wanted:
+        return Check("GPUs", "failure", text, f"{wanted} processes of this node need one each; ask for more GPUs")
+    if mig := [gpu.index for gpu in facts.gpus if gpu.mig]:
+        fix = "instances share no NVLink and NCCL joins none of one GPU: nvidia-smi -mig 0"
+        return Check("GPUs", "failure", f"{text}; {mig} are cut by MIG", fix)
+    named = {holder.uuid: f"{holder.name} ({holder.pid})" for holder in facts.holders if holder.pid not in node.own}
+    if busy := [gpu for gpu in facts.gpus if gpu.used > BUSY * gpu.total]:
+        held = [f"GPU {gpu.index}: {gpu.used / 2**30:.0f} GiB, {named.get(gpu.uuid, 'unknown')}" for gpu in busy]
+        fix = "end those processes, or ask for other nodes"
+        return Check("GPUs", "failure", f"{text}; held by others: {'; '.join(held)}", fix)
+    if len(kinds) > 1:
+        return Check("GPUs", "warning", text, "the smallest and slowest decides for all")
+    if off := [gpu.index for gpu in facts.gpus if gpu.ecc is False]:
+        fix = "a flipped bit in a weight goes unseen: nvidia-smi -e 1, then reboot"
+        return Check("GPUs", "warning", f"{text}; {off} without ECC", fix)
+    return Check("GPUs", "ok", text)
+
+
+@listed("driver", on="node")
+def check_driver(node: RunNode) -> Check:
+    """The driver serves the CUDA that torch was built with (``torch.version.cuda``): of the same major version, any."""
+    facts, runtime = node.facts, node.cuda
+    if not facts.gpus or facts.cuda is None:
+        return Check("driver", "ok", "skipped: no GPU")
+    if runtime is None:
+        return Check("driver", "failure", "torch is a build without CUDA", "install torch from PyPI, see installation")
+    major, minor = (int(part) for part in runtime.split(".")[:2])
+    text = f"CUDA {facts.cuda[0]}.{facts.cuda[1]}, torch's is {runtime}"
+    if facts.cuda[0] < major:
+        return Check("driver", "failure", text, f"update the driver to one for CUDA {major}, or take an older torch")
+    if not node.usable:
+        fix = "run nvidia-smi and python -c 'import torch; torch.cuda.init()' on the node"
+        return Check("driver", "failure", f"{text}; torch finds no GPU all the same", fix)
+    if facts.cuda < (major, minor):
+        fix = "what is compiled on the node for a newer CUDA may not load (PTX); update the driver"
+        return Check("driver", "warning", text, fix)
+    return Check("driver", "ok", text)
+
+
+@listed("links", on="node")
+def check_links(node: RunNode) -> Check:
+    """Every two GPUs have NVLink: the traffic of tensor and expert parallelism, and weights for engines."""
+    facts = node.facts
+    pairs = sorted({(a.index, b.index) for a in facts.gpus for b in facts.gpus if a.index < b.index})
+    known = {pair: facts.links[pair] for pair in pairs if pair in facts.links}
+    if not pairs:
+        return Check("links", "ok", "skipped: fewer than two GPUs")
+    if not known:
+        fix = "run it by hand; MIG and containers hide it"
+        return Check("links", "warning", "nvidia-smi topo -m says nothing", fix)
+    if slow := {pair: link for pair, link in known.items() if not link.startswith("NV")}:
+        some = ", ".join(f"{a}-{b} {link}" for (a, b), link in list(slow.items())[:4])
+        fix = "parallelism and weight sync go over PCIe there: keep tensor_parallel within linked GPUs"
+        return Check("links", "warning", f"{len(slow)} of {len(known)} pairs without NVLink: {some}", fix)
+    return Check("links", "ok", f"NVLink between all {len(facts.gpus)} GPUs ({', '.join(sorted(set(known.values())))})")
+
+
+@listed("cores", on="node")
+def check_cores(node: RunNode) -> Check:
+    """The cores that this process was given are enough for a node's ranks, engines and environments."""
+    (given, machine), ranks, gpus = node.cores, node.ranks, bool(node.facts.gpus)
+    text = f"{given} of the machine's {machine} for {ranks} ranks"
+    fix = "slurm.exclusive: true asks for whole nodes, slurm.cpus_per_task for cores; a site may bind steps (srun -v)"
+    if given < ranks:
+        return Check("cores", "failure" if gpus else "warning", text, fix)
+    if gpus and given < 4 * ranks:  # a rank, its share of an engine and of the environments, the data's way to the GPU
+        return Check("cores", "warning", text, fix)
+    return Check("cores", "ok", text)
+
+
+@listed("Apex", on="node")
+def check_apex(_: RunNode) -> Check:
+    """NVIDIA's Apex has a kernel that adds weight gradients in place; PyPI has another package of that name."""
+    if importlib.util.find_spec("fused_weight_gradient_mlp_cuda") is not None:
+        return Check("Apex", "ok", "NVIDIA's: weight gradients are accumulated in the product's kernel")
+    if importlib.util.find_spec("apex") is not None:
+        fix = "pip uninstall apex, then build https://github.com/NVIDIA/apex (docs/installation.md)"
+        return Check("Apex", "warning", "the package apex is not NVIDIA's, or was built without --cuda_ext", fix)
+    return Check("Apex", "ok", "none; Transformer Engine accumulates by itself where it is there")
+
+
+@listed("variables", on="node")
+def check_variables(node: RunNode, environment: Mapping[str, str] = os.environ) -> Check:
+    """What the run will have, and whether a person's own values can stay."""
+
+    def fix(variable: Variable) -> str:
+        told = f"unset {variable.name}" + ("" if variable.value is None else f" or set it to {variable.value}")
+        return f"{told} ({variable.why})"
+
+    if not _configured(node):  # nobody knows what is to run
+        found = [name for name in ALLOCATOR_VARIABLES if expandable(environment.get(name, ""))]
+        fix = "expandable segments can be neither shared with engines nor released"
+        return (
+            Check("variables", "warning", ", ".join(found), fix)
+            if found
+            else Check("variables", "ok", "none in the way")
+        )
+    needed = needed_variables(node.ours, node.capability)
+    if wrong := [variable for variable in needed if not variable.takes(environment.get(variable.name))]:
+        text = ", ".join(f"{v.name}={environment[v.name]}" for v in wrong)
+        failed = any(v.otherwise == "failure" for v in wrong)
+        return Check("variables", "failure" if failed else "warning", text, "; ".join(map(fix, wrong)))
+    if node.capability is None:
+        return Check("variables", "ok", "skipped what is set for GPUs; nothing in the way")
+    shown = [f"{v.name}={environment.get(v.name, v.value)}" for v in needed if v.value is not None]
+    return Check("variables", "ok", ", ".join(shown) or "none needed")
+
+
+@listed("layers", on="node", applies=_configured)
+def check_layers(node: RunNode) -> Check:
+    """Whose layers will run, and that this machine has every option of the section megatron: fp8, fusions, overlaps."""
+    config, machine = node.ours, node.machine
+    if machine is None:
+        return Check("layers", "ok", "skipped: no GPU; Megatron's local layers")
+    from mua.megatron.settings import Options
+
+    try:
+        chosen = Options.of(config.megatron, machine, experts=False).implementation
+    except ConfigError as error:
+        return Check("layers", "failure", str(error))
+    if chosen == "transformer_engine":
+        return Check("layers", "ok", f"Transformer Engine {machine.transformer_engine}")
+    if config.megatron.implementation == "auto":
+        fix = "install transformer-engine-torch (docs/installation.md), or say megatron.implementation: local"
+        return Check("layers", "warning", "Megatron's local layers: Transformer Engine is not installed", fix)
+    return Check("layers", "ok", "Megatron's local layers")
+
+
+@listed("engines", on="node", applies=_configured)
+def check_engines(node: RunNode) -> Check:
+    """The engines of a trainer's node have its GPUs: their tensor parallelism divides them, and there are enough."""
+    config, on_node, ranks = node.ours, len(node.facts.gpus), node.ranks
+    tensor, count = config.engine.tensor_parallel, config.engine.count
+    if not trains_beside_engines(config):
+        text = f"on {config.engine.nodes} nodes of their own, which look at their GPUs themselves"
+        return Check("engines", "ok", text)
+    if not on_node:
+        return Check("engines", "ok", "skipped: no GPU")
+    try:
+        check_trainer_machine(config, ranks, on_node)
+    except ConfigError as error:
+        return Check("engines", "failure", str(error))
+    free = on_node - first_engine_gpu(config, ranks)
+    text = f"{count} of tensor_parallel {tensor} on {free} GPUs of a node"
+    if free % tensor:
+        fits = ", ".join(str(size) for size in range(1, free + 1) if free % size == 0)
+        return Check("engines", "failure", text, f"an engine would span nodes: engine.tensor_parallel could be {fits}")
+    if count * tensor > free:
+        return Check("engines", "failure", text, f"engine.count can be {free // tensor} at most")
+    if count * tensor < free:
+        fix = f"{free - count * tensor} generate nothing; engine.count {free // tensor} uses all"
+        return Check("engines", "warning", text, fix)
+    return Check("engines", "ok", text)
+
+
+@listed("memory", on="node", applies=lambda node: _configured(node) and node.rank == 0)
+def check_memory(node: RunNode) -> Check:
+    """Every phase of the plan fits the GPUs that are here, by the calculation of ``mua plan`` for their type."""
+    config, facts = node.ours, node.facts
+    if not facts.gpus:
+        return Check("memory", "ok", "skipped: no GPU")
+    from mua.launch.plan.planner import make_plan
+
+    if kind := gpu_type(facts.gpus[0].name):
+        config = config.model_copy(update={"cluster": config.cluster.model_copy(update={"gpu": kind})})
+    return check_plan(make_plan(config), facts, kind)
+
+
+def gpu_type(name: str) -> str | None:
+    """Which type of the plan a GPU is that the driver calls ``name``; None: one that it has no figures of."""
+    from mua.launch.plan.planner import GPUS
+
+    return next((kind for kind in GPUS if all(part in name for part in kind.split("-"))), None)
+
+
+def check_plan(plan: Plan, facts: NodeFacts, kind: str | None) -> Check:
+    """The fullest phase of ``plan`` against the smallest GPU; ``kind`` is its type, None if it has no figures."""
+    least, fullest = min(gpu.total for gpu in facts.gpus), max(plan.phases, key=lambda phase: phase.total)
+    needed = fullest.total + plan.reserve
+    text = f"{fullest.name} needs {needed / 1e9:.1f} of {least / 1e9:.1f} GB"
+    if faults := plan.faults():
+        return Check("memory", "failure", faults[0], "mua plan CONFIG shows what takes it")
+    if needed > least:
+        return Check("memory", "failure", text, "mua plan CONFIG shows what takes it; shard further, or offload")
+    if kind is None:
+        fix = f"no figures of {facts.gpus[0].name}; counted as {plan.config.cluster.gpu} (cluster.gpu)"
+        return Check("memory", "warning", text, fix)
+    return Check("memory", "ok", text)
+
+
+@listed("open files", on="node")
+def check_open_files(node: RunNode) -> Check:
+    """Episodes hold connections to engines and users."""
+    config = node.config
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = 1024 + 8 * (config.rollout.concurrency if config else 64)
+    text = f"ulimit -n is {soft}"
+    if hard < needed:
+        return Check("open files", "failure", text, f"raise the hard limit {hard} to at least {needed}")
+    if soft < needed:
+        return Check("open files", "warning", text, f"put `ulimit -n {needed}` into slurm.setup")
+    return Check("open files", "ok", text)
+
+
+@listed("shared memory", on="node")
+def check_shared_memory(node: RunNode) -> Check:
+    """Weights go to engines through /dev/shm on a CPU; NCCL and data loaders use it everywhere."""
+    usage = shutil.disk_usage("/dev/shm")
+    needed = max(SHARED_MEMORY_BYTES, 2 * node.config.engine.bucket_bytes if node.config else 0)
+    text = f"/dev/shm has {usage.free / 2**30:.1f} of {usage.total / 2**30:.1f} GiB free"
+    if usage.free < needed:
+        return Check("shared memory", "warning", text, f"give it {needed / 2**30:.1f} GiB (containers: --shm-size)")
+    return Check("shared memory", "ok", text)
+
+
+def compare_nodes(found: Sequence[tuple[str, Check]]) -> list[Check]:
+    """What differs between nodes that must not: packages, and GPUs with their driver."""
+    differ = []
+    for name, fix in (
+        ("versions", "one environment for all nodes: slurm.venv in a shared folder"),
+        ("GPUs", "ask for nodes of one kind: slurm.extra --constraint"),
+    ):
+        texts = {node: check.text for node, check in found if check.name == name}
+        if len(set(texts.values())) > 1:
+            nodes = ", ".join(f"{node}: {text}" for node, text in texts.items())
+            differ.append(Check(f"{name} differ", "failure" if name == "versions" else "warning", nodes, fix))
+    return differ
+
+
+# ---- what rank 0 asks or starts
+
+
+@listed("teacher", on="asked", applies=lambda s: s.verb == "train" and s.config.algorithm.distillation is not None)
+def teacher_of(start: Start) -> Check:
+    assert start.config.algorithm.distillation is not None
+    return check_teacher(start.config.algorithm.distillation)
+
+
+def check_teacher(config: DistillationConfig) -> Check:
+    """The server of ``algorithm.distillation`` is there, SGLang's, and lets us in."""
+    base, section = config.base_url.rstrip("/"), "algorithm.distillation"
+    answer = _get(f"{base}/model_info", config.api_key, "teacher", base, section)
+    if isinstance(answer, Check):
+        return answer
+    try:
+        return Check("teacher", "ok", f"{base} serves {answer.json()['model_path']}")
+    except (ValueError, KeyError, TypeError):
+        fix = f"{section}.base_url must be SGLang's own address, without /v1"
+        return Check("teacher", "failure", f"{base}/model_info answers {answer.status_code}", fix)
+
+
+@listed("tool servers", on="asked", applies=lambda start: start.plays and start.config.environment.mcp)
+def check_tool_servers(start: Start) -> Check:
+    """Each server of ``environment.mcp`` opens one session and has the tools that the configuration names."""
+    from mua.environment.mcp.inspection import inspected  # brings the SDK, which takes long to import
+
+    found = inspected(start.config)
+    text = ", ".join(f"{one.name}: {len(one.tools)} tools in {one.seconds:.1f} s" for one in found if not one.fault)
+    if faults := [one.fault for one in found if one.fault]:
+        return Check("tool servers", "failure", "; ".join(faults), "mua env servers CONFIG shows all")
+    return Check("tool servers", "ok", text)
+
+
+@listed("sandbox", on="asked", applies=lambda start: start.plays and start.config.environment.tools.sandboxed)
+def check_sandbox(start: Start) -> Check:
+    """A sandbox of ``environment.tools`` starts and runs a program, and the tools' names are free in each domain."""
+    from mua.sandbox.stock import SandboxStock
+
+    config, section = start.config, start.config.environment.tools.sandbox
+
+    async def opened() -> str:
+        stock = SandboxStock(section.model_copy(update={"ready": 0}))
+        try:
+            await stock.start()  # runs a program in it, too
+        finally:
+            await stock.close()
+        if not config.environment.mcp:  # else "tool servers" tells
+            await _check_names(config)
+        return f"{section.backend}, started"
+
+    return _tried("sandbox", opened, "docs/sandbox.md says what each backend needs")
+
+
+@listed("reading", on="asked", applies=lambda start: start.plays and start.config.environment.tools.reading)
+def check_reading_tools(start: Start) -> Check:
+    """What ``environment.tools`` reads is there and can be parsed, and the tools' names are free in each domain.
+
+    A search service is not asked: a request may cost money.
+    """
+    from mua.environment.endpoint.services import Services
+    from mua.environment.reading_tools import ReadingTools
+
+    config = start.config
+
+    async def opened() -> str:
+        services = Services.from_config(config.user, config.judge)
+        try:
+            tools = ReadingTools(config.environment.tools, services.judge)
+            try:
+                names = [tool.schema.name for tool in await tools.start()]
+            finally:
+                await tools.close()
+        finally:
+            await services.close()
+        if not (config.environment.mcp or config.environment.tools.sandboxed):  # whose checks tell
+            await _check_names(config)
+        return f"{', '.join(names)}, ready"
+
+    return _tried("reading", opened)
+
+
+async def _check_names(config: ExperimentConfig) -> None:
+    from mua.environment.first_instances import domain_faults
+
+    if faults := await domain_faults(config):
+        raise EnvironmentFault("; ".join(faults.values()))
+
+
+def _tried(name: str, opened: Callable[[], Awaitable[str]], fix: str = "") -> Check:
+    async def run() -> str:
+        return await opened()
+
+    began = time.monotonic()
+    try:
+        text = asyncio.run(run())
+    except EnvironmentFault as error:
+        return Check(name, "failure", str(error))
+    except MuaError as error:
+        return Check(name, "failure", str(error), fix)
+    return Check(name, "ok", f"{text} in {time.monotonic() - began:.2f} s")
+
+
+@listed("endpoint", on="asked")
+def check_endpoints(start: Start) -> list[Check]:
+    """User, judge, their stand-ins, and a policy that is no checkpoint. A stand-in may be away: it is asked only while
+    another endpoint cannot be."""
+    found, config = list[Check](), start.config
+    for name, llm in config.language_models().items() if start.plays else ():
+        found.append(check_endpoint(llm, name))
+        for place, other in enumerate(llm.fallbacks):
+            check = check_endpoint(other, f"{name}.fallbacks.{place}")
+            found.append(replace(check, state="warning") if check.state == "failure" else check)
+    if start.plays and not start.has_model and (policy := config.evaluation.policy.endpoint) is not None:
+        found.append(check_endpoint(policy, "evaluation.policy.endpoint"))
+    return found
+
+
+def check_endpoint(model: EndpointConfig, name: str = "user.llm") -> Check:
+    """The endpoint in the section ``name`` answers and knows its model."""
+    shown = mask_credentials(model.base_url.rstrip("/"))
+    answer = _get(below(model.base_url, "models"), model.api_key, "endpoint", shown, name)
+    if isinstance(answer, Check):
+        return answer
+    try:
+        known = [str(one["id"]) for one in answer.json()["data"]]
+    except (ValueError, KeyError, TypeError):
+        known = []
+    if not answer.is_success or not known:
+        fix = f"it may still serve chats; check {name}.base_url (it usually ends in /v1)"
+        return Check("endpoint", "warning", f"{shown}/models answers {answer.status_code} and names no models", fix)
+    if model.model not in known:
+        some = ", ".join(known[:5])
+        return Check("endpoint", "failure", f"{shown} does not know {model.model!r}", f"set {name}.model to: {some}")
+    return Check("endpoint", "ok", f"{shown} serves {model.model}")
+
+
+def _get(url: str, key: SecretStr, check: str, shown: str, section: str) -> httpx.Response | Check:
+    """What a server answers; a failure of ``check`` where it is not there or does not let us in."""
+    import httpx
+
+    headers = {"Authorization": f"Bearer {key.get_secret_value()}"}
+    try:
+        answer = httpx.get(url, headers=headers, timeout=ENDPOINT_SECONDS)
+    except httpx.HTTPError as error:
+        return Check(check, "failure", f"{shown}: {type(error).__name__}", f"check {section}.base_url and its server")
+    if answer.status_code in (401, 403):
+        return Check(check, "failure", f"{shown} answers {answer.status_code}", f"check {section}.api_key")
+    return answer
