@@ -77,13 +77,13 @@ def test_gold_of_the_official_tasks_is_rewarded(name, tasks):
 
 def test_in_a_mix_each_domain_loads_its_own_folder():
     options = {"retail.leave_out": "NL_ASSERTION", "telecom.split": "base"}
-    mix = {"retail": 1, "telecom": 1, "agentbench_db": 1}
+    mix = {"retail": 1, "telecom": 1, "help_desk": 1}
     config = EnvironmentConfig.model_validate({"mix": mix, "data": SMALL, "options": options})
     domains = Selection.from_config(config).domains
     assert {name: len(domain.tasks("test")) for name, domain in domains.items()} == {
         "retail": 2,
         "telecom": 9,
-        "agentbench_db": 120,
+        "help_desk": 512,
     }
 
 
