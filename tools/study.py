@@ -22,6 +22,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
+from environments.kit.demonstrate import write_conversations
 from mua.config.load import load_config
 from mua.config.schema import ExperimentConfig
 from mua.config.section import Positive, Section
@@ -33,7 +34,6 @@ from tools import kit
 from tools.tiny import build_policy
 from workbench.commands import mua, say
 from workbench.conversations import conversations
-from workbench.demonstrate import write_conversations
 
 ROOT = Path("runs/studies")
 

@@ -19,6 +19,7 @@ import pytest
 
 from environments._tau import OfficialDomain
 from environments.kit.database import DatabaseEnvironment
+from environments.kit.demonstrate import demonstrate, replay_gold
 from environments.kit.overlay import digest_of
 from environments.telecom.official.user import named
 from mua.config.schema import EnvironmentConfig
@@ -28,7 +29,6 @@ from mua.utils.errors import ConfigError
 from tests.desk_support import SPLITS, judged, opened, played_with
 from tests.tables import cases_of, changed, refused, table
 from tests.tau_support import SMALL, official_tau2, over, tasks_of
-from workbench.demonstrate import demonstrate, replay_gold
 
 cases, TABLE = cases_of("tau2_data"), table("tau2_data")
 

@@ -18,10 +18,10 @@ import yaml
 
 from environments.help_desk import DOMAIN
 from environments.help_desk.demonstrations import demonstrations
+from environments.kit.demonstrate import write_conversations
 from tools import kit
 from tools.pretrain import BASE
 from workbench.commands import mua
-from workbench.demonstrate import write_conversations
 
 PAGE = Path("docs/benchmarks/users_matrix.md")
 CONFIG, SFT = "configs/demo.yaml", "configs/demo-sft.yaml"

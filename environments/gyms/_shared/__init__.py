@@ -54,7 +54,7 @@ A gym with a kind of UserRL's records (:mod:`environments.gyms._shared.records`)
 and may bring ``records.md``, ``record_choices`` and ``record_prompt`` for such tasks.
 
 A gym should pay for what it is about and for nothing else: list the policies that would get something for nothing in
-``canned`` (:mod:`workbench.canned`), and make them get nothing.
+``canned`` (:mod:`environments.kit.canned`), and make them get nothing.
 """
 
 from environments.gyms._shared.game import Game, GymEnvironment, Reply, act

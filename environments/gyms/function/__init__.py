@@ -12,9 +12,9 @@ from environments.gyms.function.canned import canned
 from environments.gyms.function.expert import SOLVED, moves
 from environments.gyms.function.records import data_of, is_value, record_moves, rule_value
 from environments.gyms.function.rules import LARGEST, VARIABLES, at, generate, text
+from environments.kit.canned import Canned
 from mua.environment.protocol import Move, Split, Task
 from mua.types import Json
-from workbench.canned import Canned
 
 _NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
 

@@ -16,8 +16,8 @@ import numpy as np
 from environments.gyms._shared import act
 from environments.gyms.function.expert import PROBES, rule_of, table
 from environments.gyms.function.rules import LARGEST, PRIMES, Rule, at, plain_values
+from environments.kit.canned import Canned, Glance, Player, end_at_once
 from mua.environment.protocol import Move
-from workbench.canned import Canned, Glance, Player, end_at_once
 
 Point: TypeAlias = tuple[int, ...]
 Tried: TypeAlias = Mapping[Point, float]

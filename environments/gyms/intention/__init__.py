@@ -13,9 +13,9 @@ from environments.gyms.intention.expert import moves
 from environments.gyms.intention.oracle import covered_by_llm, covered_by_rule, said_by_llm, said_by_rule
 from environments.gyms.intention.records import data_of, question_about, record_moves
 from environments.gyms.intention.schemas import generate
+from environments.kit.canned import Canned
 from mua.environment.protocol import Move, Split, Task
 from mua.types import Json
-from workbench.canned import Canned
 
 WORTH = {3: 1.0, 2: 0.7, 1: 0.4}
 """Reward of a question by the importance of the most important detail that it newly covers."""

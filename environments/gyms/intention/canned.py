@@ -9,8 +9,8 @@ from itertools import pairwise
 
 from environments.gyms._shared import act
 from environments.gyms.intention.expert import VAGUE
+from environments.kit.canned import Canned, Glance, Player, echo, end_at_once, says
 from mua.environment.protocol import Move, Task
-from workbench.canned import Canned, Glance, Player, echo, end_at_once, says
 
 GENERAL = (
     "How big is it?",

@@ -21,10 +21,10 @@ from environments.gyms.persuade.claims import NAME, generate
 from environments.gyms.persuade.expert import argument, moves
 from environments.gyms.persuade.game import Debate, PersuadeGame
 from environments.gyms.persuade.notes import notes
+from environments.kit.canned import Canned
 from mua.environment.protocol import Move, Split, Task
 from mua.types import Json
 from mua.utils.errors import MuaError
-from workbench.canned import Canned
 
 _OPENINGS = (
     "{claim} {argument} That is my opinion, and you will hardly change it. I live in a {setting}; only what came of it "

@@ -11,8 +11,8 @@ from environments.gyms._shared import act
 from environments.gyms.persuade.expert import argument
 from environments.gyms.persuade.notes import notes
 from environments.gyms.persuade.topics import themes
+from environments.kit.canned import MOST_MOVES, Canned, Glance, Player, end_at_once
 from mua.environment.protocol import Move, Task
-from workbench.canned import MOST_MOVES, Canned, Glance, Player, end_at_once
 
 Play: TypeAlias = Generator[Move, str, None]
 Find: TypeAlias = Callable[[Glance], Generator[Move, str, list["Line"]]]

@@ -23,11 +23,11 @@ from environments.gyms.search.given import load_questions
 from environments.gyms.search.index import ready_index
 from environments.gyms.search.questions import NAME, generate
 from environments.gyms.search.web import OPTIONS, WebSearch
+from environments.kit.canned import Canned
 from environments.kit.ranking import Document
 from mua.environment.protocol import Move, Split, Task
 from mua.types import Json
 from mua.utils.errors import ConfigError
-from workbench.canned import Canned
 
 _OPENINGS = (
     "I have a question for you: {question}",

@@ -11,8 +11,8 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import TypeAlias
 
 from environments.gyms._shared import act
+from environments.kit.canned import Canned, Glance, Player, end_at_once
 from mua.environment.protocol import Move
-from workbench.canned import Canned, Glance, Player, end_at_once
 
 MOST_SEARCHES, MOST_ANSWERS = 5, 3
 _FORMS = {

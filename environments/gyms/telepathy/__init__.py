@@ -15,9 +15,9 @@ from environments.gyms.telepathy.canned import policies
 from environments.gyms.telepathy.expert import moves
 from environments.gyms.telepathy.oracle import about_name, answer, is_named, names_something
 from environments.gyms.telepathy.table import Entity, entity_of, generate
+from environments.kit.canned import Canned
 from mua.environment.protocol import Move, Split, Task
 from mua.types import Json
-from workbench.canned import Canned
 
 JUDGE = """Someone had to guess what another person is thinking of: {name} (also called: {synonyms}).
 Does the guess name this thing? The name itself, a synonym, another spelling and the plural do. Something more general,

@@ -7,8 +7,8 @@ from functools import lru_cache
 
 from environments.gyms._shared import act
 from environments.gyms.telepathy.table import Entity, attributes, by_name, truth
+from environments.kit.canned import Canned, Glance, Player, echo, end_at_once
 from mua.environment.protocol import Move, Task
-from workbench.canned import Canned, Glance, Player, echo, end_at_once
 
 FAMOUS = {
     "animal": "dog cat horse ant bee butterfly fly spider mosquito wasp beetle",

@@ -21,9 +21,9 @@ from environments.gyms.travel.game import TravelGame
 from environments.gyms.travel.records import RecordGame, data_of, record_gold, record_moves
 from environments.gyms.travel.scenarios import NAME, generate
 from environments.gyms.travel.wording import openings, persona
+from environments.kit.canned import Canned
 from mua.environment.protocol import Move, Split, Task
 from mua.types import Json
-from workbench.canned import Canned
 
 
 class TravelGym(Gym):

@@ -20,8 +20,8 @@ from environments.gyms.travel.catalog import Aspect, catalog
 from environments.gyms.travel.expert import options_of
 from environments.gyms.travel.scenarios import best_under, column_sets
 from environments.gyms.travel.wording import MISS, VAGUE
+from environments.kit.canned import Canned, Glance, Player, end_at_once
 from mua.environment.protocol import Move
-from workbench.canned import Canned, Glance, Player, end_at_once
 
 Row: TypeAlias = Mapping[str, str]
 Moves: TypeAlias = Generator[Move, str, None]

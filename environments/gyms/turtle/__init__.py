@@ -14,9 +14,9 @@ from environments.gyms.turtle.canned import canned
 from environments.gyms.turtle.expert import asking, moves
 from environments.gyms.turtle.oracle import answer, asked_about, score
 from environments.gyms.turtle.stories import Criterion, data_of, generate, schemas, story_of
+from environments.kit.canned import Canned
 from mua.environment.protocol import Move, Split, Task
 from mua.types import Json
-from workbench.canned import Canned
 
 SCORES = {"full": 1.0, "none": 0.0}
 LONGEST_QUESTION = 20

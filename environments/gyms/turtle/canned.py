@@ -11,8 +11,8 @@ from typing import TypeAlias
 
 from environments.gyms._shared import act
 from environments.gyms.turtle.stories import schemas, story_of
+from environments.kit.canned import Canned, Glance, Player, end_at_once
 from mua.environment.protocol import Move, Task
-from workbench.canned import Canned, Glance, Player, end_at_once
 
 Play: TypeAlias = Generator[Move, str, None]
 QUESTIONS, ANSWERS, WORDS = 20, 5, 60
