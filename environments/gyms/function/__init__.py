@@ -8,8 +8,7 @@ from typing import ClassVar
 
 from environments.gyms._shared import Choice, Game, Gym, Reply, act
 from environments.gyms._shared.records import FunctionRecord, Record
-from environments.gyms.function.canned import canned
-from environments.gyms.function.expert import SOLVED, moves
+from environments.gyms.function.players import SOLVED, canned, moves
 from environments.gyms.function.records import data_of, is_value, record_moves, rule_value
 from environments.gyms.function.rules import LARGEST, VARIABLES, at, generate, text
 from environments.kit.canned import Canned

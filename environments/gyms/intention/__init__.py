@@ -8,11 +8,17 @@ from typing import ClassVar
 from environments.gyms._shared import Choice, Game, Gym, Reply, Setting, act
 from environments.gyms._shared.questions import is_list
 from environments.gyms._shared.records import IntentionRecord, Record
-from environments.gyms.intention.canned import policies
-from environments.gyms.intention.expert import moves
-from environments.gyms.intention.oracle import covered_by_llm, covered_by_rule, said_by_llm, said_by_rule
-from environments.gyms.intention.records import data_of, question_about, record_moves
-from environments.gyms.intention.schemas import generate
+from environments.gyms.intention.players import moves, policies
+from environments.gyms.intention.schemas import (
+    covered_by_llm,
+    covered_by_rule,
+    data_of,
+    generate,
+    question_about,
+    record_moves,
+    said_by_llm,
+    said_by_rule,
+)
 from environments.kit.canned import Canned
 from mua.environment.protocol import Move, Split, Task
 from mua.types import Json

@@ -16,11 +16,9 @@ from typing import ClassVar
 from environments.gyms._shared import Choice, Game, Gym, act
 from environments.gyms._shared.records import PersuadeRecord, Record
 from environments.gyms._shared.settings import Option, Role
-from environments.gyms.persuade.canned import canned
-from environments.gyms.persuade.claims import NAME, generate
-from environments.gyms.persuade.expert import argument, moves
 from environments.gyms.persuade.game import Debate, PersuadeGame
-from environments.gyms.persuade.notes import notes
+from environments.gyms.persuade.players import argument, canned, moves
+from environments.gyms.persuade.topics import NAME, generate, notes
 from environments.kit.canned import Canned
 from mua.environment.protocol import Move, Split, Task
 from mua.types import Json

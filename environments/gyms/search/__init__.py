@@ -16,13 +16,9 @@ from environments.gyms._shared.official import has_records
 from environments.gyms._shared.oracles import labelled
 from environments.gyms._shared.records import Record, SearchRecord
 from environments.gyms._shared.settings import Option, Role
-from environments.gyms.search.answers import matches
-from environments.gyms.search.canned import canned
-from environments.gyms.search.expert import given_moves, moves
-from environments.gyms.search.given import load_questions
-from environments.gyms.search.index import ready_index
-from environments.gyms.search.questions import NAME, generate
+from environments.gyms.search.players import canned, given_moves, moves
 from environments.gyms.search.web import OPTIONS, WebSearch
+from environments.gyms.search.world import NAME, generate, load_questions, matches, ready_index
 from environments.kit.canned import Canned
 from environments.kit.ranking import Document
 from mua.environment.protocol import Move, Split, Task

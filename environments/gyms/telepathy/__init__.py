@@ -11,10 +11,8 @@ from environments.gyms._shared.guessing import GuessingGame
 from environments.gyms._shared.oracles import labelled
 from environments.gyms._shared.questions import plain
 from environments.gyms._shared.records import Record, TelepathyRecord
-from environments.gyms.telepathy.canned import policies
-from environments.gyms.telepathy.expert import moves
-from environments.gyms.telepathy.oracle import about_name, answer, is_named, names_something
-from environments.gyms.telepathy.table import Entity, entity_of, generate
+from environments.gyms.telepathy.players import moves, policies
+from environments.gyms.telepathy.table import Entity, about_name, answer, entity_of, generate, is_named, names_something
 from environments.kit.canned import Canned
 from mua.environment.protocol import Move, Split, Task
 from mua.types import Json

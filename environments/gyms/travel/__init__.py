@@ -14,13 +14,11 @@ from environments.gyms._shared import Choice, Game, Gym, act
 from environments.gyms._shared.records import Record, TravelRecord
 from environments.gyms._shared.settings import Option as Setup
 from environments.gyms._shared.settings import Role
-from environments.gyms.travel.canned import policies
-from environments.gyms.travel.catalog import catalog
-from environments.gyms.travel.expert import moves, query
+from environments.gyms.travel.catalog import catalog, openings, persona
 from environments.gyms.travel.game import TravelGame
+from environments.gyms.travel.players import moves, policies, query
 from environments.gyms.travel.records import RecordGame, data_of, record_gold, record_moves
 from environments.gyms.travel.scenarios import NAME, generate
-from environments.gyms.travel.wording import openings, persona
 from environments.kit.canned import Canned
 from mua.environment.protocol import Move, Split, Task
 from mua.types import Json

@@ -10,10 +10,8 @@ from environments.gyms._shared import Choice, Game, Gym, Reply, Setting, act
 from environments.gyms._shared.guessing import GuessingGame
 from environments.gyms._shared.oracles import labelled
 from environments.gyms._shared.records import Record, TurtleRecord
-from environments.gyms.turtle.canned import canned
-from environments.gyms.turtle.expert import asking, moves
-from environments.gyms.turtle.oracle import answer, asked_about, score
-from environments.gyms.turtle.stories import Criterion, data_of, generate, schemas, story_of
+from environments.gyms.turtle.players import asking, canned, moves
+from environments.gyms.turtle.stories import Criterion, answer, asked_about, data_of, generate, schemas, score, story_of
 from environments.kit.canned import Canned
 from mua.environment.protocol import Move, Split, Task
 from mua.types import Json
