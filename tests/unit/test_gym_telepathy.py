@@ -12,7 +12,7 @@ from collections import Counter
 import pytest
 
 from environments.gyms._shared import act
-from environments.gyms._shared.questions import is_yes_no
+from environments.gyms._shared.oracles import is_yes_no
 from environments.gyms.telepathy import A_GUESS, DOMAIN, NOT_THE_NAME
 from environments.gyms.telepathy.table import (
     ALIKE,

@@ -29,7 +29,7 @@ from environments.gyms.function.rules import (
     shape,
     value,
 )
-from environments.kit.canned import Canned, Glance, Player, end_at_once
+from environments.kit.canned import Glance, Player, end_at_once
 from mua.environment.protocol import Move, Task
 
 # An agent that finds hidden rules by trying points.
@@ -110,25 +110,6 @@ Tried: TypeAlias = Mapping[Point, float]
 Guess: TypeAlias = Callable[[Point, Tried, Glance], Sequence[float]]
 MOST_POINTS = 20
 MOST_ANSWERS = 3
-
-
-def canned() -> Mapping[str, Canned]:
-    """Name -> policy."""
-    players: dict[str, Player] = {
-        "ends at once": end_at_once,
-        "mean of neighbours": _guessing(_around, lambda test, tried, _: [_mean(tried)]),
-        "median and nearest": _guessing(_around, _by_distance),
-        "linear fit": _guessing(_spread, lambda test, tried, _: _around_fit(test, tried, 1)),
-        "quadratic fit": _guessing(_spread, lambda test, tried, _: _around_fit(test, tried, 2)),
-        "slopes at the corner": _guessing(_around, _by_slopes),
-        "curve along a line": _guessing(_on_a_line, _by_curve),
-        "frequent training values": _guessing(lambda *_: [], _of_training),
-        "a training rule that nearly fits": _guessing(_few, _by_training_rule),
-        "shapes of training rules": _guessing(lambda *_: PROBES, _by_training_shape),
-        "sums and products of the test numbers": _guessing(lambda *_: [], lambda test, *_: _plain(test)),
-        "less a likely divisor": _guessing(_less_a_divisor, lambda test, tried, _: _frequent(tried.values())),
-    }  # fmt: skip
-    return {name: Canned(player) for name, player in players.items()}
 
 
 def _guessing(points: Callable[[Point, random.Random], Sequence[Point]], guess: Guess) -> Player:
@@ -250,3 +231,20 @@ def _by_training_shape(test: Point, tried: Tried, glance: Glance) -> list[float]
 def _plain(test: Point) -> list[float]:
     """The sum, and sums and products of two: in the order in which a hurried reader would try them."""
     return [sum(test), *(n * m for n, m in product(test[:1], test[1:])), *sorted(plain_values(test))]
+
+
+PLAYERS: Mapping[str, Player] = {
+    "ends at once": end_at_once,
+    "mean of neighbours": _guessing(_around, lambda test, tried, _: [_mean(tried)]),
+    "median and nearest": _guessing(_around, _by_distance),
+    "linear fit": _guessing(_spread, lambda test, tried, _: _around_fit(test, tried, 1)),
+    "quadratic fit": _guessing(_spread, lambda test, tried, _: _around_fit(test, tried, 2)),
+    "slopes at the corner": _guessing(_around, _by_slopes),
+    "curve along a line": _guessing(_on_a_line, _by_curve),
+    "frequent training values": _guessing(lambda *_: [], _of_training),
+    "a training rule that nearly fits": _guessing(_few, _by_training_rule),
+    "shapes of training rules": _guessing(lambda *_: PROBES, _by_training_shape),
+    "sums and products of the test numbers": _guessing(lambda *_: [], lambda test, *_: _plain(test)),
+    "less a likely divisor": _guessing(_less_a_divisor, lambda test, tried, _: _frequent(tried.values())),
+}  # fmt: skip
+"""Policies that deserve nothing, by name."""

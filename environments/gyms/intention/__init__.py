@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Generator, Sequence
 from typing import ClassVar
 
 from environments.gyms._shared import Choice, Game, Gym, Reply, Setting, act
-from environments.gyms._shared.questions import is_list
-from environments.gyms._shared.records import IntentionRecord, Record
-from environments.gyms.intention.players import moves, policies
+from environments.gyms._shared.oracles import is_list
+from environments.gyms.intention.players import PLAYERS, moves
 from environments.gyms.intention.schemas import (
     covered_by_llm,
     covered_by_rule,
     data_of,
-    generate,
+    generate_tasks,
     question_about,
     record_moves,
     said_by_llm,
     said_by_rule,
 )
-from environments.kit.canned import Canned
-from mua.environment.protocol import Move, Split, Task
+from mua.environment.protocol import Move, Task
 from mua.types import Json
 
 WORTH = {3: 1.0, 2: 0.7, 1: 0.4}
@@ -108,14 +106,10 @@ class IntentionGym(Gym):
     lacking = "keywords by which a question is about a detail"
     short_prompt = "Ask for what the request leaves open, one thing at a time. Use interact."
 
-    @classmethod
-    def generate(cls, split: Split) -> Iterable[Task]:
-        return generate(split)
+    players = PLAYERS
+    generate = staticmethod(generate_tasks)
 
-    @classmethod
-    def from_record(cls, record: Record) -> Json:
-        assert isinstance(record, IntentionRecord)
-        return data_of(record)
+    from_record = staticmethod(data_of)
 
     def game(self, task: Task, seed: int) -> Game:
         return IntentionGame(self.setting, task, seed)
@@ -137,9 +131,6 @@ class IntentionGym(Gym):
 
     def gold(self, task: Task) -> Sequence[Move]:
         return [act("action", question_about(detail)) for detail in task.data["details"]]
-
-    def canned(self) -> Mapping[str, Canned]:
-        return policies()
 
     def expert(self, task: Task, seed: int, loose: float = 0.0) -> Generator[Move, str, None]:
         """A record's details it knows: no kind of request stands behind them."""

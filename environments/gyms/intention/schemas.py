@@ -17,11 +17,10 @@ from typing import Any, Literal
 import yaml
 
 from environments.gyms._shared import act, dealt
-from environments.gyms._shared.oracles import asked, chosen, spoken
-from environments.gyms._shared.questions import is_list, pattern
+from environments.gyms._shared.game import Setting
+from environments.gyms._shared.oracles import asked, chosen, is_list, pattern, spoken
 from environments.gyms._shared.records import Detail as RecordDetail
 from environments.gyms._shared.records import IntentionRecord
-from environments.gyms._shared.settings import Setting
 from mua.environment.protocol import Move, Split, Task
 from mua.types import Json
 from mua.utils.errors import MuaError
@@ -221,7 +220,7 @@ def _splits() -> dict[Split, list[tuple[str, Json]]]:
     return {**hands, **dealt(_tasks(True, SIZES["test"]), {"test": SIZES["test"]}, "intention/splits")}
 
 
-def generate(split: Split) -> Iterator[Task]:
+def generate_tasks(split: Split) -> Iterator[Task]:
     """The tasks of a split."""
     for number, (_, data) in enumerate(_splits()[split]):
         yield Task(f"gyms/intention/{split}/{number:03d}", "gyms/intention", split, data)

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from environments.gyms._shared import Game, Reply, Setting
-from environments.gyms._shared.oracles import asked, labelled, spoken
-from environments.gyms._shared.questions import NEGATED
+from environments.gyms._shared.oracles import NEGATED, asked, labelled, spoken
 from environments.gyms.persuade.topics import LEVELS, Note, Side, looked_up, notes, numbers, themes, topics
 from mua.environment.protocol import Task
 from mua.types import Json

@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 from environments.gyms._shared import act
 from environments.gyms.persuade.topics import Note, Side, Theme, known_in, notes, themes, topics
-from environments.kit.canned import MOST_MOVES, Canned, Glance, Player, end_at_once
+from environments.kit.canned import MOST_MOVES, Glance, Player, end_at_once
 from mua.environment.protocol import Move, Task
 
 # An agent that asks what is on the person's mind, looks that up, and argues with the one note that fits.
@@ -86,30 +86,6 @@ Line: TypeAlias = tuple[str, str, str, str, str, str]
 
 _ASKING = "What is on your mind when you think of it?"
 _WORD = re.compile(r"[A-Za-z][\w'-]{3,}")
-
-
-def canned() -> Mapping[str, Canned]:
-    """Name -> policy."""
-    players: dict[str, Player] = {
-        "ends at once": end_at_once,
-        "echo": _saying(lambda heard, glance: heard[-1]),
-        "salad of the hint's words": _saying(_salad),
-        "the hint's words in a phrase": _saying(_phrase),
-        "salad of all that was heard in answers": _saying(_heard_so_far),
-        "salad of the claim's and the hint's words": _saying(
-            lambda heard, glance: _salad(heard[:1] + heard[-1:], glance)
-        ),
-        "training arguments": _saying(lambda heard, glance: _recited(glance)),
-        "generic reasons": _saying(_generic),
-        "questions alone": _saying(lambda heard, glance: _ASKING),
-        "notes read out": _with_notes(_any_heading, lambda line, hint, rng: _read_out(line)),
-        "figures in a salad": _with_notes(_any_heading, lambda line, hint, rng: _shuffled(_argued(line), rng)),
-        "any note, argued": _with_notes(_any_heading, lambda line, hint, rng: _argued(line)),
-        "any note that speaks against it": _with_notes(_against, lambda line, hint, rng: _argued(line)),
-        "notes that the hint's words find": _with_notes(_by_hint, lambda line, hint, rng: f"{_argued(line)} So {hint}"),
-        "all notes at once": _with_notes(_any_heading, None),
-    }
-    return {name: Canned(player) for name, player in players.items()}
 
 
 # Without notes.
@@ -249,3 +225,23 @@ def _argued(line: Line) -> str:
 def _shuffled(text: str, rng: random.Random) -> str:
     words = text.split()
     return " ".join(rng.sample(words, len(words)))
+
+
+PLAYERS: Mapping[str, Player] = {
+    "ends at once": end_at_once,
+    "echo": _saying(lambda heard, glance: heard[-1]),
+    "salad of the hint's words": _saying(_salad),
+    "the hint's words in a phrase": _saying(_phrase),
+    "salad of all that was heard in answers": _saying(_heard_so_far),
+    "salad of the claim's and the hint's words": _saying(lambda heard, glance: _salad(heard[:1] + heard[-1:], glance)),
+    "training arguments": _saying(lambda heard, glance: _recited(glance)),
+    "generic reasons": _saying(_generic),
+    "questions alone": _saying(lambda heard, glance: _ASKING),
+    "notes read out": _with_notes(_any_heading, lambda line, hint, rng: _read_out(line)),
+    "figures in a salad": _with_notes(_any_heading, lambda line, hint, rng: _shuffled(_argued(line), rng)),
+    "any note, argued": _with_notes(_any_heading, lambda line, hint, rng: _argued(line)),
+    "any note that speaks against it": _with_notes(_against, lambda line, hint, rng: _argued(line)),
+    "notes that the hint's words find": _with_notes(_by_hint, lambda line, hint, rng: f"{_argued(line)} So {hint}"),
+    "all notes at once": _with_notes(_any_heading, None),
+}
+"""Policies that deserve nothing, by name."""

@@ -218,7 +218,7 @@ WEIGHTS: Mapping[str, Sequence[Sequence[int]]] = {
 """Weights of the concerns by difficulty; the more concerns, the longer the way."""
 
 
-def generate(split: Split) -> Iterator[Task]:
+def generate_tasks(split: Split) -> Iterator[Task]:
     """The claims of a split."""
     for number, data in enumerate(_dealt()[split]):
         yield Task(f"{NAME}/{split}/{number}", NAME, split, data)

@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 from environments.gyms._shared import act
 from environments.gyms.search.world import normal, read
-from environments.kit.canned import Canned, Glance, Player, end_at_once
+from environments.kit.canned import Glance, Player, end_at_once
 from mua.environment.protocol import Move, Task
 
 # An agent that follows the question's chain of relations: it searches for a name, reads on, and answers.
@@ -65,23 +65,6 @@ _FORMS = {
 _WORD = re.compile(r"[a-z]{3,}")
 Play: TypeAlias = Generator[Move, str, None]
 Walk: TypeAlias = Generator[Move, str, Sequence[str]]
-
-
-def canned() -> Mapping[str, Canned]:
-    """Name -> policy."""
-    players: dict[str, Player] = {
-        "ends at once": end_at_once,
-        "every name that the question finds": _answering(_names_found),
-        "first of the asked form": _answering(_of_form_at_once),
-        "a walk over first links": _answering(_walk(lambda glance, places: places[0])),
-        "a walk over last links": _answering(_walk(lambda glance, places: places[-1])),
-        "a walk at random": _answering(_walk(lambda glance, places: glance.rng.choice(places))),
-        "sentences most like the question": _answering(_by_overlap),
-        "what all links tell, by frequency": _answering(_all_links),
-        "words of the question": lambda glance: _answers(_asked(glance.opening).split()[::-1]),
-        "a usual year": lambda glance: _answers(["1940", "1950", "1500"]),
-    }
-    return {name: Canned(player) for name, player in players.items()}
 
 
 def _answering(find: Callable[[Glance], Walk]) -> Player:
@@ -194,3 +177,18 @@ def _all_links(glance: Glance) -> Walk:
     for link in _links(first, question)[: MOST_SEARCHES - 1]:
         found.update(_of_form(_first_text((yield act("search", link))), _form(question), question + link))
     return [value for value, _ in found.most_common()]
+
+
+PLAYERS: Mapping[str, Player] = {
+    "ends at once": end_at_once,
+    "every name that the question finds": _answering(_names_found),
+    "first of the asked form": _answering(_of_form_at_once),
+    "a walk over first links": _answering(_walk(lambda glance, places: places[0])),
+    "a walk over last links": _answering(_walk(lambda glance, places: places[-1])),
+    "a walk at random": _answering(_walk(lambda glance, places: glance.rng.choice(places))),
+    "sentences most like the question": _answering(_by_overlap),
+    "what all links tell, by frequency": _answering(_all_links),
+    "words of the question": lambda glance: _answers(_asked(glance.opening).split()[::-1]),
+    "a usual year": lambda glance: _answers(["1940", "1950", "1500"]),
+}
+"""Policies that deserve nothing, by name."""

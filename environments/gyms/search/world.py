@@ -298,7 +298,7 @@ HOPS = {"easy": 2, "medium": 3, "hard": 4}
 _SEED = "search questions"
 
 
-def generate(split: Split) -> Iterator[Task]:
+def generate_tasks(split: Split) -> Iterator[Task]:
     """The questions of a split."""
     return iter(_questions().get(split, ()))
 

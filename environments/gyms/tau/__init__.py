@@ -23,7 +23,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar, Self
 
 from environments.gyms._shared import Choice, Game, Gym, Setting, act
-from environments.gyms._shared.settings import Option, Role, setting_of
+from environments.gyms._shared.game import Option, Role, setting_of
 from environments.gyms.tau.canned import canned_through
 from environments.gyms.tau.game import CustomerUser, NeutralUser, TauEnvironment, TauGame, tool_call
 from environments.gyms.tau.records import OverRecords, checked_folder, databases, domains_of, own_records

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from environments.gyms._shared import act
 from environments.gyms.telepathy.table import Entity, attributes, by_name, entities, truth
-from environments.kit.canned import Canned, Glance, Player, echo, end_at_once
+from environments.kit.canned import Glance, Player, echo, end_at_once
 from mua.environment.protocol import Move, Task
 
 # An agent that knows the table: it asks what splits the remaining candidates best, then names those that are left.
@@ -155,16 +155,14 @@ def _all_at_once(glance: Glance) -> Generator[Move, str, None]:
     yield from _names(_famous(glance.opening))
 
 
-def policies() -> dict[str, Canned]:
-    """All of them by name."""
-    players: dict[str, Player] = {
-        "ends at once": end_at_once,
-        "echoes": echo,
-        "names what everybody thinks of": _names_the_famous,
-        "asks name by name": _asks_for_the_famous,
-        "spells the name": _spells,
-        "recites the training split": _recites,
-        "asks by heart and names the nearest": _asks_by_heart,
-        "asks for everything at once": _all_at_once,
-    }
-    return {name: Canned(player) for name, player in players.items()}
+PLAYERS: Mapping[str, Player] = {
+    "ends at once": end_at_once,
+    "echoes": echo,
+    "names what everybody thinks of": _names_the_famous,
+    "asks name by name": _asks_for_the_famous,
+    "spells the name": _spells,
+    "recites the training split": _recites,
+    "asks by heart and names the nearest": _asks_by_heart,
+    "asks for everything at once": _all_at_once,
+}
+"""Policies that deserve nothing, by name."""

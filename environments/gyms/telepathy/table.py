@@ -13,7 +13,7 @@ from typing import Literal
 import yaml
 
 from environments.gyms._shared import dealt
-from environments.gyms._shared.questions import plain
+from environments.gyms._shared.oracles import plain
 from mua.environment.protocol import Split, Task
 from mua.utils.errors import MuaError
 
@@ -163,7 +163,7 @@ def _splits() -> dict[Split, list[Entity]]:
     return hands
 
 
-def generate(split: Split) -> Iterator[Task]:
+def generate_tasks(split: Split) -> Iterator[Task]:
     """The tasks of a split; no entity stands in two, and no category of the test split in another."""
     for number, entity in enumerate(_splits()[split]):
         data = {

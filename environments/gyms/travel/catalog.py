@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeAlias
 
 import yaml
 
-from environments.gyms._shared.questions import is_list
+from environments.gyms._shared.oracles import is_list
 from mua.environment.protocol import Task
 from mua.types import Json
 from mua.utils.errors import MuaError

@@ -9,8 +9,7 @@ from functools import cached_property
 from typing import ClassVar, Protocol
 
 from environments.gyms._shared import Game, Reply, Setting
-from environments.gyms._shared.oracles import asked, labelled, spoken
-from environments.gyms._shared.questions import is_list
+from environments.gyms._shared.oracles import asked, is_list, labelled, spoken
 from environments.gyms.travel.catalog import (
     AGAIN,
     BOOKED,

@@ -19,7 +19,7 @@ import numpy as np
 from environments.gyms._shared import act
 from environments.gyms.travel.catalog import COMPLETE, MISS, VAGUE, Aspect, catalog, openings
 from environments.gyms.travel.scenarios import best_under, column_sets
-from environments.kit.canned import Canned, Glance, Player, end_at_once
+from environments.kit.canned import Glance, Player, end_at_once
 from mua.environment.protocol import Move, Task
 
 # An agent that books every trip well: it asks about what the traveller lets on, lists options, and takes the cheapest.
@@ -336,18 +336,16 @@ def _every_id(glance: Glance) -> Moves:
             yield act("answer", f"{part.aspect.letter}{number}")
 
 
-def policies() -> dict[str, Canned]:
-    """All of them by name."""
-    players: dict[str, Player] = {
-        "ends at once": end_at_once,
-        "books the cheapest": _booking(_cheapest_row),
-        "books the commonest": _booking(_commonest),
-        "books every id": _every_id,
-        "asks for one column after another": _booking(_commonest, _asks(_by_column)),
-        "asks for two columns at a time": _booking(_commonest, _asks(_by_pair)),
-        "asks for the likeliest column": _reckoning_on,
-        "asks what training paid most": _learned,
-        "asks for what shares words": _by_shared_words,
-        "asks for everything at once": _all_at_once,
-    }
-    return {name: Canned(player) for name, player in players.items()}
+PLAYERS: Mapping[str, Player] = {
+    "ends at once": end_at_once,
+    "books the cheapest": _booking(_cheapest_row),
+    "books the commonest": _booking(_commonest),
+    "books every id": _every_id,
+    "asks for one column after another": _booking(_commonest, _asks(_by_column)),
+    "asks for two columns at a time": _booking(_commonest, _asks(_by_pair)),
+    "asks for the likeliest column": _reckoning_on,
+    "asks what training paid most": _learned,
+    "asks for what shares words": _by_shared_words,
+    "asks for everything at once": _all_at_once,
+}
+"""Policies that deserve nothing, by name."""

@@ -11,9 +11,9 @@ from itertools import batched
 from typing import TypeAlias
 
 from environments.gyms._shared import act
-from environments.gyms._shared.questions import NEGATED
+from environments.gyms._shared.oracles import NEGATED
 from environments.gyms.turtle.stories import schemas, story_of
-from environments.kit.canned import Canned, Glance, Player, end_at_once
+from environments.kit.canned import Glance, Player, end_at_once
 from mua.environment.protocol import Move, Task
 from mua.types import Json
 
@@ -65,26 +65,6 @@ _GENERIC = (
     "The person was blind or very small and could not see or reach it.",
     "It was a bet with a friend, and the other one had lost it on purpose.",
 )
-
-
-def canned() -> Mapping[str, Canned]:
-    """Name -> policy."""
-    players: dict[str, Player] = {
-        "ends at once": end_at_once,
-        "the nearest training story": lambda glance: _answers(_recited(glance)),
-        "the nearest training story, asked first": _asks_and_recites,
-        "generic explanations": lambda glance: _answers(_GENERIC),
-        "the story as it was told": lambda glance: _answers([glance.opening]),
-        "salad of training words": lambda glance: _answers(_salads(glance)),
-        "training words, asked one by one": _asking(lambda glance: _frequent(glance.training)),
-        "values of training stories, asked one by one": _asking(_values),
-        "words of the story, asked one by one": _asking(lambda glance: _WORD.findall(glance.opening.lower())),
-        "salads as questions": _asking(_packed),
-        "a choice of everything as questions": _asking(
-            lambda glance: [one.replace(" ", " or ") for one in _packed(glance)]
-        ),
-    }
-    return {name: Canned(player) for name, player in players.items()}
 
 
 def _answers(texts: Sequence[str]) -> Play:
@@ -164,6 +144,19 @@ def _packed(glance: Glance) -> list[str]:
     return [" ".join(words) for words in batched(_frequent(glance.training), 10)]
 
 
-def _choices(glance: Glance) -> list[str]:
-    """This or that or that."""
-    return [" or ".join(words) for words in batched(_frequent(glance.training), 6)]
+PLAYERS: Mapping[str, Player] = {
+    "ends at once": end_at_once,
+    "the nearest training story": lambda glance: _answers(_recited(glance)),
+    "the nearest training story, asked first": _asks_and_recites,
+    "generic explanations": lambda glance: _answers(_GENERIC),
+    "the story as it was told": lambda glance: _answers([glance.opening]),
+    "salad of training words": lambda glance: _answers(_salads(glance)),
+    "training words, asked one by one": _asking(lambda glance: _frequent(glance.training)),
+    "values of training stories, asked one by one": _asking(_values),
+    "words of the story, asked one by one": _asking(lambda glance: _WORD.findall(glance.opening.lower())),
+    "salads as questions": _asking(_packed),
+    "a choice of everything as questions": _asking(
+        lambda glance: [one.replace(" ", " or ") for one in _packed(glance)]
+    ),
+}
+"""Policies that deserve nothing, by name."""

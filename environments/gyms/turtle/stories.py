@@ -15,7 +15,7 @@ from typing import Literal, TypeAlias
 import yaml
 
 from environments.gyms._shared import dealt
-from environments.gyms._shared.questions import NEGATED, pattern, plain
+from environments.gyms._shared.oracles import NEGATED, pattern, plain
 from environments.gyms._shared.records import TurtleRecord
 from mua.environment.protocol import Split, Task
 from mua.types import Json
@@ -212,7 +212,7 @@ def _splits() -> dict[Split, list[Json]]:
     return hands
 
 
-def generate(split: Split) -> Iterator[Task]:
+def generate_tasks(split: Split) -> Iterator[Task]:
     """The tasks of a split."""
     for number, data in enumerate(_splits()[split]):
         yield Task(f"gyms/turtle/{split}/{number:03d}", "gyms/turtle", split, data)
