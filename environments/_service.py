@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol
 
+from environments.kit.canned import Canned
 from environments.kit.database import Tool
 from environments.kit.overlay import Overlay
 from environments.kit.scripted import Part, ScriptedUser
 from mua.environment.protocol import Environment, Isolation, Move, PromptStyle, Split, Task
 from mua.environment.user import User
 from mua.types import Json, ToolSchema
-from workbench.canned import Canned
 
 
 def schema(name: str, description: str, /, **properties: Json) -> ToolSchema:

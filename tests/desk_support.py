@@ -9,13 +9,13 @@ from functools import lru_cache
 from typing import Any, TypeAlias, get_args
 
 from environments.kit.database import DatabaseEnvironment
+from environments.kit.demonstrate import demonstrate, play
 from mua.environment.domain import Domain, Expert, Peopled
 from mua.environment.protocol import Environment, Evaluation, Move, Split, Task, Transcript, UserMove
 from mua.environment.registry import get_domain
 from mua.environment.user import User
 from mua.rollout.episode import EpisodeResult
 from mua.types import Json, ToolSchema
-from workbench.demonstrate import demonstrate, play
 
 SPLITS: tuple[Split, ...] = get_args(Split)
 domain_of = lru_cache(maxsize=8)(get_domain)

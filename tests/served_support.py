@@ -75,7 +75,7 @@ def as_customer(messages: Sequence[Json], persona: str) -> list[Json]:
 def customers(count: int) -> Iterator[list[Json]]:
     """Conversations of the help desk's scripted expert and customer, from the customer's side."""
     from environments.help_desk import DOMAIN
-    from workbench.demonstrate import demonstrate
+    from environments.kit.demonstrate import demonstrate
 
     tasks = list(DOMAIN.tasks("train"))
     for index, task in enumerate(random.Random(1).sample(tasks, count)):

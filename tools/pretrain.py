@@ -17,12 +17,12 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+from environments.kit.demonstrate import write_conversations
 from mua.types import Json
 from tools import kit
 from tools.nothing import STATES, conversations
 from tools.tiny import build_policy
 from workbench.commands import mua, say
-from workbench.demonstrate import write_conversations
 
 BASE = Path(__file__).parent / "base"
 CONFIG = "configs/demo-base.yaml"

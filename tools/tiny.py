@@ -49,7 +49,7 @@ def build_policy(
     """
     from transformers import AutoTokenizer
 
-    from workbench.demonstrate import spoken_text
+    from environments.kit.demonstrate import spoken_text
     from workbench.tokenizer import train_tokenizer
 
     train_tokenizer(spoken_text(list(conversations)), folder, vocab_size=vocabulary, apart=apart)

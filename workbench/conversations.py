@@ -21,6 +21,7 @@ import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from environments.kit.demonstrate import demonstrate
 from mua.config.schema import ExperimentConfig
 from mua.environment.protocol import Task
 from mua.environment.selection import Selection
@@ -30,7 +31,6 @@ from mua.rollout.stream import TaskStream
 from mua.types import Json
 from mua.utils.errors import ConfigError, MuaError
 from workbench.collect import Wanted, collect, shown_tools
-from workbench.demonstrate import demonstrate
 
 MOST_FAILURES = 200
 """Conversations in a row without success, after which none is expected."""

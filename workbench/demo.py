@@ -28,12 +28,12 @@ from statistics import fmean
 from rich.console import Console
 from rich.table import Table
 
+from environments.kit.demonstrate import write_conversations
 from mua.observe.metrics_log import METRICS_FILE, read_metrics
 from mua.types import Json
 from mua.utils.resources import shipped
 from workbench.commands import mua, say
 from workbench.demo_report import Kind, Section, write_report
-from workbench.demonstrate import write_conversations
 
 ROOT = Path("runs/demo")
 CONFIG, SFT = "demo", "demo-sft"
@@ -199,7 +199,7 @@ def _whole(found: Json) -> tuple[float, list[float]]:
 def canned_by_kind() -> dict[str, dict[str, float]]:
     """What policies that deserve nothing earn on the test split: name -> kind -> success."""
     from environments.help_desk import DOMAIN
-    from workbench.canned import play_canned
+    from environments.kit.canned import play_canned
 
     async def played() -> dict[str, dict[str, list[float]]]:
         found: dict[str, dict[str, list[float]]] = {name: defaultdict(list) for name in DOMAIN.canned()}

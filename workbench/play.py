@@ -13,6 +13,8 @@ import sys
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Literal, TextIO, TypeAlias
 
+from environments.kit import demonstrate
+from environments.kit.demonstrate import Moves
 from mua.config.schema import EnvironmentConfig
 from mua.environment.domain import Domain, moves_of
 from mua.environment.protocol import Move, Split, Task, UserMove
@@ -22,8 +24,6 @@ from mua.rollout.episode import EpisodeResult
 from mua.types import Json, ToolSchema
 from mua.utils.errors import ConfigError
 from mua.utils.strict_json import JsonError, read_json
-from workbench import demonstrate
-from workbench.demonstrate import Moves
 
 Role = Literal["agent", "user"]
 HELP = """\

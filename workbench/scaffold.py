@@ -156,7 +156,7 @@ import pytest
 
 from $module import DOMAIN
 from mua.environment.protocol import Split
-from workbench.demonstrate import replay_gold
+from environments.kit.demonstrate import replay_gold
 
 
 @pytest.mark.parametrize("split", ["train", "validation", "test"])

@@ -1,4 +1,4 @@
-"""Policies that deserve nothing at an airline; see :mod:`workbench.canned`.
+"""Policies that deserve nothing at an airline; see :mod:`environments.kit.canned`.
 
 The strongest are honest to a fault: one asks who writes, reads what it is asked about and refuses whatever is wanted,
 one reads everything there is and tells all of it. What they win are the few tasks in which nothing is to be changed.
@@ -13,9 +13,9 @@ from typing import TypeAlias
 
 from environments.airline import reading
 from environments.airline.dialects import OWN
+from environments.kit.canned import MOST_MOVES, Canned, Glance, echo, end_at_once, says, write_at_random
 from mua.environment.protocol import Move
 from mua.types import Json
-from workbench.canned import MOST_MOVES, Canned, Glance, echo, end_at_once, says, write_at_random
 
 Play: TypeAlias = Generator[Move, str, None]
 ASK_USER = "What is your user id?"

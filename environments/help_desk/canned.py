@@ -1,4 +1,4 @@
-"""Policies that deserve nothing at a help desk; see :mod:`workbench.canned`."""
+"""Policies that deserve nothing at a help desk; see :mod:`environments.kit.canned`."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections.abc import Generator, Mapping
 
 from environments.help_desk.expert import ASK
 from environments.help_desk.words import CITIES, PRODUCTS, STATUSES
+from environments.kit.canned import Canned, Glance, echo, end_at_once, says, write_at_random
 from mua.environment.protocol import Move
-from workbench.canned import Canned, Glance, echo, end_at_once, says, write_at_random
 
 _ORDER = re.compile(r"\b\d{4}\b")
 _NAME = re.compile(r"\b[A-Z][a-z]+\b")

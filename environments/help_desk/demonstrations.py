@@ -8,9 +8,9 @@ from itertools import cycle, islice
 
 from environments.help_desk import DOMAIN
 from environments.help_desk.tasks import FIRST_SEED, MIXTURE, generate
+from environments.kit.demonstrate import demonstrate
 from mua.environment.protocol import Task
 from mua.types import Json
-from workbench.demonstrate import demonstrate
 
 _FIRST_SEED = FIRST_SEED["train"] + 100_000
 """Demonstrations use shops of their own, which no split contains."""

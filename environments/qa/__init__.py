@@ -14,6 +14,7 @@ from collections.abc import Generator, Mapping, Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING
 
+from environments.kit.canned import Canned
 from environments.qa.canned import CANNED
 from environments.qa.episode import Asker, QuestionEnvironment
 from environments.qa.expert import moves
@@ -29,7 +30,6 @@ from mua.users.scoring.choice_answers import ChoiceScorer
 from mua.users.scoring.scorer import ChecksTogether, Grader
 from mua.users.scoring.scorer_registry import grader
 from mua.utils.errors import ConfigError
-from workbench.canned import Canned
 
 if TYPE_CHECKING:
     from mua.config.schema import EnvironmentConfig

@@ -1,5 +1,5 @@
 """Policies that do not understand the question: they answer by form, place, frequency or heart; see
-:mod:`workbench.canned`."""
+:mod:`environments.kit.canned`."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from collections import Counter
 from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import TypeAlias
 
+from environments.kit.canned import Canned, Glance, Player, echo, end_at_once, says, write_at_random
 from environments.qa.episode import LOOKUP, OPEN
 from environments.qa.world import PRODUCTS, PROFESSIONS
 from mua.environment.protocol import Move
-from workbench.canned import Canned, Glance, Player, echo, end_at_once, says, write_at_random
 
 _FORMS = {
     "year": r"\b1[789]\d\d\b",

@@ -1,4 +1,4 @@
-"""Policies that deserve nothing at the shop's desk; see :mod:`workbench.canned`."""
+"""Policies that deserve nothing at the shop's desk; see :mod:`environments.kit.canned`."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Generator, Mapping
 from typing import TypeAlias
 
+from environments.kit.canned import Canned, Glance, Player, echo, end_at_once, says, write_at_random
 from environments.retail.expert import ASK
 from environments.retail.reading import noted
 from environments.retail.shop import shop
@@ -14,7 +15,6 @@ from environments.retail.tools import REASONS
 from environments.retail.words import PRODUCTS
 from mua.environment.protocol import Move
 from mua.types import Json
-from workbench.canned import Canned, Glance, Player, echo, end_at_once, says, write_at_random
 
 Moves: TypeAlias = Generator[Move, str, None]
 _TURNS = 5

@@ -1,4 +1,4 @@
-"""Policies that deserve nothing at Vela Mobile; see :mod:`workbench.canned`."""
+"""Policies that deserve nothing at Vela Mobile; see :mod:`environments.kit.canned`."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import re
 from collections.abc import Generator, Mapping
 from typing import Any, TypeAlias
 
+from environments.kit.canned import Canned, Glance, Player, echo, end_at_once, says, write_at_random
 from environments.telecom.expert import ASK
 from environments.telecom.identity import dates
 from environments.telecom.world import PLANS
 from mua.environment.protocol import Move
 from mua.types import Json
-from workbench.canned import Canned, Glance, Player, echo, end_at_once, says, write_at_random
 
 Steps: TypeAlias = Generator[Move, str, Any]
 _NUMBER = re.compile(r"\d{3}-\d{3}-\d{4}")

@@ -168,8 +168,8 @@ class EnvironmentConfig(Section):
     """Several domains with their shares of the training tasks, such as ``{retail: 2, gyms/turtle: 1}``."""
     data: Annotated[Path, Field(strict=False)] | None = None
     """Folder of published tasks that a domain loads in place of its own. ``retail`` and ``airline``: tau-bench's or
-    tau2-bench's; ``telecom``: tau2-bench's; ``agentbench_db``: AgentBench's dbbench; gyms: UserRL's records; ``bfcl``
-    and ``acebench``, which have no others: their packages. See docs/official_data.md. ``qa``: questions of your own
+    tau2-bench's; ``telecom``: tau2-bench's; gyms: UserRL's records; ``bfcl`` and ``acebench``, which have no others:
+    their packages. See docs/official_data.md. ``qa``: questions of your own
     (docs/qa.md). ``help_desk`` takes none."""
     difficulties: list[Literal["easy", "medium", "hard"]] = []
     """Only tasks of these difficulties; empty: all."""

@@ -4,7 +4,7 @@
 
     Episode ──► Agent ──┬── TokenAgent      Conversation + Sampler: ids in, ids out, every token kept for training
                         ├── ChatAgent       OpenAI chat completions with native tool calls: text only, no segments
-                        └── ScriptedAgent   an expert's, gold or canned moves, or a person's (workbench/demonstrate.py)
+                        └── ScriptedAgent   expert's, gold, canned or a person's moves (environments/kit/demonstrate.py)
 
 The episode asks for a turn, answers it with tool results or with the user's words, and never learns which it was.
 """

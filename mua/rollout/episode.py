@@ -9,9 +9,9 @@
                  └───── user's reply ◄──┘      a budget is used up ──► END
 
 The agent is whoever plays (:class:`mua.rollout.agent.Agent`): the policy in training and evaluation, rules, moves that
-were written down or a person at the terminal in :mod:`workbench.demonstrate`. The last action is always executed: a
-budget ends the episode when the agent would have to act again. Faults of the infrastructure leave as exceptions;
-everything the agent did ends as a scored outcome.
+were written down or a person at the terminal in :mod:`environments.kit.demonstrate`. The last action is always
+executed: a budget ends the episode when the agent would have to act again. Faults of the infrastructure leave as
+exceptions; everything the agent did ends as a scored outcome.
 """
 
 from __future__ import annotations

@@ -19,12 +19,12 @@ from statistics import pstdev
 
 import pytest
 
+from environments.kit.canned import CEILING, SHARE_OF_EXPERT, Attacked, Canned, play_canned
+from environments.kit.demonstrate import demonstrate
 from mua.environment.domain import Domain
 from mua.environment.registry import domain_names, get_domain
 from mua.environment.selection import stratified
 from mua.rollout.episode import EpisodeResult
-from workbench.canned import CEILING, SHARE_OF_EXPERT, Attacked, Canned, play_canned
-from workbench.demonstrate import demonstrate
 
 ROOT = Path(__file__).parents[2]
 OURS = [name for name in domain_names() if not getattr(get_domain(name), "needs_data", False)]
@@ -84,7 +84,7 @@ def test_a_policy_that_deserves_nothing_earns_nothing(name: str, policy: str, mo
 
 SAID = """
 import asyncio, hashlib, json
-from workbench.canned import play_canned
+from environments.kit.canned import play_canned
 from mua.environment.registry import get_domain
 from tests.contract.test_canned_policies import policies
 

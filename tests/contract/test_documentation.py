@@ -18,13 +18,13 @@ from types import SimpleNamespace
 import page_commands
 import pytest
 
+from environments.kit.demonstrate import replay_gold
 from mua.config.schema import EnvironmentConfig
 from mua.environment.domain import Domain
 from mua.environment.manager import EnvironmentManager
 from mua.environment.protocol import Task, Transcript
 from tools.commands_page import page as commands_page
 from tools.site_hooks import on_page_markdown
-from workbench.demonstrate import replay_gold
 from workbench.scaffold import source
 
 ROOT = Path(__file__).parents[2]

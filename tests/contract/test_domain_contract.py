@@ -27,6 +27,7 @@ import jsonschema_rs
 import pytest
 
 from environments.kit.database import DatabaseEnvironment
+from environments.kit.demonstrate import replay_gold
 from environments.kit.overlay import digest_of
 from mua.config.schema import EnvironmentConfig
 from mua.environment import processes
@@ -47,7 +48,6 @@ from mua.environment.registry import domain_names, get_domain
 from mua.environment.user import STOP_SIGNAL, User
 from mua.environment.worker import Worker, _domain
 from mua.types import ToolSchema
-from workbench.demonstrate import replay_gold
 
 SPLITS: tuple[Split, ...] = get_args(Split)
 SAMPLE = 8

@@ -13,10 +13,10 @@ import pytest
 
 from environments.gyms._shared import Gym, act
 from environments.gyms.intention import WORTH
+from environments.kit.demonstrate import demonstrate, replay_gold
 from mua.environment.protocol import Split, Task
 from mua.environment.registry import domain_names, get_domain
 from tests.gyms_support import all_tasks, judged, opened, played
-from workbench.demonstrate import demonstrate, replay_gold
 
 
 def one(task: Task) -> float:

@@ -9,9 +9,9 @@ from e2e_support import BASE, DETERMINISTIC, Workshop, mua
 
 from environments.help_desk import DOMAIN
 from environments.help_desk.demonstrations import demonstrations
+from environments.kit.demonstrate import write_conversations
 from tests.made_once import made_once
 from tools.tiny import SMALL, build_policy
-from workbench.demonstrate import write_conversations
 
 
 @pytest.fixture(scope="session")

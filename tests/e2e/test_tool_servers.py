@@ -18,10 +18,10 @@ from mcp_support import environment, play
 
 from environments.help_desk import DOMAIN
 from environments.help_desk.demonstrations import demonstrations
+from environments.kit.demonstrate import write_conversations
 from mua.environment.manager import EnvironmentInstance
 from mua.environment.protocol import ToolResult
 from mua.store.traces import read_traces
-from workbench.demonstrate import write_conversations
 
 pytestmark = pytest.mark.timeout(600)
 ANSWER = "get_order: noted"

@@ -17,11 +17,11 @@ from pathlib import Path
 import pytest
 from e2e_support import metrics_of, mua
 
+from environments.kit.demonstrate import demonstrate, write_conversations
 from mua.store.traces import read_traces
 from mua.types import Json, Outcome, Provenance, Trajectory
 from mua.utils.errors import UserFaultKind
 from tests.served_support import PROMPT, Served, customers, random_model, serving
-from workbench.demonstrate import demonstrate, write_conversations
 
 pytestmark = pytest.mark.timeout(1200)
 

@@ -10,9 +10,9 @@ from slurm_support import ROOT, Jobs
 
 from environments.help_desk import DOMAIN
 from environments.help_desk.demonstrations import demonstrations
+from environments.kit.demonstrate import write_conversations
 from tools.slurm_cluster import Cluster, install
 from tools.tiny import SMALL, build_policy
-from workbench.demonstrate import write_conversations
 
 
 @pytest.fixture(scope="session")

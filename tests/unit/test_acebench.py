@@ -16,13 +16,13 @@ import pytest
 from environments.acebench import DOMAIN, AceDomain
 from environments.acebench.data import CATEGORIES, milestones
 from environments.acebench.episode import AceEnvironment, different, progress
+from environments.kit.demonstrate import demonstrate, replay_gold
 from mua.config.schema import EnvironmentConfig
 from mua.environment.endpoint.services import Services
 from mua.environment.protocol import Task, ToolResult, Transcript
 from mua.utils.errors import ConfigError
 from tests.desk_support import opened
 from tests.tables import refused, table, write_files
-from workbench.demonstrate import demonstrate, replay_gold
 
 REAL = os.environ.get("MUA_ACEBENCH")
 

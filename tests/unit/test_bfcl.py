@@ -22,6 +22,7 @@ from environments._packages import read_call
 from environments.bfcl import DOMAIN, BfclDomain
 from environments.bfcl.data import CATEGORIES
 from environments.bfcl.episode import BfclEnvironment, Done, Turn, executed_by_turn, first_fault
+from environments.kit.demonstrate import demonstrate, replay_gold
 from mua.config.schema import EnvironmentConfig, PolicyEndpointConfig, RolloutConfig
 from mua.environment.domain import Domain
 from mua.environment.endpoint.services import ChatClient, Services
@@ -34,7 +35,6 @@ from mua.utils.errors import ConfigError
 from tests.chat_fixtures import ChatServer, calls, chat_server, in_order, says
 from tests.desk_support import judged, opened
 from tests.tables import cases_of, refused, table, write_files
-from workbench.demonstrate import demonstrate, replay_gold
 
 REAL = os.environ.get("MUA_BFCL")
 needs_package = pytest.mark.skipif(REAL is None, reason="MUA_BFCL does not name the folder of the package bfcl-eval")

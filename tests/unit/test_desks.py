@@ -22,6 +22,7 @@ import yaml
 import environments
 from environments.airline import AirlineDomain
 from environments.kit.database import RewardForm
+from environments.kit.demonstrate import demonstrate, replay_gold
 from environments.kit.scripted import grammar_of
 from environments.retail import RetailDomain
 from environments.telecom import TelecomDomain
@@ -35,7 +36,6 @@ from mua.users.personas import PERSONAS
 from mua.utils.errors import MuaError
 from tests.desk_support import SPLITS, all_tasks, at_its_end, judged, opened, played, reworded, spoken, with_persona
 from tests.tables import cases_of, refused
-from workbench.demonstrate import demonstrate, replay_gold
 
 cases = cases_of("desks")
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from environments.kit.demonstrate import replay_gold
 from mua.config.schema import EnvironmentConfig
 from mua.environment.domain import Domain
 from mua.environment.lifecycle import DomainNotStarted
@@ -20,7 +21,6 @@ from mua.environment.registry import get_domain
 from mua.environment.tool_arguments import fitted
 from mua.types import Json, ToolSchema
 from mua.utils.errors import EnvironmentFault
-from workbench.demonstrate import replay_gold
 
 # ---- whole floats
 

@@ -12,8 +12,7 @@ import pytest
 
 from environments.gyms._shared import Setting
 from environments.gyms.intention import DOMAIN, IntentionGym, worth
-from environments.gyms.intention.oracle import TOO_BROAD, covered_by_rule
-from environments.gyms.intention.schemas import SIZES, Kind, kinds
+from environments.gyms.intention.schemas import SIZES, TOO_BROAD, Kind, covered_by_rule, kinds
 from mua.environment.protocol import Task
 from mua.types import Json
 from mua.utils.errors import JudgeFault

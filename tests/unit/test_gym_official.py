@@ -24,6 +24,7 @@ from environments.gyms._shared.official import LAYOUTS
 from environments.gyms._shared.records import GymName
 from environments.gyms.function.records import family
 from environments.gyms.search import SearchGym
+from environments.kit.demonstrate import demonstrate, replay_gold
 from mua.config.schema import EnvironmentConfig, EvaluationConfig, LlmConfig
 from mua.environment.endpoint.services import ChatClient, Services
 from mua.environment.protocol import Task
@@ -36,7 +37,6 @@ from tests import tables
 from tests.chat_server import serving
 from tests.gyms_support import SPLITS, judged, modelled, opened, played, say, text_of, verdict
 from tests.tables import refused
-from workbench.demonstrate import demonstrate, replay_gold
 
 FOLDER = Path(__file__).parents[1] / "data/userrl"
 GYMS: tuple[GymName, ...] = get_args(GymName)

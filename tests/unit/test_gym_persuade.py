@@ -14,13 +14,9 @@ from collections import Counter
 import pytest
 
 from environments.gyms.persuade import DOMAIN
-from environments.gyms.persuade.claims import LEVELS, SIZES
-from environments.gyms.persuade.expert import argument
-from environments.gyms.persuade.game import STANCES, PersuadeGame
-from environments.gyms.persuade.judge import LONGEST_COPY, Ears, heard
-from environments.gyms.persuade.notes import Note, looked_up, notes, numbers
-from environments.gyms.persuade.oracle import judged_stance
-from environments.gyms.persuade.topics import known_in, themes, topics
+from environments.gyms.persuade.game import LONGEST_COPY, STANCES, Ears, PersuadeGame, heard, judged_stance
+from environments.gyms.persuade.players import argument
+from environments.gyms.persuade.topics import LEVELS, SIZES, Note, known_in, looked_up, notes, numbers, themes, topics
 from mua.environment.protocol import Task
 from mua.types import Json
 from mua.utils.errors import JudgeFault, UserFault

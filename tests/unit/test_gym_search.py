@@ -17,12 +17,9 @@ from pathlib import Path
 import pytest
 
 from environments.gyms._shared import Gym, Setting, act
-from environments.gyms.search import DOMAIN, SearchGym, index
-from environments.gyms.search.answers import matches
-from environments.gyms.search.documents import corpus, read
-from environments.gyms.search.index import shared_index
-from environments.gyms.search.relations import relations
-from environments.gyms.search.world import world
+from environments.gyms.search import DOMAIN, SearchGym
+from environments.gyms.search import world as search_world
+from environments.gyms.search.world import corpus, matches, read, relations, shared_index, world
 from environments.kit.ranking import ranking
 from mua.config.schema import EnvironmentConfig
 from mua.environment.endpoint.services import Services
@@ -129,9 +126,9 @@ def test_the_work_of_the_index_grows_with_its_documents_and_it_finds_by_words():
 
 
 async def test_building_the_index_does_not_hold_up_the_loop(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(index, "_built", lru_cache(threading.current_thread))
-    assert await index.ready_index() is not threading.main_thread()
-    assert await index.ready_index() is index.shared_index()
+    monkeypatch.setattr(search_world, "_built", lru_cache(threading.current_thread))
+    assert await search_world.ready_index() is not threading.main_thread()
+    assert await search_world.ready_index() is search_world.shared_index()
 
 
 # The judge.

@@ -15,6 +15,8 @@ import pytest
 from environments.gyms._shared import act
 from environments.gyms.tau import DOMAIN, TauGym
 from environments.gyms.tau.game import tool_call
+from environments.kit.canned import play_canned
+from environments.kit.demonstrate import demonstrate, replay_gold
 from mua.config.schema import EnvironmentConfig, LlmConfig
 from mua.environment.endpoint.services import ChatClient, Services
 from mua.environment.protocol import Move, Task, UserMove
@@ -26,8 +28,6 @@ from mua.utils.errors import UserFault
 from tests.gyms_support import judged, modelled, opened, played, say
 from tests.tables import refused
 from tests.tau_support import official
-from workbench.canned import play_canned
-from workbench.demonstrate import demonstrate, replay_gold
 
 SPLITS = ("train", "validation", "test")
 DESK = TauGym(inner={"help_desk": get_domain("help_desk")})

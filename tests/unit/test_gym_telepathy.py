@@ -12,10 +12,21 @@ from collections import Counter
 import pytest
 
 from environments.gyms._shared import act
-from environments.gyms._shared.questions import is_yes_no
+from environments.gyms._shared.oracles import is_yes_no
 from environments.gyms.telepathy import A_GUESS, DOMAIN, NOT_THE_NAME
-from environments.gyms.telepathy.oracle import answer, asked_for, is_named
-from environments.gyms.telepathy.table import ALIKE, SIZES, UNSEEN, Entity, attributes, by_name, entities, truth
+from environments.gyms.telepathy.table import (
+    ALIKE,
+    SIZES,
+    UNSEEN,
+    Entity,
+    answer,
+    asked_for,
+    attributes,
+    by_name,
+    entities,
+    is_named,
+    truth,
+)
 from mua.environment.protocol import Task
 from mua.types import Json
 from mua.utils.errors import JudgeFault, UserFault

@@ -17,13 +17,10 @@ import pytest
 
 from environments.gyms._shared import Setting, act
 from environments.gyms.travel import DOMAIN, TravelGym
-from environments.gyms.travel.asking import classify, missing
-from environments.gyms.travel.catalog import catalog
-from environments.gyms.travel.expert import query
-from environments.gyms.travel.game import TravelGame
-from environments.gyms.travel.oracle import classified
+from environments.gyms.travel.catalog import IMPATIENT, VAGUE, catalog, classify, cue, hint, missing, openings
+from environments.gyms.travel.game import TravelGame, classified
+from environments.gyms.travel.players import query
 from environments.gyms.travel.scenarios import PATTERNS, SIZES, Option
-from environments.gyms.travel.wording import IMPATIENT, VAGUE, cue, hint, openings
 from mua.environment.protocol import Move, Split, Task
 from mua.types import Json
 from mua.utils.errors import JudgeFault, UserFault

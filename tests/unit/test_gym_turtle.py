@@ -15,9 +15,8 @@ import pytest
 
 from environments.gyms._shared import GymEnvironment, act
 from environments.gyms.turtle import DOMAIN
-from environments.gyms.turtle.expert import asking
-from environments.gyms.turtle.oracle import answer, asked_about, score
-from environments.gyms.turtle.stories import SIZES, Story, matches, schemas, story, story_of
+from environments.gyms.turtle.players import asking
+from environments.gyms.turtle.stories import SIZES, Story, answer, asked_about, matches, schemas, score, story, story_of
 from mua.environment.protocol import Task
 from mua.utils.errors import JudgeFault
 from tests.chat_server import says

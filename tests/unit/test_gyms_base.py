@@ -16,12 +16,20 @@ from typing import ClassVar
 import pytest
 
 from environments.gyms._shared import Game, Gym, GymEnvironment, OpeningUser, Reply, Setting, act, dealt, load_pinned
-from environments.gyms._shared.game import LONGEST_CONTENT
-from environments.gyms._shared.oracles import asked, chosen, json_object, judged, labelled, one_of, spoken
-from environments.gyms._shared.questions import is_list, is_yes_no, pattern
-from environments.gyms._shared.settings import Role
-from environments.gyms._shared.shaping import FLAT, SHAPING, shaped
-from environments.gyms._shared.user import PATIENCE
+from environments.gyms._shared.game import FLAT, LONGEST_CONTENT, SHAPING, Role, shaped
+from environments.gyms._shared.gym import PATIENCE
+from environments.gyms._shared.oracles import (
+    asked,
+    chosen,
+    is_list,
+    is_yes_no,
+    json_object,
+    judged,
+    labelled,
+    one_of,
+    pattern,
+    spoken,
+)
 from environments.gyms.function import DOMAIN as FUNCTION
 from mua.config.schema import EnvironmentConfig, LlmConfig
 from mua.environment.domain import Configurable, Domain

@@ -22,6 +22,7 @@ from environments.help_desk.demonstrations import demonstrations, of_each_rule
 from environments.help_desk.tasks import FIRST_SEED, GRANTED, KINDS, SIZES, generate, load_split
 from environments.help_desk.tools import HelpDesk, gold_snapshot
 from environments.help_desk.user import customer
+from environments.kit.demonstrate import demonstrate
 from environments.kit.scripted import ScriptedUser
 from mua.environment.protocol import Move, Task, Transcript
 from mua.environment.user import STOP_SIGNAL
@@ -29,7 +30,6 @@ from mua.rollout.episode import EpisodeResult
 from mua.types import Json
 from mua.users.personas import DEFAULT, PERSONAS
 from tests.desk_support import SPLITS, all_tasks, in_turn, with_persona
-from workbench.demonstrate import demonstrate
 
 ALL = all_tasks("help_desk")
 SAMPLE = ALL[::45]

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from environments.kit.demonstrate import demonstrate, play, replay_gold
 from environments.qa import DOMAIN, QuestionDomain
 from environments.qa.episode import LOOKUP, OPEN
 from environments.qa.own import PRACTICE_QUESTIONS, page_text
@@ -31,7 +32,6 @@ from mua.environment.user import STOP_SIGNAL
 from mua.rollout.episode import EpisodeResult
 from mua.utils.errors import ConfigError
 from tests.desk_support import opened
-from workbench.demonstrate import demonstrate, play, replay_gold
 
 ALL = [task for split in SPLITS for task in DOMAIN.tasks(split)]
 

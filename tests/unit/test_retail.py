@@ -17,6 +17,7 @@ import pytest
 
 from environments._tau.tools import evaluate
 from environments.kit.database import ServiceDesk, ToolError
+from environments.kit.demonstrate import demonstrate
 from environments.kit.overlay import Overlay
 from environments.retail import DOMAIN, RetailDomain
 from environments.retail.expert import ASK, NEEDS
@@ -34,7 +35,6 @@ from mua.environment.selection import Selection
 from mua.types import Json
 from tests.desk_support import SPLITS, Turn, all_tasks, conversation, judged, opened, played, spoken, with_persona
 from tests.tables import cases_of
-from workbench.demonstrate import demonstrate
 
 cases = cases_of("retail")
 

@@ -19,6 +19,7 @@ import pytest
 
 from environments._tau import OfficialDomain
 from environments.kit.database import DatabaseEnvironment
+from environments.kit.demonstrate import demonstrate, replay_gold
 from environments.kit.overlay import digest_of
 from environments.telecom.official.user import named
 from mua.config.schema import EnvironmentConfig
@@ -28,7 +29,6 @@ from mua.utils.errors import ConfigError
 from tests.desk_support import SPLITS, judged, opened, played_with
 from tests.tables import cases_of, changed, refused, table
 from tests.tau_support import SMALL, official_tau2, over, tasks_of
-from workbench.demonstrate import demonstrate, replay_gold
 
 cases, TABLE = cases_of("tau2_data"), table("tau2_data")
 
@@ -77,13 +77,13 @@ def test_gold_of_the_official_tasks_is_rewarded(name, tasks):
 
 def test_in_a_mix_each_domain_loads_its_own_folder():
     options = {"retail.leave_out": "NL_ASSERTION", "telecom.split": "base"}
-    mix = {"retail": 1, "telecom": 1, "agentbench_db": 1}
+    mix = {"retail": 1, "telecom": 1, "help_desk": 1}
     config = EnvironmentConfig.model_validate({"mix": mix, "data": SMALL, "options": options})
     domains = Selection.from_config(config).domains
     assert {name: len(domain.tasks("test")) for name, domain in domains.items()} == {
         "retail": 2,
         "telecom": 9,
-        "agentbench_db": 120,
+        "help_desk": 512,
     }
 
 

@@ -24,6 +24,7 @@ from environments._tau.environment import JudgedEnvironment, OfficialEnvironment
 from environments.airline.dialects import TAU
 from environments.airline.tools import airline_tools
 from environments.kit.database import ServiceDesk
+from environments.kit.demonstrate import replay_gold
 from environments.retail import DOMAIN
 from environments.retail.shop import shop
 from environments.retail.tools import TOOLS
@@ -37,7 +38,6 @@ from tests.counting import operations
 from tests.desk_support import SPLITS, judged, opened
 from tests.tables import cases_of, changed, refused, table
 from tests.tau_support import official, over, tasks_of
-from workbench.demonstrate import replay_gold
 from workbench.recordings import replay_files
 
 cases = cases_of("tau_data")

@@ -19,6 +19,7 @@ import pytest
 import yaml
 
 from environments.kit.database import DatabaseEnvironment
+from environments.kit.demonstrate import demonstrate
 from environments.telecom import DOMAIN, TelecomDomain, carrier_tools
 from environments.telecom.faults import BY_NAME, FAULTS, SOLVED, WHICH
 from environments.telecom.signals import View
@@ -32,7 +33,6 @@ from mua.users.personas import PERSONAS
 from tests.desk_support import SPLITS, Turn, conversation, played_with, reworded
 from tests.tables import cases_of, table
 from tests.telecom_support import ALL, KINDS, agent, do, first, judged, opened, user, with_fault
-from workbench.demonstrate import demonstrate
 
 cases = cases_of("telecom")
 TABLE = table("telecom")

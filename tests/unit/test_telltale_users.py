@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
+from environments.kit.demonstrate import Player, play
 from mua.environment.domain import moves_of, scripted_user, unanswered
 from mua.environment.registry import domain_names, get_domain
 from mua.types import Json
 from mua.view.diagnosis.telltale_users import Telltale
-from workbench.demonstrate import Player, play
 
 
 def players(name: str, at: int) -> list[tuple[Any, Player]]:

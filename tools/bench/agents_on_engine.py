@@ -22,6 +22,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+from environments.kit.demonstrate import demonstrate, write_conversations
 from mua.environment.registry import get_domain
 from mua.observe.metrics_log import read_metrics
 from mua.store.traces import read_traces
@@ -30,7 +31,6 @@ from tests.agents_support import LIBRARIES, agreed, command_of, differing
 from tools import kit
 from tools.bench.agent_libraries import shares
 from tools.tiny import SMALL, build_policy
-from workbench.demonstrate import demonstrate, write_conversations
 
 DOMAIN = {"help_desk": "graded_desk", "retail": "graded_shop"}
 PLACE = {

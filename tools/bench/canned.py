@@ -10,13 +10,13 @@ from collections.abc import Awaitable, Iterable, Mapping
 from pathlib import Path
 from statistics import fmean
 
+from environments.kit.canned import CEILING, SHARE_OF_EXPERT, Attacked, Canned, play_canned
+from environments.kit.demonstrate import demonstrate
 from mua.environment.domain import Domain
 from mua.environment.registry import domain_names, get_domain
 from mua.rollout.episode import EpisodeResult
 from mua.trainer.evaluation.presentation import markdown_table
 from tools import kit
-from workbench.canned import CEILING, SHARE_OF_EXPERT, Attacked, Canned, play_canned
-from workbench.demonstrate import demonstrate
 
 PAGE = Path("docs/benchmarks/canned.md")
 HEAD = """\

@@ -20,13 +20,13 @@ from pathlib import Path
 
 import numpy as np
 
+from environments.kit.demonstrate import demonstrate, spoken_text
 from mua.config.load import load_config
 from mua.config.schema import EnvironmentConfig, MegatronConfig
 from mua.environment.protocol import PromptStyle, Task
 from mua.environment.selection import Selection
 from mua.types import Int32Array, Json
 from tools import kit
-from workbench.demonstrate import demonstrate, spoken_text
 
 RECIPES = {"help_desk": "configs/demo.yaml", "retail": "configs/qwen3-8b-1x8.yaml"}
 """Where a domain's max_tokens_per_microbatch comes from."""

@@ -319,8 +319,8 @@ def policy(root: Path, domains: tuple[str, ...], start: str) -> Path:
 
 def _fine_tuned(root: Path, folder: Path, domains: tuple[str, ...]) -> Path:
     """Supervised training by the project's own command, on gold conversations."""
+    from environments.kit.demonstrate import replay_gold
     from mua.trainer.sft import fine_tune
-    from workbench.demonstrate import replay_gold
 
     conversations = []
     for name in domains:

@@ -26,6 +26,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, cast
 
+from environments.kit.demonstrate import play
 from mua.environment.domain import Domain, moves_of
 from mua.environment.protocol import Split, Task, ToolResult
 from mua.environment.registry import get_domain
@@ -36,7 +37,6 @@ from mua.users.task_check import SPLITS, ReplyCheck, TaskCheck, Vocabulary
 from mua.users.utterance_check import LeakCheck, with_signal, without_label
 from mua.utils.errors import MuaError, Refusal, UserFaultKind
 from tools import kit
-from workbench.demonstrate import play
 
 PAGE = kit.ROOT / "docs" / "benchmarks" / "user_check.md"
 _DATA = kit.ROOT / "tests" / "data" / "users"

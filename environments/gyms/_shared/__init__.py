@@ -42,25 +42,22 @@ With ``environment.oracle: llm`` a gym that lists ``llm_roles`` gets ``self.sett
 
 What a game pays is finite, never negative, never in the text unless configured, and bounded in total over an episode;
 anything else is a :class:`EnvironmentFault`. Every gym has the options of
-:mod:`environments.gyms._shared.shaping` besides its own: a scale, a penalty for each step, under which alone a call's
+:mod:`environments.gyms._shared.game` besides its own: a scale, a penalty for each step, under which alone a call's
 reward may fall below 0, and a clip.
 
 A gym with a kind of UserRL's records (:mod:`environments.gyms._shared.records`) loads them by ``environment.data``::
 
         lacking = "table of answers"              # what the rule oracle needs and a record lacks: then oracle: llm only
-        @classmethod
-        def from_record(cls, record): ...         # data of the task; the game, gold and expert know it by its keys
+        @staticmethod
+        def from_record(record): ...              # data of the task; the game, gold and expert know it by its keys
 
 and may bring ``records.md``, ``record_choices`` and ``record_prompt`` for such tasks.
 
 A gym should pay for what it is about and for nothing else: list the policies that would get something for nothing in
-``canned`` (:mod:`workbench.canned`), and make them get nothing.
+``players`` (:mod:`environments.kit.canned`), and make them get nothing.
 """
 
-from environments.gyms._shared.game import Game, GymEnvironment, Reply, act
-from environments.gyms._shared.gym import Gym
-from environments.gyms._shared.pinned import dealt, load_pinned
-from environments.gyms._shared.settings import Choice, Setting
-from environments.gyms._shared.user import OpeningUser
+from environments.gyms._shared.game import Choice, Game, GymEnvironment, Reply, Setting, act
+from environments.gyms._shared.gym import Gym, OpeningUser, dealt, load_pinned
 
 __all__ = ["Choice", "Game", "Gym", "GymEnvironment", "OpeningUser", "Reply", "Setting", "act", "dealt", "load_pinned"]

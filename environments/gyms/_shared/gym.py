@@ -3,25 +3,101 @@
 from __future__ import annotations
 
 import inspect
+import random
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self, TypeVar
 
-from environments.gyms._shared.game import Game, GymEnvironment, interact_schema
+from environments.gyms._shared.game import (
+    SHAPING,
+    Choice,
+    Game,
+    GymEnvironment,
+    Option,
+    Role,
+    Setting,
+    interact_schema,
+    setting_of,
+)
 from environments.gyms._shared.official import load_records, own_data
-from environments.gyms._shared.pinned import load_pinned
-from environments.gyms._shared.records import KINDS, GymName, Record
-from environments.gyms._shared.settings import Choice, Option, Role, Setting, setting_of
-from environments.gyms._shared.shaping import SHAPING
-from environments.gyms._shared.user import OpeningUser
+from environments.gyms._shared.records import KINDS, GymName
+from environments.kit.canned import Canned, Player
 from mua.config.schema import EnvironmentConfig
 from mua.environment.endpoint.services import Services
 from mua.environment.protocol import Environment, Isolation, Move, PromptStyle, Split, Task
+from mua.environment.task_manifest import check_manifest, tasks_digest
 from mua.environment.tool_arguments import argument_checker
-from mua.environment.user import User
+from mua.environment.user import STOP_SIGNAL, User, UserReply
 from mua.types import Json
-from mua.utils.errors import ConfigError
+from mua.utils.errors import ConfigError, MuaError
+
+# Tasks pinned by a manifest: a silent change of a generator or a data file is an error, not another benchmark.
+#
+# ``python -m environments.gyms._shared.pin`` pins what the gyms make now.
+
+T = TypeVar("T")
+_COMMAND = "python -m environments.gyms._shared.pin"
+
+
+@lru_cache(maxsize=64)
+def load_pinned(folder: Path, split: Split, generate: Callable[[Split], Iterable[Task]]) -> tuple[Task, ...]:
+    """What ``generate`` makes for a split, checked against ``folder/manifest.json``; made once a process.
+
+    Raises :class:`MuaError` when the tasks are not the pinned ones.
+    """
+    tasks = tuple(generate(split))
+    check_manifest(folder / "manifest.json", {split: tasks_digest(tasks)}, f"{_COMMAND} {folder.name}")
+    return tasks
+
+
+def dealt(items: Iterable[T], sizes: Mapping[Split, int], seed: str) -> dict[Split, list[T]]:
+    """``items`` shuffled by ``seed`` and dealt to the splits; raises :class:`MuaError` if there are too few."""
+    shuffled = list(items)
+    random.Random(seed).shuffle(shuffled)
+    if len(shuffled) < sum(sizes.values()):
+        raise MuaError(f"{seed}: {len(shuffled)} items are too few for splits of {dict(sizes)}; write more")
+    hands: dict[Split, list[T]] = {}
+    first = 0
+    for split, size in sizes.items():
+        hands[split] = shuffled[first : first + size]
+        first += size
+    return hands
+
+
+# Who talks with the policy in a gym: opens with the task, then points to the tool until its patience ends.
+
+PATIENCE = 2
+"""Plain texts that are answered with a nudge; the next one ends the episode."""
+NUDGES = (
+    "Please use the tool interact; I can not act on plain text.",
+    "That has to go through the tool interact.",
+    "Nothing happens unless you call interact.",
+)
+GIVING_UP = ("Let us stop here.", "This leads nowhere, bye.", "I have to go now.")
+
+
+class OpeningUser:
+    """Implements :class:`mua.environment.user.User`; never raises. The other side of the game sits in the tool."""
+
+    def __init__(self, seed: str, openings: Sequence[str]) -> None:
+        """``seed`` is any text; it picks one of ``openings`` and the wording of the nudges."""
+        self._rng = random.Random(seed)
+        self._openings = list(openings)
+        self._patience = PATIENCE
+
+    async def open(self) -> UserReply:
+        return UserReply(self._rng.choice(self._openings))
+
+    async def reply(self, agent_text: str) -> UserReply:
+        self._patience -= 1
+        if self._patience < 0:
+            return UserReply(f"{self._rng.choice(GIVING_UP)} {STOP_SIGNAL}", stop=True)
+        return UserReply(self._rng.choice(NUDGES))
+
+    async def close(self) -> None:
+        return None
 
 
 class Gym(ABC):
@@ -43,6 +119,8 @@ class Gym(ABC):
     short_prompt: ClassVar[str] = ""
     lacking: ClassVar[str] = ""
     """What the rule oracle needs and UserRL's records do not have, so that these take an LLM oracle; empty: nothing."""
+    players: ClassVar[Mapping[str, Player]] = {}
+    """Policies that deserve nothing, by name."""
     record_choices: ClassVar[Mapping[Choice, str]] = {}
     """``choices`` of tasks made of UserRL's records, where they differ."""
     record_prompt: ClassVar[str] = ""
@@ -89,10 +167,10 @@ class Gym(ABC):
             for split, records in load_records(gym, path).items()
         }
 
-    @classmethod
-    def from_record(cls, record: Record) -> Json:
+    @staticmethod
+    def from_record(record: Any) -> Json:
         """``data`` of the task that one of UserRL's records makes."""
-        raise NotImplementedError(f"{cls.__name__} has a kind of records and does not make tasks of them")
+        raise NotImplementedError("a gym with a kind of records makes tasks of them")
 
     def tasks(self, split: Split) -> Sequence[Task]:
         if self._loaded is not None:
@@ -111,6 +189,9 @@ class Gym(ABC):
 
     def scripted_user(self, task: Task, seed: int) -> User:
         return OpeningUser(f"{task.id}/{seed}", self.openings(task))
+
+    def canned(self) -> Mapping[str, Canned]:
+        return {name: Canned(player) for name, player in self.players.items()}
 
     @classmethod
     @abstractmethod

@@ -11,11 +11,47 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
+from environments.gyms._shared.game import Game, Reply, Setting
 from mua.environment.endpoint.services import ChatClient
+from mua.environment.protocol import Task
 from mua.types import Json
 from mua.users.judge import Judge
 from mua.utils.errors import JudgeFault, MuaError, UserFault
 from mua.utils.strict_json import read_json
+
+# Reading questions by rules: what several gyms' oracles need.
+
+_YES_NO = re.compile(
+    r"^(so |then |and |okay,? |ok,? |hm,? )?"
+    r"(is|are|was|were|does|do|did|can|could|has|have|had|would|will|might|may|must|am)\b"
+)
+_JOINT = re.compile(r"[,;/|&\n]|\b(?:and|or)\b", re.IGNORECASE)
+MOST_JOINTS = 4
+"""Commas, conjunctions and the like in one question: "green, blue, or red?" has three."""
+MOST_WORDS = 60
+NEGATED = re.compile(r"\bnot\b|n't\b|\bnever\b|\bno\b|\bcannot\b")
+
+
+def plain(text: str) -> str:
+    """Lower case, single spaces, without punctuation at the end."""
+    return " ".join(text.lower().replace("’", "'").split()).rstrip(" ?!.")
+
+
+def is_yes_no(question: str) -> bool:
+    """Whether ``question`` can be answered by yes or no."""
+    return _YES_NO.match(plain(question)) is not None
+
+
+def is_list(text: str) -> bool:
+    """Whether ``text`` goes through a list, as somebody does who hopes that one of many words hits."""
+    return len(_JOINT.findall(text)) > MOST_JOINTS or len(text.split()) > MOST_WORDS
+
+
+def pattern(keywords: Sequence[str]) -> re.Pattern[str]:
+    """Finds any of ``keywords`` as words; a star at the end stands for any ending."""
+    forms = [re.escape(word.rstrip("*")) + (r"\w*" if word.endswith("*") else "") for word in keywords]
+    return re.compile(r"\b(?:" + "|".join(forms) + r")(?!\w)", re.IGNORECASE)
+
 
 T = TypeVar("T")
 ATTEMPTS = 3
@@ -112,3 +148,34 @@ async def _read(
         except ValueError as error:
             reason = f"{error}; it said {reply[:200]!r}"
     raise fault(f"{chat!r}: no usable reply in {ATTEMPTS} attempts: {reason}; try another model")
+
+
+# Games in which the other side answers yes/no questions about something hidden.
+
+NO_QUESTION = "Please ask something that can be answered by yes or no."
+
+
+class GuessingGame(Game):
+    """Answers the choice ``action``, by the gym's rule or by an LLM that plays ``persona``."""
+
+    def __init__(self, setting: Setting, task: Task, seed: int, persona: str) -> None:
+        super().__init__(setting, task, seed)
+        self._persona = persona
+        self._calls = 0
+
+    async def action(self, content: str) -> Reply:
+        self._calls += 1
+        if not is_yes_no(content):
+            return Reply(NO_QUESTION)
+        if self.setting.oracle == "llm":
+            said = await asked(self.setting.user, self._persona, content, one_of(YES_NO_MAYBE), self._llm_seed())
+            return Reply(f"{said}.")
+        return Reply(f"{self.by_rule(content)}.")
+
+    def by_rule(self, question: str) -> str:
+        """Yes, No or Maybe, from the task's facts."""
+        raise NotImplementedError(f"{type(self).__name__} has no rule for questions")
+
+    def _llm_seed(self) -> int:
+        """Another one for each call."""
+        return self.seed * 1000 + self._calls

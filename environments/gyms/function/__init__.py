@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Generator, Sequence
 from typing import ClassVar
 
 from environments.gyms._shared import Choice, Game, Gym, Reply, act
-from environments.gyms._shared.records import FunctionRecord, Record
-from environments.gyms.function.canned import canned
-from environments.gyms.function.expert import SOLVED, moves
+from environments.gyms.function.players import PLAYERS, SOLVED, moves
 from environments.gyms.function.records import data_of, is_value, record_moves, rule_value
-from environments.gyms.function.rules import LARGEST, VARIABLES, at, generate, text
-from mua.environment.protocol import Move, Split, Task
+from environments.gyms.function.rules import LARGEST, VARIABLES, at, generate_tasks, text
+from mua.environment.protocol import Move, Task
 from mua.types import Json
-from workbench.canned import Canned
 
 _NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
 
@@ -88,14 +85,10 @@ class FunctionGym(Gym):
     defaults: ClassVar[dict[str, str | int | float | bool]] = {"max_actions": 20, "max_answers": 3}
     short_prompt = "Find the value of the hidden rule for the test numbers. Use interact."
 
-    @classmethod
-    def generate(cls, split: Split) -> Iterable[Task]:
-        return generate(split)
+    players = PLAYERS
+    generate = staticmethod(generate_tasks)
 
-    @classmethod
-    def from_record(cls, record: Record) -> Json:
-        assert isinstance(record, FunctionRecord)
-        return data_of(record)
+    from_record = staticmethod(data_of)
 
     def game(self, task: Task, seed: int) -> Game:
         return (RecordGame if "expected" in task.data else FunctionGame)(self.setting, task, seed)
@@ -120,9 +113,6 @@ class FunctionGym(Gym):
 
     def expert(self, task: Task, seed: int, loose: float = 0.0) -> Generator[Move, str, None]:
         return record_moves(task, seed, loose) if "expected" in task.data else moves(task, seed, loose)
-
-    def canned(self) -> Mapping[str, Canned]:
-        return canned()
 
 
 DOMAIN = FunctionGym()

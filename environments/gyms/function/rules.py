@@ -166,7 +166,7 @@ def _splits() -> dict[Split, list[tuple[Level, str, Rule, list[int]]]]:
     return {split: dealt(rules, {split: SIZES[split]}, f"function/{split}")[split] for split, rules in made.items()}
 
 
-def generate(split: Split) -> Iterator[Task]:
+def generate_tasks(split: Split) -> Iterator[Task]:
     """The tasks of a split."""
     for number, (level, written, rule, numbers) in enumerate(_splits()[split]):
         data = {"kind": written, "difficulty": level, "rule": rule, "test": numbers}

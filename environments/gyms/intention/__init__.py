@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Generator, Sequence
 from typing import ClassVar
 
 from environments.gyms._shared import Choice, Game, Gym, Reply, Setting, act
-from environments.gyms._shared.questions import is_list
-from environments.gyms._shared.records import IntentionRecord, Record
-from environments.gyms.intention.canned import policies
-from environments.gyms.intention.expert import moves
-from environments.gyms.intention.oracle import covered_by_llm, covered_by_rule, said_by_llm, said_by_rule
-from environments.gyms.intention.records import data_of, question_about, record_moves
-from environments.gyms.intention.schemas import generate
-from mua.environment.protocol import Move, Split, Task
+from environments.gyms._shared.oracles import is_list
+from environments.gyms.intention.players import PLAYERS, moves
+from environments.gyms.intention.schemas import (
+    covered_by_llm,
+    covered_by_rule,
+    data_of,
+    generate_tasks,
+    question_about,
+    record_moves,
+    said_by_llm,
+    said_by_rule,
+)
+from mua.environment.protocol import Move, Task
 from mua.types import Json
-from workbench.canned import Canned
 
 WORTH = {3: 1.0, 2: 0.7, 1: 0.4}
 """Reward of a question by the importance of the most important detail that it newly covers."""
@@ -102,14 +106,10 @@ class IntentionGym(Gym):
     lacking = "keywords by which a question is about a detail"
     short_prompt = "Ask for what the request leaves open, one thing at a time. Use interact."
 
-    @classmethod
-    def generate(cls, split: Split) -> Iterable[Task]:
-        return generate(split)
+    players = PLAYERS
+    generate = staticmethod(generate_tasks)
 
-    @classmethod
-    def from_record(cls, record: Record) -> Json:
-        assert isinstance(record, IntentionRecord)
-        return data_of(record)
+    from_record = staticmethod(data_of)
 
     def game(self, task: Task, seed: int) -> Game:
         return IntentionGame(self.setting, task, seed)
@@ -131,9 +131,6 @@ class IntentionGym(Gym):
 
     def gold(self, task: Task) -> Sequence[Move]:
         return [act("action", question_about(detail)) for detail in task.data["details"]]
-
-    def canned(self) -> Mapping[str, Canned]:
-        return policies()
 
     def expert(self, task: Task, seed: int, loose: float = 0.0) -> Generator[Move, str, None]:
         """A record's details it knows: no kind of request stands behind them."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -16,9 +16,12 @@ from typing import Any, Literal
 
 import yaml
 
-from environments.gyms._shared import dealt
-from environments.gyms._shared.questions import pattern
-from mua.environment.protocol import Split, Task
+from environments.gyms._shared import act, dealt
+from environments.gyms._shared.game import Setting
+from environments.gyms._shared.oracles import asked, chosen, is_list, pattern, spoken
+from environments.gyms._shared.records import Detail as RecordDetail
+from environments.gyms._shared.records import IntentionRecord
+from mua.environment.protocol import Move, Split, Task
 from mua.types import Json
 from mua.utils.errors import MuaError
 
@@ -43,6 +46,7 @@ COMMON = frozenset(
 """Words that stand in questions of any kind."""
 ASK = ("What about {}?", "Please tell me {}?", "Can you say something about {}?")
 """Questions that any topic can be asked with."""
+VAGUE = ("Can you tell me more?", "Anything else?", "What do you want exactly?")
 STATED = ("{0}: {1}.", "as for {0}: {1}.", "and {0}: {1}.")
 """How a request says what is not missing."""
 
@@ -216,7 +220,153 @@ def _splits() -> dict[Split, list[tuple[str, Json]]]:
     return {**hands, **dealt(_tasks(True, SIZES["test"]), {"test": SIZES["test"]}, "intention/splits")}
 
 
-def generate(split: Split) -> Iterator[Task]:
+def generate_tasks(split: Split) -> Iterator[Task]:
     """The tasks of a split."""
     for number, (_, data) in enumerate(_splits()[split]):
         yield Task(f"gyms/intention/{split}/{number:03d}", "gyms/intention", split, data)
+
+
+# Who answers questions about a vague request: which details a question covers, and what the person says then.
+
+_ASKING = re.compile(
+    r"\?|\b(what|which|when|where|who|whom|whose|how|why|tell me|let me know|specify|describe|please give)\b",
+    re.IGNORECASE,
+)
+NOT_ASKED = ("What would you like to know?", "Is that a question?", "I do not see what you are asking.")
+NO_PREFERENCE = (
+    "I have nothing special in mind there.",
+    "That does not matter to me.",
+    "I have not thought about that.",
+    "Could you ask about something more specific?",
+)
+TOO_BROAD = ("One thing at a time, please.", "That is too much at once; what first?", "Please ask for one thing.")
+MOST_AT_ONCE = 2
+"""A text that asks for more than this, of what its kind of request could leave open, covers nothing."""
+MOST_OTHER_KINDS = 1
+"""Kinds of requests, besides its own, that the words of one question may happen to belong to."""
+SAYINGS = ("{0}: {1}.", "As for {0}: {1}.", "{0}, that would be: {1}.")
+AGAIN = ("As I said, {0}: {1}.", "I told you, {0}: {1}.")
+
+JUDGE = """An assistant asks a person a question. The person has these details in mind:
+{details}
+
+Which of the numbered details does the question ask for? It asks for a detail when the natural answer to it would be the
+person's preference on that detail. A general question such as "What else?" asks for none of them, and so does something
+that is not a question, or a text that asks for more than two things. Give the numbers; an empty list if there is none.
+"""
+
+PERSON = """You are a person who asked an assistant: "{request}"
+The assistant asks you a question. Answer it in one short sentence, as yourself. This is all that you may tell:
+{known}
+Do not make up any other wish. If the list is empty, say that you have no preference there."""
+
+
+def is_question(content: str) -> bool:
+    """Whether ``content`` asks for something."""
+    return _ASKING.search(content) is not None
+
+
+def asked_for(kind: str, question: str) -> list[str]:
+    """Keys of the details of ``kind`` whose keywords or options stand in ``question``; none where it is no question."""
+    return (
+        [detail.key for detail in kinds()[kind].details if detail.found_in(question)] if is_question(question) else []
+    )
+
+
+def too_broad(kind: str, question: str) -> bool:
+    """Whether ``question`` asks for so much at once that nobody would answer it."""
+    several = question.count("?") > MOST_AT_ONCE or len(asked_for(kind, question)) > MOST_AT_ONCE
+    return several or is_list(question) or _of_other_kinds(kind, question) > MOST_OTHER_KINDS
+
+
+def _of_other_kinds(kind: str, question: str) -> int:
+    """How many other kinds of the test split have a detail that ``question`` names: words strung together name many.
+
+    The other splits' kinds have so much in common that an honest question names a dozen.
+    """
+    if not kinds()[kind].unseen:
+        return 0
+    others = (other for other in kinds().values() if other.unseen and other.name != kind)
+    return sum(any(detail.found_in(question) for detail in other.details) for other in others)
+
+
+def covered_by_rule(kind: str, details: Sequence[Json], question: str) -> list[int]:
+    """Indices of the ``details`` that ``question`` asks for; none where it asks for too much."""
+    keys = [] if too_broad(kind, question) else asked_for(kind, question)
+    return [i for i, detail in enumerate(details) if detail["key"] in keys]
+
+
+async def covered_by_llm(setting: Setting, details: Sequence[Json], question: str, seed: int) -> list[int]:
+    """The same by ``judge``; raises :class:`JudgeFault`."""
+    listed = "\n".join(f"{i}. {d['description']} ({d['inquiry']})" for i, d in enumerate(details, start=1))
+    form = JUDGE.format(details=listed)
+    return await chosen(setting.judge, form, len(details), {"the assistant's question": question}, seed)
+
+
+def said_by_rule(task: Task, question: str, new: Sequence[Json], old: Sequence[Json], rng: random.Random) -> str:
+    """The preferences of the details that were asked for, and nothing of any other."""
+    if too_broad(task.data["kind"], question):
+        return rng.choice(TOO_BROAD)
+    old = [*old, *_asked_though_stated(task, question)]
+    if not new and not old:
+        return rng.choice(NO_PREFERENCE if is_question(question) else NOT_ASKED)
+    forms = [(rng.choice(SAYINGS), d) for d in new] + [(rng.choice(AGAIN), d) for d in old]
+    sentences = [form.format(d["description"], d["preference"]) for form, d in forms]
+    return " ".join(sentence[0].upper() + sentence[1:] for sentence in sentences)
+
+
+def _asked_though_stated(task: Task, question: str) -> list[Json]:
+    """What ``question`` asks for although the request says it."""
+    keys, topics = asked_for(task.data["kind"], question), {d.key: d.topic for d in kinds()[task.data["kind"]].details}
+    stated = [one for one in task.data.get("stated", ()) if one["key"] in keys]
+    return [{"description": topics[one["key"]], "preference": one["preference"]} for one in stated]
+
+
+async def said_by_llm(setting: Setting, request: str, question: str, asked_for: Sequence[Json], seed: int) -> str:
+    """The same by ``user``, which is told nothing but what was asked for; raises :class:`UserFault`."""
+    known = "\n".join(f"- {d['description']}: {d['preference']}" for d in asked_for) or "(nothing)"
+    return await asked(setting.user, PERSON.format(request=request, known=known), question, spoken, seed)
+
+
+# UserRL's vague requests: details with options, of which the person has one in mind.
+#
+# The records do not say which option it is; the record's id picks it, so that it is the same in every episode.
+
+_LEVELS: Mapping[int, str] = {1: "easy", 2: "easy", 3: "medium"}
+"""By the number of details, as the gym's own; more are hard."""
+ANY = "whatever is usual"
+"""The wish where a detail has no options."""
+
+
+def data_of(record: IntentionRecord) -> Json:
+    """``data`` of a task."""
+    rng = random.Random(f"intention/{record.id}")
+    details = [_detail_of_record(detail, number, rng) for number, detail in enumerate(record.missing_details)]
+    level = _LEVELS.get(len(details), "hard")
+    told = {"kind": record.category, "category": record.category, "difficulty": level, "request": record.task}
+    return {**told, "details": details}
+
+
+def question_about(detail: Json) -> str:
+    """The record's own question, or a plain one where that goes through a list."""
+    return f"What about the {detail['description'].lower()}?" if is_list(detail["inquiry"]) else str(detail["inquiry"])
+
+
+def record_moves(task: Task, seed: int, loose: float) -> Generator[Move, str, None]:
+    """The important first; ``loose`` is how often it asks something vague before."""
+    rng = random.Random(f"expert/{task.id}/{seed}")
+    for detail in sorted(task.data["details"], key=lambda one: (-one["importance"], rng.random())):
+        if rng.random() < loose:
+            yield act("action", rng.choice(VAGUE))
+        yield act("action", question_about(detail))
+
+
+def _detail_of_record(detail: RecordDetail, number: int, rng: random.Random) -> Json:
+    return {
+        "key": f"{number}: {detail.description}",
+        "description": detail.description,
+        "importance": detail.importance,
+        "inquiry": detail.inquiry or f"What about the {detail.description.lower()}?",
+        "options": list(detail.options),
+        "preference": rng.choice(detail.options) if detail.options else ANY,
+    }

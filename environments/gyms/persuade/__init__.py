@@ -10,21 +10,18 @@ swings.
 from __future__ import annotations
 
 import random
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from typing import ClassVar
 
 from environments.gyms._shared import Choice, Game, Gym, act
-from environments.gyms._shared.records import PersuadeRecord, Record
-from environments.gyms._shared.settings import Option, Role
-from environments.gyms.persuade.canned import canned
-from environments.gyms.persuade.claims import NAME, generate
-from environments.gyms.persuade.expert import argument, moves
+from environments.gyms._shared.game import Option, Role
+from environments.gyms._shared.records import PersuadeRecord
 from environments.gyms.persuade.game import Debate, PersuadeGame
-from environments.gyms.persuade.notes import notes
-from mua.environment.protocol import Move, Split, Task
+from environments.gyms.persuade.players import PLAYERS, argument, moves
+from environments.gyms.persuade.topics import NAME, generate_tasks, notes
+from mua.environment.protocol import Move, Task
 from mua.types import Json
 from mua.utils.errors import MuaError
-from workbench.canned import Canned
 
 _OPENINGS = (
     "{claim} {argument} That is my opinion, and you will hardly change it. I live in a {setting}; only what came of it "
@@ -65,13 +62,11 @@ class PersuadeGym(Gym):
     }
     record_prompt = "Argue against the claim with interact, one sound argument at a time, until the person gives in."
 
-    @classmethod
-    def generate(cls, split: Split) -> Iterable[Task]:
-        return generate(split)
+    players = PLAYERS
+    generate = staticmethod(generate_tasks)
 
-    @classmethod
-    def from_record(cls, record: Record) -> Json:
-        assert isinstance(record, PersuadeRecord)
+    @staticmethod
+    def from_record(record: PersuadeRecord) -> Json:
         return {"kind": "given", "difficulty": "medium", "claim": record.claim, "argument": record.argument}
 
     def game(self, task: Task, seed: int) -> Game:
@@ -110,9 +105,6 @@ class PersuadeGym(Gym):
         """Argues from the notes; a record has none, and raises :class:`MuaError`."""
         _check_notes(task)
         return moves(task, seed, loose)
-
-    def canned(self) -> Mapping[str, Canned]:
-        return canned()
 
 
 def _check_notes(task: Task) -> None:

@@ -2,16 +2,242 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
 
 from environments.gyms._shared import Game, Reply, Setting
-from environments.gyms.persuade.claims import LEVELS
-from environments.gyms.persuade.judge import MISSES, Ears, Verdict, heard
-from environments.gyms.persuade.notes import looked_up, notes
-from environments.gyms.persuade.oracle import answered, judged_stance
-from environments.gyms.persuade.topics import themes, topics
+from environments.gyms._shared.oracles import NEGATED, asked, labelled, spoken
+from environments.gyms.persuade.topics import LEVELS, Note, Side, looked_up, notes, numbers, themes, topics
 from mua.environment.protocol import Task
 from mua.types import Json
+
+# What a text is worth as an argument, by rules: structure first, then the note that it rests on.
+#
+# An argument cites one note, its place and its two figures in the order of time with what they did ("rose from 12 to
+# 31"), and draws a conclusion about the person's concern in a clause of its own. Words alone, in any order, are none.
+
+Verdict = Literal[
+    "moved", "beside", "known", "agreeing", "elsewhere", "scattered", "muddled", "loose", "parroted", "asked", "remark"
+]
+MISSES: frozenset[Verdict] = frozenset({"beside", "known", "agreeing", "elsewhere", "scattered", "muddled"})
+"""Verdicts on arguments that were made and failed; the others say that none was made."""
+SHORTEST, LONGEST = 12, 70
+"""Words of an argument."""
+LONGEST_COPY = 12
+"""Words in a row that may stand as somebody else has said them."""
+_FEW = r"(?:\s+[a-z]+){0,4}?\s+"
+
+
+def _change(way: str) -> re.Pattern[str]:
+    """ "rose from 12 to 31", with a few words between at most; gives the figures."""
+    return re.compile(rf"\b(?:{way}){_FEW}from{_FEW}(\d+){_FEW}to{_FEW}(\d+)\b", re.IGNORECASE)
+
+
+_ROSE = _change(
+    "rose|risen|rises?|rising|grew|grown|grows?|increased?|climbed|(?:went|gone) up|jumped|soared|doubled|went|changed"
+)
+_FELL = _change(
+    "fell|fallen|falls?|falling|dropped|drops?|sank|sunk|decreased?|declined|(?:went|gone) down|shrank|went|changed"
+)
+_SO = re.compile(
+    r"\b(?:so|therefore|thus|hence|consequently|as a result|because|since|means?|meaning|why|shows?|proves?)\b",
+    re.IGNORECASE,
+)
+_COMMON = frozenset(
+    """a an the in on of to from at by for with and but or so as it is was were be been are has have had do does did not
+    no that this these those which who what when where there here than then they them their we us our you your he she
+    his her i my me one if because since therefore thus more less only too also can could would will may""".split()  # noqa: SIM905
+)
+_AGREES = re.compile(
+    r"\b(?:i (?:quite )?agree|you(?:'re| are) (?:quite )?right|your claim is (?:right|true|good))\b", re.IGNORECASE
+)
+_LEAST_COMMON = 0.3
+"""Share of words that hold a sentence together; lists of keywords have hardly any."""
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """What the rules make of one text."""
+
+    verdict: Verdict
+    theme: str = ""
+    """What the cited note is about, where one is cited."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ears:
+    """What the holder brings to a text."""
+
+    side: Side
+    """Of the claim."""
+    setting: str
+    mind: str | None
+    """The theme that decides it now."""
+    met: Sequence[str]
+    said: Sequence[str]
+    """What the holder and the notes have said: to repeat it is no argument."""
+
+
+def heard(text: str, notes: Mapping[str, Sequence[Note]], ears: Ears) -> Heard:
+    """The verdict on ``text``, and the theme of the note in it."""
+    named = set(_words(text))
+    cited = [note for some in notes.values() for note in some if note.place.lower() in named]
+    if fault := _fault(text, cited, ears.said):
+        return Heard(fault)
+    (note,) = cited
+    return Heard(_weighed(note, ears), note.theme.name)
+
+
+def _fault(text: str, cited: Sequence[Note], said: Sequence[str]) -> Verdict | None:
+    """What keeps ``text`` from being an argument at all; None where it is one."""
+    words = _words(text)
+    if not cited:
+        return "asked" if text.rstrip().endswith("?") else "remark"
+    if len(cited) > 1 or len(words) > LONGEST:
+        return "scattered"
+    if _AGREES.search(text):
+        return "agreeing"
+    if len(words) < SHORTEST or sum(word in _COMMON for word in words) < _LEAST_COMMON * len(words):
+        return "loose"
+    if any(_copied(words, _words(other)) for other in said):
+        return "parroted"
+    return _unsound(text, cited[0])
+
+
+def _unsound(text: str, note: Note) -> Verdict | None:
+    """Whether the figures are given in a sentence, rightly, and lead to a conclusion about the theme."""
+    text = re.sub(r"(?<=\d),(?=\d{3})", "", text)
+    told = {rose: found for rose, way in ((True, _ROSE), (False, _FELL)) if (found := way.search(text))}
+    if not told:
+        return "loose"
+    right = told.get(note.after > note.before)
+    if right is None or [int(right[1]), int(right[2])] != [note.before, note.after]:
+        return "muddled"
+    if set(numbers(text)) != {note.before, note.after} or NEGATED.search(_same_clause(text, right.start())):
+        return "muddled"
+    return None if _concludes(text, note) else "loose"
+
+
+def _same_clause(text: str, place: int) -> str:
+    """What stands before ``place`` in its clause."""
+    return re.split(r"[.:;!?,]", text[:place])[-1]
+
+
+def _concludes(text: str, note: Note) -> bool:
+    """Whether a clause of at least five words after the figures, begun by so, because and the like, names the theme."""
+    for found in _SO.finditer(text):
+        clause = re.split(r"[.:;!?]", text[found.end() :])[0]
+        words = _words(clause)
+        if len(words) >= 5 and note.theme.words.search(clause) and any(word in _COMMON for word in words):
+            return True
+    return False
+
+
+def _weighed(note: Note, ears: Ears) -> Verdict:
+    if not note.against(ears.side):
+        return "agreeing"
+    if note.setting != ears.setting:
+        return "elsewhere"
+    if note.theme.name in ears.met:
+        return "known"
+    return "moved" if note.theme.name == ears.mind else "beside"
+
+
+def _words(text: str) -> list[str]:
+    return re.findall(r"[\w'’-]+", text.lower())
+
+
+def _copied(words: Sequence[str], others: Sequence[str]) -> bool:
+    """Whether more than :data:`LONGEST_COPY` words in a row stand in both."""
+    length = LONGEST_COPY + 1
+    runs = {tuple(others[i : i + length]) for i in range(len(others) - length + 1)}
+    return any(tuple(words[i : i + length]) in runs for i in range(len(words) - length + 1))
+
+
+# The holder of a claim by language models: a judge decides where the holder stands, a user model finds the words.
+#
+# They are two roles, so that nobody rates the effect of an argument on itself, and the one that speaks knows the
+# stance.
+
+_JUDGE = """Somebody argues with a person who holds an opinion. What would change this person's mind, the weightiest
+first:
+{concerns}
+
+The person's stance towards the claim is now: {stance}. The levels are: {levels}. What is it after the latest message?
+- An argument in whole sentences that rests on one of these facts, with its place and its figures, and says what follows
+  from it for what the person cares about, moves the stance towards disagreement: by one to three levels, more for
+  weightier things.
+- Lists of words, facts without a conclusion, facts about other places, and figures that are wrong do not move it.
+- Praise, pressure, repetition, claims about the stance and many arguments at once do not move it.
+- A rude or absurd message may move it back."""
+_JUDGE_OF_ANY = """Somebody argues with a person who holds an opinion, for the reasons that the person has given.
+
+The person's stance towards the claim is now: {stance}. The levels are: {levels}. What is it after the latest message?
+- One sound argument in whole sentences, which answers a reason of the person's or brings up one against the claim that
+  the conversation has not had yet, moves the stance towards disagreement: by one level, by two if it is a strong one.
+- Questions, lists of words, bare assertions, and things that were said before do not move it.
+- Praise, pressure, claims about the stance and many arguments at once do not move it.
+- A rude or absurd message may move it back."""
+_PERSON = """You play a person who holds an opinion and is being argued with. You are given the claim, the person's own
+argument, what is on the person's mind, the conversation so far, the latest message and the stance that the person takes
+after it. Answer as that person would, in one or two sentences that fit the stance. You may let shine through what is on
+the person's mind, but never list it. Write nothing but the person's words."""
+
+
+class Holder(Protocol):
+    """What is used of a debate."""
+
+    setting: Setting
+    task: Task
+    history: list[tuple[str, str]]
+
+    @property
+    def stance(self) -> str: ...
+    @property
+    def concerns(self) -> Sequence[str]: ...
+    @property
+    def request_seed(self) -> int: ...
+
+
+async def judged_stance(game: Holder, text: str, levels: Sequence[str]) -> str:
+    """The stance after ``text``, one of ``levels``; raises :class:`JudgeFault`."""
+    concerns = "\n".join(f"- {one}" for one in game.concerns)
+    form = _JUDGE if concerns else _JUDGE_OF_ANY
+    question = form.format(concerns=concerns, stance=game.stance, levels=", ".join(levels))
+    material = {
+        "the claim": game.task.data["claim"],
+        "the person's own argument": game.task.data["argument"],
+        "the conversation so far": _conversation(game),
+        "the latest message": text,
+    }
+    return await labelled(game.setting.judge, question, levels, material, game.request_seed)
+
+
+async def answered(game: Holder, text: str) -> str:
+    """What the person says to ``text``, at the stance that the judge has found."""
+    question = f"{_situation(game)}\n\nLatest message: {text}"
+    return await asked(game.setting.user, _PERSON, question, spoken, game.request_seed)
+
+
+def _situation(game: Holder) -> str:
+    data = game.task.data
+    minded = ["What would change the person's mind:\n" + "\n".join(f"- {one}" for one in game.concerns)]
+    return "\n\n".join(
+        (
+            f"Claim: {data['claim']}",
+            f"The person's own argument: {data['argument']}",
+            *(minded if game.concerns else ()),
+            f"Conversation so far:\n{_conversation(game)}",
+            f"Stance now: {game.stance} with the claim",
+        )
+    )
+
+
+def _conversation(game: Holder) -> str:
+    return "\n".join(f"Message: {said}\nPerson: {answer}" for said, answer in game.history) or "(none yet)"
+
 
 STANCES = (
     "strongly agree", "agree", "slightly agree", "undecided", "slightly disagree", "disagree", "strongly disagree",

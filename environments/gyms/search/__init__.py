@@ -7,27 +7,22 @@ because documents tell several things of the same sort, and the right one could 
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar
 
 from environments.gyms._shared import Choice, Game, Gym, Reply, Setting, act
+from environments.gyms._shared.game import Option, Role
 from environments.gyms._shared.official import has_records
 from environments.gyms._shared.oracles import labelled
-from environments.gyms._shared.records import Record, SearchRecord
-from environments.gyms._shared.settings import Option, Role
-from environments.gyms.search.answers import matches
-from environments.gyms.search.canned import canned
-from environments.gyms.search.expert import given_moves, moves
-from environments.gyms.search.given import load_questions
-from environments.gyms.search.index import ready_index
-from environments.gyms.search.questions import NAME, generate
+from environments.gyms._shared.records import SearchRecord
+from environments.gyms.search.players import PLAYERS, given_moves, moves
 from environments.gyms.search.web import OPTIONS, WebSearch
+from environments.gyms.search.world import NAME, generate_tasks, load_questions, matches, ready_index
 from environments.kit.ranking import Document
 from mua.environment.protocol import Move, Split, Task
 from mua.types import Json
 from mua.utils.errors import ConfigError
-from workbench.canned import Canned
 
 _OPENINGS = (
     "I have a question for you: {question}",
@@ -100,15 +95,13 @@ class SearchGym(Gym):
             )
         return super().given_tasks(path, setting) if has_records("search", path) else load_questions(path)
 
-    @classmethod
-    def from_record(cls, record: Record) -> Json:
-        assert isinstance(record, SearchRecord)
+    @staticmethod
+    def from_record(record: SearchRecord) -> Json:
         told = {"question": record.question, "answer": record.answer, "aliases": []}
         return {"kind": "given", "difficulty": "medium", **told}
 
-    @classmethod
-    def generate(cls, split: Split) -> Iterable[Task]:
-        return generate(split)
+    players = PLAYERS
+    generate = staticmethod(generate_tasks)
 
     def game(self, task: Task, seed: int) -> Game:
         return SearchGame(self.setting, task, seed, self._web)
@@ -125,9 +118,6 @@ class SearchGym(Gym):
     def expert(self, task: Task, seed: int, loose: float = 0.0) -> Generator[Move, str, None]:
         """Follows the chain of a question about the made-up world; of others it knows the answer when it finds it."""
         return moves(task, seed, loose) if "chain" in task.data else given_moves(task)
-
-    def canned(self) -> Mapping[str, Canned]:
-        return canned()
 
 
 DOMAIN = SearchGym()

@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary
 
 import httpx
 
-from environments.gyms._shared.settings import Option
+from environments.gyms._shared.game import Option
 from environments.kit.ranking import Document
 from mua.utils.errors import ConfigError, EnvironmentFault
 from mua.utils.masking import mask_credentials

@@ -23,11 +23,11 @@ from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar, Self
 
 from environments.gyms._shared import Choice, Game, Gym, Setting, act
-from environments.gyms._shared.settings import Option, Role, setting_of
+from environments.gyms._shared.game import Option, Role, setting_of
 from environments.gyms.tau.canned import canned_through
-from environments.gyms.tau.game import TauEnvironment, TauGame, tool_call
+from environments.gyms.tau.game import CustomerUser, NeutralUser, TauEnvironment, TauGame, tool_call
 from environments.gyms.tau.records import OverRecords, checked_folder, databases, domains_of, own_records
-from environments.gyms.tau.user import CustomerUser, NeutralUser
+from environments.kit.canned import Canned
 from mua.config.schema import EnvironmentConfig
 from mua.environment.domain import Configurable, Domain, Expert, PerTaskPrompt, moves_of
 from mua.environment.endpoint.services import ChatClient, Services
@@ -36,7 +36,6 @@ from mua.environment.registry import get_domain
 from mua.environment.user import User
 from mua.types import Json
 from mua.utils.errors import ConfigError, MuaError
-from workbench.canned import Canned
 
 if TYPE_CHECKING:
     from mua.rollout.episode import EpisodeResult
@@ -195,7 +194,7 @@ def _moves_made(messages: Sequence[Json]) -> Iterator[Move]:
 
 def _conversation_of(domain: Domain, task: Task) -> list[Json]:
     """The expert's, with the domain's user: both are rules, so that it waits for nobody, in a loop or without one."""
-    from workbench.demonstrate import demonstrate  # an episode, which only gold moves need
+    from environments.kit.demonstrate import demonstrate  # an episode, which only gold moves need
 
     played = demonstrate(domain, task, 0)
     try:

@@ -1,4 +1,4 @@
-"""The canned policies of the inner domains, through the one tool; see :mod:`workbench.canned`."""
+"""The canned policies of the inner domains, through the one tool; see :mod:`environments.kit.canned`."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from dataclasses import replace
 
 from environments.gyms._shared import act
 from environments.gyms.tau.game import tool_call
+from environments.kit.canned import Attacked, Canned, Glance, Player
 from mua.environment.domain import Domain
 from mua.environment.protocol import Move
 from mua.types import ToolSchema
-from workbench.canned import Attacked, Canned, Glance, Player
 
 
 def canned_through(inner: Mapping[str, Domain]) -> Mapping[str, Canned]:

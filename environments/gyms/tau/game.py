@@ -12,7 +12,7 @@ import json
 from collections.abc import Awaitable, Sequence
 from typing import TypeVar
 
-from environments.gyms._shared import Choice, Game, GymEnvironment, Reply, Setting
+from environments.gyms._shared import Choice, Game, GymEnvironment, OpeningUser, Reply, Setting
 from mua.environment.domain import Domain
 from mua.environment.endpoint.services import ChatClient
 from mua.environment.protocol import Evaluation, Task, ToolResult, Transcript, UserControlled
@@ -168,3 +168,23 @@ def _call_in(content: str) -> tuple[str, Json] | str:
 
 async def _value(given: T | Awaitable[T]) -> T:
     return await given if inspect.isawaitable(given) else given  # type: ignore[return-value]
+
+
+# Who opens the conversation outside the tool: the customer's first words, the same that the one inside has said.
+
+NeutralUser = OpeningUser
+"""Opens without the customer's words, where they cannot be known twice."""
+
+
+class CustomerUser(OpeningUser):
+    """Opens with the first words of ``customer``, whom the seed makes the same inside and outside of the tool."""
+
+    def __init__(self, seed: str, openings: Sequence[str], customer: User) -> None:
+        super().__init__(seed, openings)
+        self._customer = customer
+
+    async def open(self) -> UserReply:
+        return await self._customer.open()
+
+    async def close(self) -> None:
+        await self._customer.close()

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Generator, Iterable, Mapping, Sequence
+from collections.abc import Container, Generator, Sequence
 from functools import cached_property
 from typing import ClassVar
 
 from environments.gyms._shared import Choice, Game, Gym, Reply, Setting, act
-from environments.gyms._shared.guessing import GuessingGame
-from environments.gyms._shared.oracles import labelled
-from environments.gyms._shared.questions import plain
-from environments.gyms._shared.records import Record, TelepathyRecord
-from environments.gyms.telepathy.canned import policies
-from environments.gyms.telepathy.expert import moves
-from environments.gyms.telepathy.oracle import about_name, answer, is_named, names_something
-from environments.gyms.telepathy.table import Entity, entity_of, generate
-from mua.environment.protocol import Move, Split, Task
+from environments.gyms._shared.oracles import GuessingGame, labelled, plain
+from environments.gyms._shared.records import TelepathyRecord
+from environments.gyms.telepathy.players import PLAYERS, moves
+from environments.gyms.telepathy.table import (
+    Entity,
+    about_name,
+    answer,
+    entity_of,
+    generate_tasks,
+    is_named,
+    names_something,
+)
+from mua.environment.protocol import Move, Task
 from mua.types import Json
-from workbench.canned import Canned
 
 JUDGE = """Someone had to guess what another person is thinking of: {name} (also called: {synonyms}).
 Does the guess name this thing? The name itself, a synonym, another spelling and the plural do. Something more general,
@@ -79,13 +82,11 @@ class TelepathyGym(Gym):
     lacking = "table of what is true of the thing"
     short_prompt = "Guess what it is by yes/no questions. Use interact."
 
-    @classmethod
-    def generate(cls, split: Split) -> Iterable[Task]:
-        return generate(split)
+    players = PLAYERS
+    generate = staticmethod(generate_tasks)
 
-    @classmethod
-    def from_record(cls, record: Record) -> Json:
-        assert isinstance(record, TelepathyRecord)
+    @staticmethod
+    def from_record(record: TelepathyRecord) -> Json:
         titles = {plain(record.title), plain(record.entity)} - {record.entity.lower()}
         return {
             "kind": record.category.replace("_", " ") or "thing", "difficulty": "medium", "entity": record.entity,
@@ -124,9 +125,6 @@ class TelepathyGym(Gym):
 
     def gold(self, task: Task) -> Sequence[Move]:
         return [act("answer", task.data["entity"])]
-
-    def canned(self) -> Mapping[str, Canned]:
-        return policies()
 
     def expert(self, task: Task, seed: int, loose: float = 0.0) -> Generator[Move, str, None]:
         """A record's thing it knows, and asks for its sort first: nothing tells by rules what is true of it."""

@@ -7,23 +7,18 @@ judge, while another model finds the traveller's words. Queries and choices are 
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from typing import ClassVar
 
 from environments.gyms._shared import Choice, Game, Gym, act
-from environments.gyms._shared.records import Record, TravelRecord
-from environments.gyms._shared.settings import Option as Setup
-from environments.gyms._shared.settings import Role
-from environments.gyms.travel.canned import policies
-from environments.gyms.travel.catalog import catalog
-from environments.gyms.travel.expert import moves, query
+from environments.gyms._shared.game import Option as Setup
+from environments.gyms._shared.game import Role
+from environments.gyms.travel.catalog import catalog, openings, persona
 from environments.gyms.travel.game import TravelGame
+from environments.gyms.travel.players import PLAYERS, moves, query
 from environments.gyms.travel.records import RecordGame, data_of, record_gold, record_moves
-from environments.gyms.travel.scenarios import NAME, generate
-from environments.gyms.travel.wording import openings, persona
-from mua.environment.protocol import Move, Split, Task
-from mua.types import Json
-from workbench.canned import Canned
+from environments.gyms.travel.scenarios import NAME, generate_tasks
+from mua.environment.protocol import Move, Task
 
 
 class TravelGym(Gym):
@@ -44,14 +39,10 @@ class TravelGym(Gym):
 
     lacking: ClassVar[str] = "attributes by which a question is about a wish"
 
-    @classmethod
-    def generate(cls, split: Split) -> Iterable[Task]:
-        return generate(split)
+    players = PLAYERS
+    generate = staticmethod(generate_tasks)
 
-    @classmethod
-    def from_record(cls, record: Record) -> Json:
-        assert isinstance(record, TravelRecord)
-        return data_of(record)
+    from_record = staticmethod(data_of)
 
     def game(self, task: Task, seed: int) -> Game:
         return (RecordGame if "opening" in task.data else TravelGame)(self.setting, task, seed)
@@ -68,9 +59,6 @@ class TravelGym(Gym):
         searches = [act("search", query(catalog()[one["aspect"]], one["arguments"])) for one in task.data["aspects"]]
         best = [row[0] for one in task.data["aspects"] for row in one["options"] if row[1] == "best"]
         return [*searches, act("answer", ", ".join(best))]
-
-    def canned(self) -> Mapping[str, Canned]:
-        return policies()
 
     def expert(self, task: Task, seed: int, loose: float = 0.0) -> Generator[Move, str, None]:
         """A record's wishes and best options it knows: they follow from nothing that a rule could read."""

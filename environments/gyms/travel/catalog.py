@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import random
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import yaml
 
+from environments.gyms._shared.oracles import is_list
+from mua.environment.protocol import Task
 from mua.types import Json
 from mua.utils.errors import MuaError
 
@@ -128,3 +131,205 @@ def _texts(value: str, texts: Sequence[Any]) -> tuple[str, tuple[str, ...]]:
 
 def _pattern(text: str) -> re.Pattern[str]:
     return re.compile(text, re.IGNORECASE)
+
+
+# The rules that understand the agent: what a query covers, and what a question is about.
+
+Span: TypeAlias = tuple[int, int]
+Kind = Literal["chat", "hit", "miss", "vague"]
+"""Small talk; a concrete question about something that matters; about something that does not; no concrete question."""
+MOST_TOPICS = 2
+"""A question about more attributes than this is vague: else one text could ask for everything."""
+
+_QUESTION = re.compile(
+    r"\?|^\s*(what|which|where|when|how|do|does|would|will|should|is|are|any|may|can|could)\b"
+    r"|\b(tell me|let me know|please (say|describe|specify)|i (would like|want|need) to know)\b",
+    re.IGNORECASE,
+)
+_SMALL_TALK = re.compile(r"\b(how are you|how do you do|nice to meet|looking forward to it|isn't it)\b", re.IGNORECASE)
+_SHORT_MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
+_MONTHS = {name: number for number, name in enumerate(_SHORT_MONTHS, 1)}
+_MONTH = rf"({'|'.join(_SHORT_MONTHS)})[a-z]*\.?"
+_DATES = (
+    re.compile(rf"\b(?P<day>\d{{1,2}})(?:st|nd|rd|th)?(?: of)? (?P<month>{_MONTH})", re.IGNORECASE),
+    re.compile(rf"\b(?P<month>{_MONTH}) (?:the )?(?P<day>\d{{1,2}})(?:st|nd|rd|th)?\b", re.IGNORECASE),
+    re.compile(r"\b\d{4}-(?P<month>\d{1,2})-(?P<day>\d{1,2})\b"),
+)
+_NUMBERS = ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a text asks for."""
+
+    kind: Kind
+    aspect: str = ""
+    attribute: str = ""
+    """The first attribute that is asked for and has not been told; of a miss, the first that does not matter."""
+
+
+def classify(text: str, pending: Mapping[str, Sequence[str]], told: Mapping[str, Sequence[str]] | None = None) -> Asked:
+    """What ``text`` asks for, given the attributes that still matter for each aspect of the trip.
+
+    A question that is also about something that does not matter misses, so that nobody finds out by asking for two
+    things at once; what was ``told`` before may be mentioned.
+    """
+    if not _QUESTION.search(text) or _SMALL_TALK.search(text):
+        return Asked("chat")
+    if is_list(text):
+        return Asked("vague")
+    topics = list(_topics(text, [catalog()[name] for name in pending]))
+    if not topics or len(topics) > MOST_TOPICS:
+        return Asked("vague")
+    known = {(aspect, attribute) for aspect, those in (told or {}).items() for attribute in those}
+    new = [topic for topic in topics if topic not in known]
+    beside = [(aspect, attribute) for aspect, attribute in new if attribute not in pending[aspect]]
+    if new and not beside:
+        return Asked("hit", *new[0])
+    return Asked("miss", *(beside or topics)[0])
+
+
+def named(text: str, aspects: Sequence[Aspect]) -> list[Aspect]:
+    """The aspects that ``text`` names."""
+    return [aspect for aspect in aspects if aspect.named.search(text)]
+
+
+def missing(text: str, arguments: Mapping[str, str]) -> list[str]:
+    """The search arguments that ``text`` does not state: cities by name, dates in any usual form, numbers or words."""
+    dates, rest = _dates(text)
+    return [name for name, value in arguments.items() if not _states(value, dates, rest)]
+
+
+def _topics(text: str, aspects: Sequence[Aspect]) -> list[tuple[str, str]]:
+    """(aspect, attribute) that the text is about; of the aspects it names, or of all where it names none.
+
+    Words inside a longer match count for that one alone: a "child seat" is no seat, a "dinner table" no table.
+    """
+    spans = {
+        (aspect.name, attribute.name): [match.span() for match in attribute.asked.finditer(text)]
+        for aspect in named(text, aspects) or aspects
+        for attribute in aspect.attributes.values()
+    }
+    names = [match.span() for aspect in aspects for match in aspect.named.finditer(text)]
+    longest = [*names, *(span for found in spans.values() for span in found)]
+    return [topic for topic, found in spans.items() if any(not _inside(span, names, longest) for span in found)]
+
+
+def _inside(span: Span, names: Sequence[Span], others: Sequence[Span]) -> bool:
+    """Whether ``span`` is a name, or lies within a longer one."""
+    first, last = span
+    return span in names or any(a <= first and last <= b and (a, b) != span for a, b in others)
+
+
+def _dates(text: str) -> tuple[set[tuple[int, int]], str]:
+    """Every (month, day) in ``text``, and the text without them."""
+    found = set()
+    for pattern in _DATES:
+        for match in pattern.finditer(text):
+            month = match["month"].lower()
+            found.add((int(month) if month.isdigit() else _MONTHS[month[:3]], int(match["day"])))
+        text = pattern.sub(" ", text)
+    return found, text
+
+
+def _states(value: str, dates: set[tuple[int, int]], rest: str) -> bool:
+    if value.isdigit():
+        return re.search(rf"\b({value}|{_NUMBERS[int(value) - 1]})\b", rest, re.IGNORECASE) is not None
+    if value[0].isdigit():
+        return _dates(value)[0] <= dates
+    return re.search(rf"\b{re.escape(value)}\b", rest, re.IGNORECASE) is not None
+
+
+# What the traveller says: the trip, answers that tell nothing, and the frame around wishes.
+
+_FRAMES = (
+    "Hello, I am planning a trip. {needs}",
+    "Hi! Could you book something for me? {needs}",
+    "I need help with a journey. {needs} Can you take care of it?",
+    "{needs} Please find out what suits me and book it.",
+)
+_BUDGETS = (
+    "Of what has all that I want I take the cheapest.",
+    "My budget is limited: where everything is as I like it, the cheapest will do.",
+)
+"""What UserRL's openings end with, as to the sense."""
+IMPATIENT = "I have been asked too much that is beside the point; please book."
+CHAT = ("All right.", "Good, go on.", "Thank you, that sounds fine.", "Take your time.", "I am glad that you help me.")
+MISS = (
+    "I have no strong feelings about that.",
+    "That makes no difference to me.",
+    "Whatever comes, I do not mind.",
+    "You may choose that as you like.",
+)
+VAGUE = (
+    "Hm, I would not know where to begin. Ask me about one thing.",
+    "There are some things that matter to me, but that is too broad to answer.",
+    "Could you be more specific? One point at a time, please.",
+    "That is a lot at once. What exactly would you like to know?",
+)
+AGAIN = ("As I said: {hint}", "I have told you that already. {hint}", "Once more, then. {hint}")
+VOLUNTEERED = ("By the way, about the {noun}: {hint}", "There is one thing about the {noun}. {hint}")
+COMPLETE = "That is all that matters to me about the {noun}."
+BOOKED = {
+    "best": "{id} is just what I was hoping for.",
+    "correct": "{id} has all I want, although I would have liked to pay less.",
+    "wrong": "{id} is not what I had in mind.",
+    "noise": "{id} is not even for the right place and day.",
+}
+
+
+def openings(task: Task) -> list[str]:
+    """First utterances: the whole trip, and of the wishes what they are about."""
+    if "opening" in task.data:
+        return [f"{task.data['opening']} {budget}" for budget in _BUDGETS]
+    rng = random.Random(f"openings/{task.id}")
+    return [frame.format(needs=" ".join(_need(rng, one) for one in task.data["aspects"])) for frame in _FRAMES]
+
+
+def persona(task: Task) -> str:
+    """What an LLM that plays the traveller is told, wishes and all."""
+    lines = [_persona_of(one) for one in task.data["aspects"]]
+    return (
+        "You are a traveller who writes to a booking agent.\n" + "\n".join(lines) + "\n"
+        "You tell a wish only when the agent asks about that very thing, one wish at a time, and you hint at it "
+        "instead of stating it. When a question asks for everything at once, you ask for a more precise one."
+    )
+
+
+def facts(task: Task) -> str:
+    """The trip, and no wish itself."""
+    return openings(task)[0]
+
+
+def wish(preference: Json, aspect: Aspect) -> str:
+    """What is wanted, plainly."""
+    if "wish" in preference:
+        return str(preference["wish"])
+    values = aspect.attributes[preference["attribute"]].values
+    return next(value.wish for value in values if value.name == preference["value"])
+
+
+def hint(preference: Json, aspect: Aspect) -> str:
+    """The sentence by which a wish becomes known."""
+    if "wish" in preference:
+        return str(preference["hint"])
+    values = aspect.attributes[preference["attribute"]].values
+    return next(value.hints[preference["hint"]] for value in values if value.name == preference["value"])
+
+
+def cue(preference: Json, aspect: Aspect) -> str:
+    """The sentence of the opening by which the traveller lets on that there is a wish."""
+    return aspect.attributes[preference["attribute"]].cues[preference["cue"]]
+
+
+def _need(rng: random.Random, one: Json) -> str:
+    aspect = catalog()[one["aspect"]]
+    need = rng.choice(aspect.needs).format(**one["arguments"])
+    return " ".join([need, *(cue(preference, aspect) for preference in one["preferences"])])
+
+
+def _persona_of(one: Json) -> str:
+    aspect = aspect_of(one)
+    arguments = ", ".join(f"{name} {value}" for name, value in one["arguments"].items())
+    wishes = "; ".join(f"the traveller {wish(preference, aspect)}" for preference in one["preferences"])
+    return f"You need a {aspect.noun} ({arguments}). Your wishes for it: {wishes}."

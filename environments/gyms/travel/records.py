@@ -14,9 +14,8 @@ from functools import cached_property
 from environments.gyms._shared import act
 from environments.gyms._shared.records import Aspect, TravelRecord
 from environments.gyms.travel.catalog import aspect_of
-from environments.gyms.travel.expert import query
-from environments.gyms.travel.game import Part, TravelGame
-from environments.gyms.travel.oracle import searched
+from environments.gyms.travel.game import Part, TravelGame, searched
+from environments.gyms.travel.players import query
 from environments.gyms.travel.scenarios import PATTERNS
 from mua.environment.protocol import Move, Task
 from mua.types import Json

@@ -80,7 +80,7 @@ class Option:
         return cls(str(row[0]), str(row[1]), int(row[2]), values, str(row[4]), str(row[5]))
 
 
-def generate(split: Split) -> Iterator[Task]:
+def generate_tasks(split: Split) -> Iterator[Task]:
     """The trips of a split."""
     rounds = [pattern for pattern, (_, times) in PATTERNS.items() for _ in range(times)]
     random.Random("patterns").shuffle(rounds)

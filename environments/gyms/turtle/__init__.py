@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from typing import ClassVar
 
 from environments.gyms._shared import Choice, Game, Gym, Reply, Setting, act
-from environments.gyms._shared.guessing import GuessingGame
-from environments.gyms._shared.oracles import labelled
-from environments.gyms._shared.records import Record, TurtleRecord
-from environments.gyms.turtle.canned import canned
-from environments.gyms.turtle.expert import asking, moves
-from environments.gyms.turtle.oracle import answer, asked_about, score
-from environments.gyms.turtle.stories import Criterion, data_of, generate, schemas, story_of
-from mua.environment.protocol import Move, Split, Task
+from environments.gyms._shared.oracles import GuessingGame, labelled
+from environments.gyms.turtle.players import PLAYERS, asking, moves
+from environments.gyms.turtle.stories import (
+    Criterion,
+    answer,
+    asked_about,
+    data_of,
+    generate_tasks,
+    schemas,
+    score,
+    story_of,
+)
+from mua.environment.protocol import Move, Task
 from mua.types import Json
-from workbench.canned import Canned
 
 SCORES = {"full": 1.0, "none": 0.0}
 LONGEST_QUESTION = 20
@@ -102,14 +106,10 @@ class TurtleGym(Gym):
     lacking = "keywords of the story's points and facts"
     short_prompt = "Explain the story. Ask yes/no questions first. Use interact."
 
-    @classmethod
-    def generate(cls, split: Split) -> Iterable[Task]:
-        return generate(split)
+    players = PLAYERS
+    generate = staticmethod(generate_tasks)
 
-    @classmethod
-    def from_record(cls, record: Record) -> Json:
-        assert isinstance(record, TurtleRecord)
-        return data_of(record)
+    from_record = staticmethod(data_of)
 
     def game(self, task: Task, seed: int) -> Game:
         return TurtleGame(self.setting, task, seed, self.persona(task))
@@ -137,9 +137,6 @@ class TurtleGym(Gym):
     def expert(self, task: Task, seed: int, loose: float = 0.0) -> Generator[Move, str, None]:
         """A record's story it knows: it asks about each point and tells those that it was right about."""
         return _telling(task) if "criteria" in task.data else moves(task, seed, loose)
-
-    def canned(self) -> Mapping[str, Canned]:
-        return canned()
 
 
 _LEADS = ("The", "A", "An", "He", "She", "It", "They", "His", "Her", "Their", "There")

@@ -75,7 +75,9 @@ async def play_canned(
     domain: Domain, task: Task, seed: int, canned: Canned, personas: Sequence[str] = ()
 ) -> EpisodeResult:
     """One episode of ``canned`` with the scripted user, of ``personas`` if any; the same for the same arguments."""
-    from workbench.demonstrate import play  # domains import this module, and workers need no interpreter of episodes
+    from environments.kit.demonstrate import (
+        play,  # domains import this module, and workers need no interpreter of episodes
+    )
 
     def player(opening: str, tools: Sequence[ToolSchema]) -> Generator[Move, str, None]:
         rng = named_random("canned", task.id, seed)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import re
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -10,9 +11,49 @@ from itertools import batched
 from typing import TypeAlias
 
 from environments.gyms._shared import act
+from environments.gyms._shared.oracles import NEGATED
 from environments.gyms.turtle.stories import schemas, story_of
+from environments.kit.canned import Glance, Player, end_at_once
 from mua.environment.protocol import Move, Task
-from workbench.canned import Canned, Glance, Player, end_at_once
+from mua.types import Json
+
+# An agent that knows the schemas: it recognises the story, asks about every point of it, and then tells it.
+
+ASK = ("Does it have to do with {}?", "Is the reason to be found in {}?", "Did {} play a part?")
+
+
+def moves(task: Task, seed: int, loose: float) -> Generator[Move, str, None]:
+    """``loose`` is how often it tries an incomplete explanation first, or leaves the general questions out."""
+    rng = random.Random(f"expert/{task.id}/{seed}")
+    schema = schemas()[task.data["kind"]]
+    if rng.random() >= loose:
+        yield from asking(schema, task.data["shown"])
+    values: dict[str, str] = dict(task.data["shown"])
+    if rng.random() < loose:
+        yield act("answer", schema["criteria"][0][1].format(**values | dict.fromkeys(schema["hidden"], "something")))
+    for slot, candidates in schema["hidden"].items():
+        values[slot] = yield from _find(candidates, rng)
+    yield act("answer", " ".join(statement.format(**values) for _, statement, _ in schema["criteria"]))
+
+
+def asking(schema: Json, shown: Mapping[str, str]) -> Iterator[Move]:
+    """A question about each point that has no hidden slot, by the first word of each of its groups of keywords."""
+    for _, _, keys in schema["criteria"]:
+        if any(f"{{{slot}}}" in keys for slot in schema["hidden"]):
+            continue
+        words = [next(w for w in group.strip().split("|") if not NEGATED.search(w)) for group in keys.split("&")]
+        yield act("action", ASK[0].format(" and ".join(words).replace("*", "").format(**shown)))
+
+
+def _find(candidates: list[str], rng: random.Random) -> Generator[Move, str, str]:
+    """The value that the other side says Yes to."""
+    names = [value.split("|")[0] for value in candidates]
+    rng.shuffle(names)
+    for name in names:
+        if (yield act("action", rng.choice(ASK).format(name))).startswith("Yes"):
+            return name
+    return names[-1]
+
 
 Play: TypeAlias = Generator[Move, str, None]
 QUESTIONS, ANSWERS, WORDS = 20, 5, 60
@@ -24,26 +65,6 @@ _GENERIC = (
     "The person was blind or very small and could not see or reach it.",
     "It was a bet with a friend, and the other one had lost it on purpose.",
 )
-
-
-def canned() -> Mapping[str, Canned]:
-    """Name -> policy."""
-    players: dict[str, Player] = {
-        "ends at once": end_at_once,
-        "the nearest training story": lambda glance: _answers(_recited(glance)),
-        "the nearest training story, asked first": _asks_and_recites,
-        "generic explanations": lambda glance: _answers(_GENERIC),
-        "the story as it was told": lambda glance: _answers([glance.opening]),
-        "salad of training words": lambda glance: _answers(_salads(glance)),
-        "training words, asked one by one": _asking(lambda glance: _frequent(glance.training)),
-        "values of training stories, asked one by one": _asking(_values),
-        "words of the story, asked one by one": _asking(lambda glance: _WORD.findall(glance.opening.lower())),
-        "salads as questions": _asking(_packed),
-        "a choice of everything as questions": _asking(
-            lambda glance: [one.replace(" ", " or ") for one in _packed(glance)]
-        ),
-    }
-    return {name: Canned(player) for name, player in players.items()}
 
 
 def _answers(texts: Sequence[str]) -> Play:
@@ -123,6 +144,19 @@ def _packed(glance: Glance) -> list[str]:
     return [" ".join(words) for words in batched(_frequent(glance.training), 10)]
 
 
-def _choices(glance: Glance) -> list[str]:
-    """This or that or that."""
-    return [" or ".join(words) for words in batched(_frequent(glance.training), 6)]
+PLAYERS: Mapping[str, Player] = {
+    "ends at once": end_at_once,
+    "the nearest training story": lambda glance: _answers(_recited(glance)),
+    "the nearest training story, asked first": _asks_and_recites,
+    "generic explanations": lambda glance: _answers(_GENERIC),
+    "the story as it was told": lambda glance: _answers([glance.opening]),
+    "salad of training words": lambda glance: _answers(_salads(glance)),
+    "training words, asked one by one": _asking(lambda glance: _frequent(glance.training)),
+    "values of training stories, asked one by one": _asking(_values),
+    "words of the story, asked one by one": _asking(lambda glance: _WORD.findall(glance.opening.lower())),
+    "salads as questions": _asking(_packed),
+    "a choice of everything as questions": _asking(
+        lambda glance: [one.replace(" ", " or ") for one in _packed(glance)]
+    ),
+}
+"""Policies that deserve nothing, by name."""

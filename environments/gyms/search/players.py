@@ -5,14 +5,55 @@ What is a person, a town or a year they tell by its form, and from the question 
 
 from __future__ import annotations
 
+import random
 import re
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import TypeAlias
 
 from environments.gyms._shared import act
-from mua.environment.protocol import Move
-from workbench.canned import Canned, Glance, Player, end_at_once
+from environments.gyms.search.world import normal, read
+from environments.kit.canned import Glance, Player, end_at_once
+from mua.environment.protocol import Move, Task
+
+# An agent that follows the question's chain of relations: it searches for a name, reads on, and answers.
+#
+# What it knows is how the question is built (``start`` and ``chain``), as a reader of the question does; every fact it
+# takes from the documents that it finds.
+
+
+def moves(task: Task, seed: int, loose: float = 0.0) -> Generator[Move, str, None]:
+    """``loose`` is how often it starts with a search for the whole question, which wastes one."""
+    rng = random.Random(f"expert/{task.id}/{seed}")
+    if rng.random() < loose:
+        yield act("search", task.data["question"])
+    known = task.data["start"]
+    for relation in task.data["chain"]:
+        if (value := _value((yield act("search", known)), known, relation)) is None:
+            return
+        known = value
+    yield act("answer", known)
+
+
+def given_moves(task: Task) -> Generator[Move, str, None]:
+    """Searches for the question and for the names in it until the answer stands in what was found; else it leaves."""
+    question = task.data["question"]
+    names = re.findall(r"[A-Z][\w'-]+(?: (?:of |the |de )?[A-Z][\w'-]+)*", question.partition(" ")[2])
+    for query in list(dict.fromkeys([question, *names]))[:MOST_SEARCHES]:
+        found = yield act("search", query)
+        if f" {normal(task.data['answer'])} " in f" {normal(found)} ":
+            yield act("answer", task.data["answer"])
+            return
+    yield act("finish")
+
+
+def _value(results: str, name: str, relation: str) -> str | None:
+    """What the result about ``name`` says about ``relation``."""
+    for line in results.splitlines():
+        if (found := re.match(r"\[\d+\] (.+?): (.*)", line)) and found.group(1) == name:
+            return read(found.group(2), relation)
+    return None
+
 
 MOST_SEARCHES, MOST_ANSWERS = 5, 3
 _FORMS = {
@@ -24,23 +65,6 @@ _FORMS = {
 _WORD = re.compile(r"[a-z]{3,}")
 Play: TypeAlias = Generator[Move, str, None]
 Walk: TypeAlias = Generator[Move, str, Sequence[str]]
-
-
-def canned() -> Mapping[str, Canned]:
-    """Name -> policy."""
-    players: dict[str, Player] = {
-        "ends at once": end_at_once,
-        "every name that the question finds": _answering(_names_found),
-        "first of the asked form": _answering(_of_form_at_once),
-        "a walk over first links": _answering(_walk(lambda glance, places: places[0])),
-        "a walk over last links": _answering(_walk(lambda glance, places: places[-1])),
-        "a walk at random": _answering(_walk(lambda glance, places: glance.rng.choice(places))),
-        "sentences most like the question": _answering(_by_overlap),
-        "what all links tell, by frequency": _answering(_all_links),
-        "words of the question": lambda glance: _answers(_asked(glance.opening).split()[::-1]),
-        "a usual year": lambda glance: _answers(["1940", "1950", "1500"]),
-    }
-    return {name: Canned(player) for name, player in players.items()}
 
 
 def _answering(find: Callable[[Glance], Walk]) -> Player:
@@ -153,3 +177,18 @@ def _all_links(glance: Glance) -> Walk:
     for link in _links(first, question)[: MOST_SEARCHES - 1]:
         found.update(_of_form(_first_text((yield act("search", link))), _form(question), question + link))
     return [value for value, _ in found.most_common()]
+
+
+PLAYERS: Mapping[str, Player] = {
+    "ends at once": end_at_once,
+    "every name that the question finds": _answering(_names_found),
+    "first of the asked form": _answering(_of_form_at_once),
+    "a walk over first links": _answering(_walk(lambda glance, places: places[0])),
+    "a walk over last links": _answering(_walk(lambda glance, places: places[-1])),
+    "a walk at random": _answering(_walk(lambda glance, places: glance.rng.choice(places))),
+    "sentences most like the question": _answering(_by_overlap),
+    "what all links tell, by frequency": _answering(_all_links),
+    "words of the question": lambda glance: _answers(_asked(glance.opening).split()[::-1]),
+    "a usual year": lambda glance: _answers(["1940", "1950", "1500"]),
+}
+"""Policies that deserve nothing, by name."""

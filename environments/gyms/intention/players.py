@@ -2,15 +2,47 @@
 
 from __future__ import annotations
 
+import random
 import re
 from collections import Counter
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from itertools import pairwise
 
 from environments.gyms._shared import act
-from environments.gyms.intention.expert import VAGUE
+from environments.gyms.intention.schemas import ASK, VAGUE, Detail, kinds
+from environments.kit.canned import Glance, Player, echo, end_at_once, says
 from mua.environment.protocol import Move, Task
-from workbench.canned import Canned, Glance, Player, echo, end_at_once, says
+
+# An agent that knows what matters for each kind of task and asks for it, one thing at a time.
+#
+# It recognises the kind by the request and asks for everything that matters there and that the request does not say,
+# the most important first.
+
+
+def moves(task: Task, seed: int, loose: float) -> Generator[Move, str, None]:
+    """``loose`` is how often it asks something vague, or two things at once."""
+    rng = random.Random(f"expert/{task.id}/{seed}")
+    left_open = [d for d in kinds()[task.data["kind"]].details if not _says(task.data["request"], d)]
+    details = sorted(left_open, key=lambda d: (-d.importance, rng.random()))
+    while details:
+        detail = details.pop(0)
+        question = _question(detail, rng)
+        if rng.random() < loose:
+            if details and rng.random() < 0.5:
+                question += f" And {details.pop(0).topic}?"
+            else:
+                question = rng.choice(VAGUE)
+                details.append(detail)
+        yield act("action", question)
+
+
+def _says(request: str, detail: Detail) -> bool:
+    return f"{detail.topic}: ".lower() in request.lower()
+
+
+def _question(detail: Detail, rng: random.Random) -> str:
+    return detail.inquiry if rng.random() < 0.7 else rng.choice(ASK).format(detail.topic)
+
 
 GENERAL = (
     "How big is it?",
@@ -102,23 +134,21 @@ def _says_it_back(glance: Glance) -> Generator[Move, str, None]:
         yield act("action", f"Tell me more: {sentence}")
 
 
-def policies() -> dict[str, Canned]:
-    """All of them by name."""
-    players: dict[str, Player] = {
-        "ends at once": end_at_once,
-        "echoes": echo,
-        "says it plainly": says("What do you want?"),
-        "asks vaguely": lambda glance: _asking(*(VAGUE * 4)),
-        "asks what can be asked of anything": lambda glance: _asking(*GENERAL),
-        "recites the commonest inquiries": _recites_the_commonest,
-        "recites the nearest kind's inquiries": _recites_the_nearest,
-        "recites two inquiries at a time": _recites_pairs,
-        "asks for everything at once": _all_at_once,
-        "asks for two nouns at a time": _many_nouns(2),
-        "asks for four nouns at a time": _many_nouns(4),
-        "asks for eight nouns at a time": _many_nouns(8),
-        "asks for each word of the request": _each_word,
-        "asks for two words at a time": _two_words,
-        "says the request back": _says_it_back,
-    }
-    return {name: Canned(player) for name, player in players.items()}
+PLAYERS: Mapping[str, Player] = {
+    "ends at once": end_at_once,
+    "echoes": echo,
+    "says it plainly": says("What do you want?"),
+    "asks vaguely": lambda glance: _asking(*(VAGUE * 4)),
+    "asks what can be asked of anything": lambda glance: _asking(*GENERAL),
+    "recites the commonest inquiries": _recites_the_commonest,
+    "recites the nearest kind's inquiries": _recites_the_nearest,
+    "recites two inquiries at a time": _recites_pairs,
+    "asks for everything at once": _all_at_once,
+    "asks for two nouns at a time": _many_nouns(2),
+    "asks for four nouns at a time": _many_nouns(4),
+    "asks for eight nouns at a time": _many_nouns(8),
+    "asks for each word of the request": _each_word,
+    "asks for two words at a time": _two_words,
+    "says the request back": _says_it_back,
+}
+"""Policies that deserve nothing, by name."""
