@@ -54,6 +54,10 @@ class ModelError(MuaError):
     """A model folder or checkpoint is missing, incomplete, or of another shape than configured."""
 
 
+class BridgeError(ModelError):
+    """A checkpoint and a model do not fit together. The message names the file, tensor or key, and the fix."""
+
+
 class DamagedCheckpoint(ModelError):
     """A checkpoint is not what was written: a file is missing, cut short, or has other bytes."""
 

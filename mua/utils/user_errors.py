@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import sys
 from collections.abc import Iterator
 
 from mua.utils.errors import MuaError
@@ -19,8 +18,7 @@ def readable(error: BaseException) -> Iterator[str]:
     Readable are the project's own errors, errors of the operating system that name a file or say that a disk is full
     or closed to us, missing packages of an extra, and groups (of concurrent tasks) that hold nothing else.
     """
-    bridge = sys.modules.get("mua.utils.plain_files")  # loaded whenever one of its errors can have been raised
-    if isinstance(error, MuaError) or (bridge and isinstance(error, bridge.BridgeError)):
+    if isinstance(error, MuaError):
         yield from str(error).splitlines() or [type(error).__name__]
     elif isinstance(error, OSError) and (error.filename is not None or error.errno in _DISK):
         name = f"{os.fsdecode(error.filename)}: " if isinstance(error.filename, str | bytes | os.PathLike) else ""

@@ -41,7 +41,7 @@ from megatron_bridge.family import Family, HfConfig
 from megatron_bridge.hf_config import read_hf_config
 from megatron_bridge.plan import plan_model
 from mua.config.schema import MegatronConfig
-from mua.utils.plain_files import BridgeError
+from mua.utils.errors import BridgeError
 
 DOCS = Path(__file__).parent.parent.parent / "docs"
 

@@ -39,7 +39,7 @@ from torch import distributed as dist
 
 from megatron_bridge.convert import load_hf
 from megatron_bridge.save import save_hf
-from mua.utils.plain_files import BridgeError
+from mua.utils.errors import BridgeError
 from tests.distributed import run_on_workers
 from tests.te_ranks import run_with_transformer_engine
 

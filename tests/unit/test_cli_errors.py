@@ -25,7 +25,6 @@ from mua.config.schema import ExperimentConfig
 from mua.megatron import checkpoint_manifest
 from mua.observe.output import LOCK_FILE
 from mua.utils.errors import ConfigError, DeadlineExceeded, EngineError, Preempted, RankLost, UserFault, exit_status
-from mua.utils.user_errors import readable
 
 BASE = """\
 name: base
@@ -150,12 +149,6 @@ def test_what_a_person_is_meant_to_read_is_one_line(
     assert result.stderr.startswith(line)
     assert result.stderr.count("\n") == 1
     assert result.stdout == ""
-
-
-def test_the_bridges_error_is_readable_too() -> None:
-    from mua.utils.plain_files import BridgeError
-
-    assert list(readable(BridgeError("no mapping for x"))) == ["no mapping for x"]
 
 
 @pytest.mark.parametrize(
