@@ -2,8 +2,8 @@
 
 On one process, with real Megatron-Core's local layers: for every example of the family load, log-probabilities of
 transformers, bit-exact export; every line of the table is used by an example; what is missing, left over or unmapped is
-an error that names it. The names that Transformer Engine's layers have lead to the same tensors as those of local layers.
-More processes are in tests/parity/test_bridge_layouts.py.
+an error that names it. The names of Transformer Engine's layers lead to the same tensors as those of local layers. More
+processes are in tests/parity/test_bridge_layouts.py.
 """
 
 from __future__ import annotations
@@ -112,11 +112,12 @@ def pattern_of(family: Family, name: str) -> str:
     return next(pattern for pattern, rule in family.parameters.items() if rule is found[0])
 
 
+LAYER = "decoder.layers.{}."
 FUSED_NAMES = {
-    "decoder.layers.{}.self_attention.linear_qkv.layer_norm_weight": "decoder.layers.{}.input_layernorm.weight",
-    "decoder.layers.{}.mlp.linear_fc1.layer_norm_weight": "decoder.layers.{}.pre_mlp_layernorm.weight",
-    "decoder.layers.{}.mlp.experts.linear_fc1.weight{}": "decoder.layers.{}.mlp.experts.local_experts.{}.linear_fc1.weight",
-    "decoder.layers.{}.mlp.experts.linear_fc2.weight{}": "decoder.layers.{}.mlp.experts.local_experts.{}.linear_fc2.weight",
+    LAYER + "self_attention.linear_qkv.layer_norm_weight": LAYER + "input_layernorm.weight",
+    LAYER + "mlp.linear_fc1.layer_norm_weight": LAYER + "pre_mlp_layernorm.weight",
+    LAYER + "mlp.experts.linear_fc1.weight{}": LAYER + "mlp.experts.local_experts.{}.linear_fc1.weight",
+    LAYER + "mlp.experts.linear_fc2.weight{}": LAYER + "mlp.experts.local_experts.{}.linear_fc2.weight",
 }
 """Parameters of Transformer Engine's layers, and those of local layers with the same values."""
 
