@@ -82,7 +82,6 @@ goldens: $(READY) ## Write what each recipe becomes on a GPU into tests/data/gol
 tables: $(READY) ## Run the grids of layouts and write their tables into docs/ (about five minutes)
 	@MUA_WRITE_TABLES=1 $(PYTHON) -m pytest -m "slow or grid" tests/parity/test_bridge_layouts.py
 	@$(PYTHON) -m tools.layouts
-	@$(PYTHON) -m tools.rehearsal
 
 bench: $(READY) ## Measure the stages of one training step on this machine
 	@$(PYTHON) -m tools.bench.rl_step

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from mua.utils.plain_files import BridgeError
+from mua.utils.errors import BridgeError
 
 Origin = TypeVar("Origin")
 

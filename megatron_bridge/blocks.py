@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from mua.utils.plain_files import BridgeError
+from mua.utils.errors import BridgeError
 
 
 class Split(Enum):

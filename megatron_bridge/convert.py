@@ -16,7 +16,7 @@ from megatron_bridge.plan import TensorSpec, as_matrix, attach_hf_config, plan_m
 from megatron_bridge.safetensors_io import SafetensorsFolder
 from mua.utils.checksums import NAME as CHECKSUMS
 from mua.utils.collective import together
-from mua.utils.plain_files import BridgeError
+from mua.utils.errors import BridgeError
 
 if TYPE_CHECKING:
     from megatron.core.models.gpt import GPTModel

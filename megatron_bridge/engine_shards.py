@@ -22,7 +22,7 @@ import torch
 from megatron_bridge.blocks import BlockCopy
 from megatron_bridge.family import EngineRule, EngineSplit, HfConfig
 from megatron_bridge.plan import TensorSpec
-from mua.utils.plain_files import BridgeError
+from mua.utils.errors import BridgeError
 
 _PADDED_VOCABULARY = 64
 """Rows the vocabulary is padded to a multiple of: SGLang's ``DEFAULT_VOCAB_PADDING_SIZE``."""

@@ -15,7 +15,7 @@ from enum import Enum
 from typing import Any
 
 from megatron_bridge.blocks import Packing, Split
-from mua.utils.plain_files import BridgeError
+from mua.utils.errors import BridgeError
 
 HfConfig = Mapping[str, Any]
 

@@ -7,7 +7,8 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mua.utils.plain_files import BridgeError, is_name, read_json_file, shown
+from mua.utils.errors import BridgeError
+from mua.utils.strict_json import is_name, read_json_file, shown
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -19,7 +19,8 @@ from megatron_bridge.plan import TensorSpec
 from megatron_bridge.safetensors_io import SafetensorsFolder
 from mua.utils.checksums import NAME as CHECKSUMS
 from mua.utils.checksums import Sidecar, digest_of, digest_of_file, read_sealed, seal
-from mua.utils.plain_files import BridgeError, open_regular
+from mua.utils.errors import BridgeError
+from mua.utils.strict_json import open_regular
 
 DEFAULT_SHARD_BYTES = 5 << 30
 _WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".gguf", ".onnx", ".index.json")

@@ -21,7 +21,7 @@ from megatron_bridge.families import family_of
 from megatron_bridge.family import EXPERT, HfConfig, Sizes
 from megatron_bridge.hf_config import inverse_frequencies, need, rotary_base, rotary_fraction
 from mua.utils.collective import gathered
-from mua.utils.plain_files import BridgeError
+from mua.utils.errors import BridgeError
 
 if TYPE_CHECKING:
     from megatron.core.models.gpt import GPTModel

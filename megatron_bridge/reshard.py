@@ -32,7 +32,7 @@ from megatron_bridge.blocks import BlockCopy
 from megatron_bridge.engine_shards import EngineParameter
 from megatron_bridge.plan import ModelPlan, PlannedParameter, TensorSpec, as_matrix
 from mua.utils.collective import gathered
-from mua.utils.plain_files import BridgeError
+from mua.utils.errors import BridgeError
 
 ALIGNMENT = 256
 """Bytes every tensor of a bucket starts at a multiple of; any dtype may then be viewed in place."""

@@ -20,7 +20,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from mua.utils.plain_files import BridgeError, is_name, label, open_regular, parse_json, read_json_file, shown
+from mua.utils.errors import BridgeError
+from mua.utils.strict_json import is_name, label, open_regular, read_json, read_json_file
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
@@ -170,11 +171,11 @@ class SafetensorsFolder:
             descriptor = self._files[path] = open_regular(path)
             with safe_open(path, "pt"):
                 start = 8 + int.from_bytes(os.pread(descriptor, 8, 0), "little")
-            header = parse_json(os.pread(descriptor, start - 8, 8))
+            header = read_json(os.pread(descriptor, start - 8, 8))
             header.pop("__metadata__", None)
             for name, info in header.items():
                 if not is_name(name) or len(info["shape"]) > _MAX_DIMS or any(n >= 1 << 48 for n in info["shape"]):
-                    raise ValueError(f"{shown(name)} has a name or shape that no tensor has")
+                    raise ValueError(f"{label(name)} has a name or shape that no tensor has")
         except OSError as error:
             raise BridgeError(f"{path} cannot be opened: {error.strerror}") from error
         except (SafetensorError, ValueError) as error:
@@ -206,6 +207,6 @@ def _weight_map(index: Path) -> dict[str, str]:
         inside = is_name(file) and os.path.basename(file) == file and file.endswith(".safetensors")
         if not is_name(name) or not inside:
             raise BridgeError(
-                f"{index} says {shown(name)} is in {shown(file)}, which is no safetensors file of this folder"
+                f"{index} says {label(name)} is in {label(file)}, which is no safetensors file of this folder"
             )
     return files

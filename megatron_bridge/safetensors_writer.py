@@ -21,7 +21,7 @@ from torch import Tensor
 from megatron_bridge.plan import TensorSpec
 from megatron_bridge.safetensors_io import DTYPES, INDEX, SINGLE
 from mua.utils.checksums import ALGORITHM, HashingStream, Sidecar, digest_of, write_all
-from mua.utils.plain_files import BridgeError
+from mua.utils.errors import BridgeError
 
 _DEVICE_STEP_BYTES = 8 << 20
 _DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}

@@ -42,7 +42,6 @@ from mua.store.verification import verify
 from mua.store.writer import execute
 from mua.tokens.family_loading import load_family
 from mua.utils.errors import MuaError
-from mua.utils.plain_files import BridgeError
 from mua.utils.strict_json import printable
 
 TABLES = ("runs", "steps", "tasks", "trajectories")
@@ -99,7 +98,7 @@ def show_trajectory(url: str, name: str, model: Path | None, as_json: bool) -> N
         folder = model or _model_folder(connection, row["run_id"])
     try:
         family = load_family(folder, thinking=False)
-    except (MuaError, BridgeError, OSError) as error:
+    except (MuaError, OSError) as error:
         raise StoreError(
             f"trajectory {name}: no tokenizer in {folder} ({error}); name its folder with --model"
         ) from None

@@ -6,7 +6,7 @@ from megatron_bridge.families.qwen2 import QWEN2
 from megatron_bridge.families.qwen3 import QWEN3
 from megatron_bridge.families.qwen3_moe import QWEN3_MOE
 from megatron_bridge.family import Family, HfConfig
-from mua.utils.plain_files import BridgeError
+from mua.utils.errors import BridgeError
 
 FAMILIES: dict[str, Family] = {family.model_type: family for family in (QWEN2, QWEN3, QWEN3_MOE, LLAMA, GLM4_MOE)}
 

@@ -25,7 +25,7 @@ from megatron_bridge.hf_config import (
     experts_transformer,
     need,
 )
-from mua.utils.plain_files import BridgeError
+from mua.utils.errors import BridgeError
 
 
 def _check(config: HfConfig) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 from megatron_bridge.families.decoder import DENSE_DECODER, ENGINE_DECODER, ENGINE_EXPERTS, EXPERTS, QK_NORM, TINY
 from megatron_bridge.family import Family, HfConfig
 from megatron_bridge.hf_config import check_decoder, decoder_transformer, experts_transformer, need
-from mua.utils.plain_files import BridgeError
+from mua.utils.errors import BridgeError
 
 
 def _check(config: HfConfig) -> None:

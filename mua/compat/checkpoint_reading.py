@@ -29,7 +29,7 @@ from mua.compat.plain_archive import Archive, read_archive
 from mua.compat.plain_index import StorageInfo, parse_index
 from mua.compat.plain_pickle import PickleError
 from mua.utils.errors import DamagedCheckpoint
-from mua.utils.plain_files import label, open_regular
+from mua.utils.strict_json import label, open_regular
 
 INDEX = ".metadata"
 COMMON = "common.pt"

@@ -83,7 +83,7 @@ def initialize_state(part: Any) -> None:
     Upstream: megatron-core 0.19.2, ``megatron/core/optimizer/__init__.py``. Its ``init_state_fn`` calls
     ``initialize_state(p)`` of a precision-aware Adam; Transformer Engine's takes a second argument without default,
     whether only the bits that a bfloat16 weight lacks are kept, so that such an optimizer could not be resumed.
-    Goes when ``test_upstream_still_resumes_no_precise_adam`` in tests/parity fails.
+    Goes when: ``tests/unit/test_megatron_compat.py::test_upstream_initializes_a_precise_adam_by_one_argument`` fails.
     """
     adam = part.optimizer
     if not part.config.use_precision_aware_optimizer:
@@ -144,7 +144,7 @@ def _save_whole_weights(optimizer: Any, hybrid: Any) -> None:
     takes the remainders of a precision-aware Adam for the weights, saves them as float32 and on loading gives them
     as such to Transformer Engine, which asserts on int16. Whole weights are also what an optimizer of other types or of
     another implementation reads. Of a float32 parameter Transformer Engine updates the parameter, not its copy.
-    Goes when ``test_upstream_still_resumes_no_precise_adam`` in tests/parity fails.
+    Goes when: ``tests/unit/test_megatron_compat.py::test_upstream_takes_remainders_for_weights`` fails.
     """
     read, write = optimizer._get_main_param_and_optimizer_states, optimizer._set_main_param_and_optimizer_states
     load = optimizer.load_parameter_state_from_fully_reshardable

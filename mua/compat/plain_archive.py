@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from mua.compat.plain_pickle import DTYPES, PickleError, PlainUnpickler, shape_of, size_of
-from mua.utils.plain_files import is_count, label, open_regular
+from mua.utils.strict_json import is_count, label, open_regular
 
 _STORAGES = {
     "DoubleStorage": torch.float64,

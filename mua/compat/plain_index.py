@@ -26,7 +26,7 @@ from torch.distributed.checkpoint.metadata import (
 )
 
 from mua.compat.plain_pickle import DTYPES, PickleError, PlainUnpickler, Record, size_of
-from mua.utils.plain_files import is_name, label, shown
+from mua.utils.strict_json import is_name, label, shown
 
 StorageInfo: TypeAlias = _StorageInfo
 """Where a part of a checkpoint lies: file, offset and length in bytes. torch's name of it is private."""

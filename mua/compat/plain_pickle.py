@@ -20,7 +20,7 @@ from typing import Any, ClassVar, cast
 
 import torch
 
-from mua.utils.plain_files import is_count, label
+from mua.utils.strict_json import is_count, label
 
 _KEYS: frozenset[type] = frozenset({str, int, bool, float, bytes, type(None)})
 """What may be a key of a dictionary, beside a record. Tuples may not: a deeply nested one overflows C's stack."""

@@ -10,8 +10,7 @@ from typing import Any, Self
 from megatron_bridge.hf_config import read_hf_config
 from megatron_bridge.plan import gpt_model_kwargs, transformer_config_kwargs
 from mua.config.schema import ModelConfig
-from mua.utils.errors import ModelError
-from mua.utils.plain_files import BridgeError
+from mua.utils.errors import BridgeError, ModelError
 
 VOCABULARY_MULTIPLE = 128
 """The embedding is padded to a multiple of this, whatever the layout, so that checkpoints fit every layout."""
@@ -44,7 +43,7 @@ class Architecture:
 
     @classmethod
     def from_hf(cls, hf_config: Mapping[str, Any]) -> Self:
-        """Raises :class:`mua.utils.plain_files.BridgeError` for a family the bridge lacks."""
+        """Raises :class:`mua.utils.errors.BridgeError` for a family the bridge lacks."""
         fields = transformer_config_kwargs(hf_config)
         gpt = gpt_model_kwargs(hf_config)
         experts = fields.get("num_moe_experts") or 0

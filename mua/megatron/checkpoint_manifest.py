@@ -18,7 +18,7 @@ from pydantic import AfterValidator, BaseModel, Field, ValidationError
 from mua.types import Json
 from mua.utils.checksums import ALGORITHM, Hasher, digest_of_file
 from mua.utils.errors import DamagedCheckpoint, ModelError
-from mua.utils.plain_files import is_count, is_name, label, read_json_file, shown
+from mua.utils.strict_json import is_count, is_name, label, read_json_file, shown
 
 NAME, STATE, HF_FILES = "manifest.json", "state.json", "hf"
 FORMAT = 3

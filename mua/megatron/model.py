@@ -28,8 +28,7 @@ from mua.megatron.modules import PositionedRotary, RMSNorm, ValueHead
 from mua.megatron.moe import PackedRouter, prepare_experts
 from mua.megatron.parallel import device, virtual_stages
 from mua.megatron.settings import start_user_buffers, transformer_config
-from mua.utils.errors import ModelError, MuaError, one_line
-from mua.utils.plain_files import BridgeError
+from mua.utils.errors import BridgeError, ModelError, MuaError, one_line
 
 
 def layer_spec(config: TransformerConfig, sparse: bool = False) -> ModuleSpec:
@@ -74,7 +73,7 @@ def load_chunks(model: ModelConfig, megatron: MegatronConfig, *, critic: bool = 
             check_sizes(hf_config, weights)  # before memory is taken for what config.json says
         try:
             chunks = build_chunks(hf_config, model, megatron, critic=critic)
-        except (MuaError, BridgeError):
+        except MuaError:
             raise
         except (ValueError, TypeError, AssertionError, ZeroDivisionError) as error:
             raise BridgeError(f"config.json describes a model that cannot be built ({one_line(error)})") from error

@@ -49,8 +49,7 @@ from mua.megatron.torch_dist import ChunkSpec, Region, StoredMatrix, TorchDistRe
 from mua.utils import checksums as sidecars
 from mua.utils.atomic import publish_folder, refuse_overlap, replaceable, staged_folder
 from mua.utils.checksums import Sidecar
-from mua.utils.errors import ModelError, MuaError, one_line
-from mua.utils.plain_files import BridgeError
+from mua.utils.errors import BridgeError, ModelError, MuaError, one_line
 
 BUFFER_BYTES = 32 << 20
 """Values held at a time; another buffer of this size takes the rows of one chunk where several lie side by side."""
@@ -185,7 +184,7 @@ def _mapping(hf_config: Mapping[str, Any], dtype: str) -> _Mapping:
     with meta_rank(layout, 0):
         try:
             chunks = build_chunks(hf_config, model, layout)
-        except (MuaError, BridgeError):
+        except MuaError:
             raise
         except Exception as error:  # Megatron tells what it cannot build by whatever its parts happen to raise
             raise BridgeError(f"config.json describes a model that cannot be built ({one_line(error)})") from error

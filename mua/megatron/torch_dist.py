@@ -35,7 +35,7 @@ from mua.compat.plain_index import StorageInfo
 from mua.compat.plain_pickle import PickleError
 from mua.utils.checksums import ALGORITHM, HashingStream, Sidecar, digest_of
 from mua.utils.errors import ModelError
-from mua.utils.plain_files import open_regular
+from mua.utils.strict_json import open_regular
 
 _FILE_BYTES = 5 << 30
 

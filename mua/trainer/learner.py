@@ -46,8 +46,7 @@ from mua.trainer.calls import Calls, announced, lost_rank, naming_lost_ranks
 from mua.trainer.rank_processes import end_ranks
 from mua.types import Float32Array, Json, TrainBatch, TrainSequence
 from mua.utils.collective import gathered
-from mua.utils.errors import ModelError, RankLost
-from mua.utils.plain_files import BridgeError
+from mua.utils.errors import RankLost
 from mua.utils.ports import LOOPBACK
 
 CLOSE_SECONDS = 60.0
@@ -393,10 +392,7 @@ class Learner:
             ModelError: it could not be written; nothing of it is left.
         """
         self._onload()
-        try:
-            save_hf(self.policy.chunks, folder, source=self._config.model.path, texts=texts)
-        except BridgeError as error:
-            raise ModelError(str(error)) from error
+        save_hf(self.policy.chunks, folder, source=self._config.model.path, texts=texts)
 
     def weights(self) -> WeightSource:
         """The current weights for :meth:`mua.engine.pool.EnginePool.update_weights`, resharded by all ranks."""

@@ -19,7 +19,7 @@ from uuid import uuid4
 
 from mua.utils.checksums import NAME as CHECKSUMS
 from mua.utils.checksums import same_job
-from mua.utils.plain_files import BridgeError
+from mua.utils.errors import BridgeError
 
 _LOCK = ".lock"
 _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)

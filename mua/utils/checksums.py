@@ -18,7 +18,8 @@ from typing import Any
 
 import xxhash
 
-from mua.utils.plain_files import BridgeError, open_regular, read_json_lines
+from mua.utils.errors import BridgeError
+from mua.utils.strict_json import open_file, open_regular, read_json
 
 NAME = "checksums.jsonl"
 ALGORITHM = "xxh3_64"
@@ -79,9 +80,11 @@ def read_sealed(folder: Path) -> Recorded:
     """
     path = folder / NAME
     try:
-        with open(open_regular(path), "rb") as file:
+        with open_file(path) as file:
             data = file.read()
-        lines = read_json_lines(data)
+        lines = [read_json(line) for line in data.splitlines()]
+        if not all(isinstance(line, dict) for line in lines):
+            raise ValueError("a line is no JSON object")
     except FileNotFoundError:
         raise BridgeError(f"{folder} has no {NAME} to compare with") from None
     except (OSError, ValueError) as error:

@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import errno
 import os
-import sys
 from collections.abc import Iterable, Iterator
 from enum import StrEnum
 from importlib.util import find_spec
@@ -56,6 +55,10 @@ class ConfigError(MuaError):
 
 class ModelError(MuaError):
     """A model folder or checkpoint is missing, incomplete, or of another shape than configured."""
+
+
+class BridgeError(ModelError):
+    """A checkpoint and a model do not fit together. The message names the file, tensor or key, and the fix."""
 
 
 class DamagedCheckpoint(ModelError):
@@ -189,8 +192,7 @@ def describe_error(error: BaseException) -> Iterator[str]:
     that a disk is full or closed to us, missing packages of an extra, and groups (of concurrent tasks) that hold
     nothing else.
     """
-    bridge = sys.modules.get("mua.utils.plain_files")  # loaded whenever one of its errors can have been raised
-    if isinstance(error, MuaError) or (bridge and isinstance(error, bridge.BridgeError)):
+    if isinstance(error, MuaError):
         yield from str(error).splitlines() or [type(error).__name__]
     elif isinstance(error, OSError) and (error.filename is not None or error.errno in _DISK):
         name = f"{os.fsdecode(error.filename)}: " if isinstance(error.filename, str | bytes | os.PathLike) else ""

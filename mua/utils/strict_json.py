@@ -14,13 +14,16 @@ import os
 import re
 import stat
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeGuard
 
 MAX_DEPTH = 100
 """Arrays and objects inside one another. Python code that walks the value (copies, checks of schemas, templates) takes
 a few frames a level and has a thousand."""
 MAX_FILE_DEPTH = 200
 """The same in files of ours, which hold values of up to :data:`MAX_DEPTH` inside records."""
+
+MAX_FILE_BYTES = 256 << 20
+"""Of a JSON file."""
 
 MAX_UTTERANCE = 16_000
 """Characters of what a user says in one message: some pages, which no person writes into a chat."""
@@ -161,8 +164,8 @@ def pictured(text: str) -> str:
     return text.translate(_PICTURES)
 
 
-def open_file(path: Path) -> BinaryIO:
-    """A regular file, open for reading bytes.
+def open_regular(path: Path) -> int:
+    """A descriptor for reading a regular file.
 
     Raises OSError, also for a FIFO, a device or a socket, which are not read, and for a name that no file can have.
     """
@@ -176,13 +179,48 @@ def open_file(path: Path) -> BinaryIO:
         if stat.S_ISDIR(mode):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
         raise OSError(errno.EINVAL, "not a regular file", str(path))
-    return os.fdopen(descriptor, "rb")
+    return descriptor
+
+
+def open_file(path: Path) -> BinaryIO:
+    """A regular file, open for reading bytes; raises as :func:`open_regular`."""
+    return os.fdopen(open_regular(path), "rb")
 
 
 def read_file(path: Path) -> bytes:
     """What is in a regular file; see :func:`open_file`."""
     with open_file(path) as file:
         return file.read()
+
+
+def read_json_file(path: Path, *, strict: bool = True) -> Any:
+    """What a regular file of at most :data:`MAX_FILE_BYTES` holds; raises OSError, or as :func:`read_json`."""
+    with open_file(path) as file:
+        data = file.read(MAX_FILE_BYTES + 1)
+    if len(data) > MAX_FILE_BYTES:
+        raise JsonError(f"larger than {MAX_FILE_BYTES >> 20} MiB")
+    return read_json(data, strict=strict)
+
+
+def is_name(value: Any) -> TypeGuard[str]:
+    """Whether it can be printed as it is: a text of one line, neither empty nor long."""
+    return isinstance(value, str) and 0 < len(value) <= 500 and value.isascii() and value.isprintable()
+
+
+def is_count(value: Any) -> bool:
+    """Whether it can be a number of elements or bytes."""
+    return type(value) is int and 0 <= value < 1 << 62
+
+
+def label(value: Any) -> str:
+    """A name from a file for a message: as it is, if it can be printed."""
+    return value if is_name(value) else shown(value)
+
+
+def shown(value: Any) -> str:
+    """A value from a file for a message: short, printable and on one line."""
+    text = ascii(value) if not isinstance(value, dict | list) else f"a {type(value).__name__}"
+    return text if len(text) <= 80 else text[:77] + "..."
 
 
 def _finite(number: str) -> float:

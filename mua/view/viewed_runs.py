@@ -25,7 +25,6 @@ from mua.store.tables import runs
 from mua.store.writer import execute
 from mua.types import Json
 from mua.utils.errors import MuaError
-from mua.utils.plain_files import BridgeError
 from mua.view.token_texts import TokenTexts
 
 TRACES = "traces"
@@ -170,7 +169,7 @@ def _imported(stack: ExitStack, folder: Path, tell: Callable[[str], None]) -> St
     """A temporary store of a run that has only traces."""
     made_with = None
     if (folder / CONFIG_FILE).is_file():
-        with contextlib.suppress(MuaError, BridgeError):  # of another version of mua: its tokenizer is then asked for
+        with contextlib.suppress(MuaError):  # of another version of mua: its tokenizer is then asked for
             made_with = yaml.safe_load(dump_config(load_config(folder / CONFIG_FILE, ())))
     path = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mua-view-"))) / "store.sqlite"
     tell(f"{folder}: has no store; reading its traces (no requests, tool calls, advantages or weights)")

@@ -2,8 +2,8 @@
 
 On one process, with real Megatron-Core's local layers: for every example of the family load, log-probabilities of
 transformers, bit-exact export; every line of the table is used by an example; what is missing, left over or unmapped is
-an error that names it. The same on Transformer Engine's layers, and the lines for their names, are in
-tests/parity/test_transformer_engine.py, more processes in test_bridge_layouts.py there.
+an error that names it. The names of Transformer Engine's layers lead to the same tensors as those of local layers. More
+processes are in tests/parity/test_bridge_layouts.py.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from torch import distributed
 
 from megatron_bridge.convert import load_hf
 from megatron_bridge.families import FAMILIES
-from megatron_bridge.family import Family, HfConfig
+from megatron_bridge.family import Family, HfConfig, Sizes
 from megatron_bridge.hf_config import read_hf_config
 from megatron_bridge.plan import plan_model
 from mua.config.schema import MegatronConfig
-from mua.utils.plain_files import BridgeError
+from mua.utils.errors import BridgeError
 
 DOCS = Path(__file__).parent.parent.parent / "docs"
 
@@ -110,6 +110,32 @@ def pattern_of(family: Family, name: str) -> str:
     found = family.rule(name)
     assert found is not None
     return next(pattern for pattern, rule in family.parameters.items() if rule is found[0])
+
+
+LAYER = "decoder.layers.{}."
+FUSED_NAMES = {
+    LAYER + "self_attention.linear_qkv.layer_norm_weight": LAYER + "input_layernorm.weight",
+    LAYER + "mlp.linear_fc1.layer_norm_weight": LAYER + "pre_mlp_layernorm.weight",
+    LAYER + "mlp.experts.linear_fc1.weight{}": LAYER + "mlp.experts.local_experts.{}.linear_fc1.weight",
+    LAYER + "mlp.experts.linear_fc2.weight{}": LAYER + "mlp.experts.local_experts.{}.linear_fc2.weight",
+}
+"""Parameters of Transformer Engine's layers, and those of local layers with the same values."""
+
+
+@every_family
+def test_transformer_engines_names_lead_to_the_same_tensors(family):
+    table = FAMILIES[family]
+    assert {line for line in table.parameters if OF_FUSED.search(line)} <= FUSED_NAMES.keys()
+    for fused, local in FUSED_NAMES.items():
+        if "experts" in local and local not in table.parameters:
+            continue
+        found, expected = (table.rule(name.format(3, 17)) for name in (fused, local))
+        assert found[0].sources == expected[0].sources
+        assert found[1] == expected[1] == (("3", "17") if "experts" in local else ("3",))
+        sizes = Sizes(vocab=100, heads=4, query_groups=2, head_dim=8, tp=2)
+        assert table.packing(fused.format(3, 17), (32, 16), sizes) == table.packing(
+            local.format(3, 17), (32, 16), sizes
+        )
 
 
 @every_family

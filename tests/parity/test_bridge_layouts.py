@@ -39,9 +39,8 @@ from torch import distributed as dist
 
 from megatron_bridge.convert import load_hf
 from megatron_bridge.save import save_hf
-from mua.utils.plain_files import BridgeError
+from mua.utils.errors import BridgeError
 from tests.distributed import run_on_workers
-from tests.te_ranks import run_with_transformer_engine
 
 LOG_PROBABILITIES = "log-probabilities.safetensors"
 TOLERANCE = 1e-4
@@ -54,12 +53,6 @@ QUICK = {
     "TP2 DP2 EP2 ETP2": ("glm4_moe biases",),
 }
 """Examples by layout: more ranks than KV heads, tied stages, virtual stages, and experts divided both ways."""
-FUSED = {
-    "TP2": ("qwen2 tied", "qwen3_moe mixed"),
-    "DP2 ETP2": ("qwen3_moe experts", "glm4_moe biases"),
-    "TP2 EP2 ETP1": ("glm4_moe groups",),
-}
-"""The same on Transformer Engine's layers; one process has all examples in test_transformer_engine.py."""
 GRID = {name: tuple(example for example in EXAMPLES if name in layouts_of(EXAMPLES[example])) for name in LAYOUTS}
 
 Result = dict[str, Any]
@@ -128,10 +121,9 @@ def sources(tmp_path_factory) -> Path:
     return root
 
 
-def prove(name: str, examples: tuple[str, ...], sources: Path, out: Path, fused: bool = False) -> dict[str, float]:
+def prove(name: str, examples: tuple[str, ...], sources: Path, out: Path) -> dict[str, float]:
     """Run the examples in a layout; returns the largest difference of log-probabilities of each."""
-    run = run_with_transformer_engine if fused else run_on_workers
-    ranks = run(layout(name).world_size, run_cases, name, list(examples), str(sources), str(out))
+    ranks = run_on_workers(layout(name).world_size, run_cases, name, list(examples), str(sources), str(out))
     faults = {
         f"rank {rank} {example}": result["faults"]
         for rank, results in enumerate(ranks)
@@ -148,12 +140,6 @@ def prove(name: str, examples: tuple[str, ...], sources: Path, out: Path, fused:
 @pytest.mark.parametrize("name", QUICK)
 def test_mechanisms_of_the_plan_round_trip_bit_exact(sources, tmp_path, name):
     assert prove(name, QUICK[name], sources, tmp_path).keys() == set(QUICK[name])
-
-
-@pytest.mark.slow  # one process with all families: test_transformer_engine.py
-@pytest.mark.parametrize("name", FUSED)
-def test_transformer_engines_names_round_trip_bit_exact(sources, tmp_path, name):
-    assert prove(name, FUSED[name], sources, tmp_path, fused=True).keys() == set(FUSED[name])
 
 
 def test_a_failed_save_raises_on_every_rank(sources):

@@ -8,7 +8,6 @@ alike in a single process (test_megatron_layouts.py holds that against transform
 
 from __future__ import annotations
 
-import importlib
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -34,7 +33,6 @@ from mua.megatron import (
 )
 from tests import layout_support
 from tests.distributed import run_on_workers
-from tests.te_ranks import run_with_transformer_engine
 
 pytestmark = pytest.mark.slow
 
@@ -50,8 +48,6 @@ class Fault:
     found_by: str
     plant: Callable[[Patch], None]
     """Called in every rank before the model is built."""
-    fused: bool = False
-    """The model is of Transformer Engine's layers, and held against a single process of local ones."""
     settings: dict[str, Any] = field(default_factory=dict)
     """Beside the layout."""
 
@@ -268,81 +264,23 @@ def uneven_stages_swapped(patch: Patch) -> None:
     _layers_from(patch, {(0, None): 3, (1, None): 0})
 
 
-def fused_norms_not_summed(patch: Patch) -> None:
-    """Norms that are part of the linear layers behind them."""
-    linear: Any = _of_transformer_engine("module.layernorm_linear", "LayerNormLinear")
-    after(patch, linear, "__init__", lambda layer: setattr(layer.layer_norm_weight, "sequence_parallel", False))
-
-
-def query_norms_not_summed(patch: Patch) -> None:
-    norm: Any = _of_transformer_engine("module.rmsnorm", "RMSNorm")
-    after(patch, norm, "__init__", lambda one: setattr(one.weight, "sequence_parallel", False))
-
-
-def inputs_gradient_not_summed(patch: Patch) -> None:
-    """Backward of the gather in front of a column-parallel product: a rank keeps its tokens, without the sum."""
-    gather: Any = _of_transformer_engine("distributed", "Gather")
-
-    def own(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return grad.chunk(ctx.group.size())[ctx.group.rank()].contiguous(), None
-
-    patch.setattr(gather, "backward", staticmethod(own))
-
-
-def a_boundary_left_out(patch: Patch) -> None:
-    """Cumulative lengths that make one sequence of the first two."""
-    original = modules.PackedMicrobatch.by_length.func
-
-    def wrong(packing: Any) -> Any:
-        packed = original(packing)
-        if packed is not None and len(packed.cu_seqlens_q) > 2:
-            ends = torch.cat([packed.cu_seqlens_q[:1], packed.cu_seqlens_q[2:]])
-            for name in ("cu_seqlens_q", "cu_seqlens_kv", "cu_seqlens_q_padded", "cu_seqlens_kv_padded"):
-                setattr(packed, name, ends)
-            packed.max_seqlen_q = packed.max_seqlen_kv = int(ends.diff().max())
-        return packed
-
-    patch.setattr(modules.PackedMicrobatch, "by_length", property(wrong))
-
-
-def experts_out_of_order(patch: Patch) -> None:
-    """A rank's grouped product takes the experts from the last to the first."""
-    grouped: Any = _of_transformer_engine("module.grouped_linear", "GroupedLinear")
-    around(
-        patch, grouped, "forward",
-        lambda forward, layer, inp, m_splits, **more: torch.cat(
-            forward(layer, torch.cat(inp.split(m_splits_ := _listed(m_splits))[::-1]), m_splits_[::-1], **more)
-            .split(m_splits_[::-1])[::-1]
-        ),
-    )  # fmt: skip
-
-
-def _listed(splits: Any) -> list[int]:
-    return splits.tolist() if isinstance(splits, torch.Tensor) else list(splits)
-
-
-def rotary_by_rank(patch: Patch) -> None:
-    """Fused rotary embedding from the start of a rank's part, as if it were whole."""
-    rotary: Any = modules.PositionedRotary
-    around(
-        patch, rotary, "forward",
-        lambda forward, embedding, positions, *rest, **more: forward(
-            embedding, torch.arange(len(positions)), *rest, **more
-        ),
-    )  # fmt: skip
-
-
-def _of_transformer_engine(module: str, name: str) -> Any:
-    return getattr(importlib.import_module(f"transformer_engine.pytorch.{module}"), name)
-
-
 FAULTS = {
     fault.plant.__name__: fault
     for fault in (
         Fault("dense", "TP2", "gradient", norms_not_summed),
-        Fault("dense", "DP2", "distributed_weights", weights_read_before_they_are_gathered, layout_support.OVERLAP),
         Fault(
-            "dense", "DP2", "distributed_weights", gradients_sent_before_the_last_micro_batch, layout_support.OVERLAP
+            "dense",
+            "DP2",
+            "distributed_weights",
+            weights_read_before_they_are_gathered,
+            settings=layout_support.OVERLAP,
+        ),
+        Fault(
+            "dense",
+            "DP2",
+            "distributed_weights",
+            gradients_sent_before_the_last_micro_batch,
+            settings=layout_support.OVERLAP,
         ),
         Fault("dense", "TP2", "gradient", output_gradient_not_summed),
         Fault("dense", "TP2", "norm", norm_counts_copies),
@@ -362,12 +300,6 @@ FAULTS = {
         Fault("moe", "DP2", "load", losses_by_own_tokens),
         Fault("moe", "CP2", "load", load_counted_on_own_part),
         Fault("moe", "CP2", "load", padding_routed),
-        Fault("dense", "TP2", "gradient", fused_norms_not_summed, fused=True),
-        Fault("dense", "TP2", "gradient", query_norms_not_summed, fused=True),
-        Fault("dense", "TP2", "gradient", inputs_gradient_not_summed, fused=True),
-        Fault("dense", "CP2", "logprobs", a_boundary_left_out, fused=True),
-        Fault("dense", "CP2", "logprobs", rotary_by_rank, fused=True),
-        Fault("moe", "DP2 EP2", "logprobs", experts_out_of_order, fused=True),
     )
 }
 
@@ -389,8 +321,7 @@ def test_a_planted_fault_is_found(name: str, models: Path) -> None:
     fault = FAULTS[name]
     path = layout_support.model_for(models, fault.kind, fault.layout)
     sizes, world = layouts.sizes(fault.layout) | fault.settings, layout_support.world_of(fault.layout)
-    run = run_with_transformer_engine if fault.fused else run_on_workers
-    ranks = run(world, faulty, str(path), sizes, name)
+    ranks = run_on_workers(world, faulty, str(path), sizes, name)
     assert fault.found_by in layout_support.worst(ranks).refused()
 
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from megatron_bridge.blocks import BlockCopy, Packing, Split, merge_blocks
 from megatron_bridge.families import FAMILIES
 from megatron_bridge.family import Sizes, column_split, gate_up, grouped_qkv, replicated, vocabulary
-from mua.utils.plain_files import BridgeError
+from mua.utils.errors import BridgeError
 
 small = st.integers(1, 5)
 ranks = st.sampled_from([1, 2, 3, 4, 8])

@@ -21,7 +21,7 @@ from megatron_bridge.convert import hf_tensors, load_hf
 from megatron_bridge.hf_config import read_hf_config
 from megatron_bridge.plan import attach_hf_config, gpt_model_kwargs, transformer_config_kwargs
 from megatron_bridge.save import save_hf
-from mua.utils.plain_files import BridgeError
+from mua.utils.errors import BridgeError
 
 HIDDEN, HEADS, GROUPS, HEAD, FFN, VOCAB, PADDED = 8, 4, 2, 3, 5, 11, 16
 LOCAL = {"first": "input_layernorm.weight", "second": "pre_mlp_layernorm.weight"}

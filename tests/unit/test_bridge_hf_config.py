@@ -15,7 +15,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from megatron_bridge.families import FAMILIES
 from megatron_bridge.hf_config import read_hf_config
 from megatron_bridge.plan import gpt_model_kwargs, transformer_config_kwargs
-from mua.utils.plain_files import BridgeError
+from mua.utils.errors import BridgeError
 
 QWEN3 = {
     "model_type": "qwen3",

@@ -21,7 +21,7 @@ from megatron_bridge.hf_folder import verify_hf_folder
 from megatron_bridge.plan import TensorSpec
 from megatron_bridge.safetensors_io import INDEX, SafetensorsFolder
 from megatron_bridge.safetensors_writer import SafetensorsWriter
-from mua.utils.plain_files import BridgeError
+from mua.utils.errors import BridgeError
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
 

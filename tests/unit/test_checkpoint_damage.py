@@ -27,8 +27,7 @@ from mua.megatron import checkpoint_manifest, offline
 from mua.megatron.checkpoint import checkpoint_folder, latest_checkpoint
 from mua.megatron.conversion import verify
 from mua.trainer.run_folder import Run
-from mua.utils.errors import DamagedCheckpoint, ModelError
-from mua.utils.plain_files import BridgeError
+from mua.utils.errors import BridgeError, DamagedCheckpoint, ModelError
 from tests.megatron_support import backend, exported, write_model
 
 BITS_PER_FILE = 6

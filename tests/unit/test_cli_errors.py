@@ -31,7 +31,6 @@ from mua.utils.errors import (
     Preempted,
     RankLost,
     UserFault,
-    describe_error,
     exit_status,
 )
 
@@ -158,12 +157,6 @@ def test_what_a_person_is_meant_to_read_is_one_line(
     assert result.stderr.startswith(line)
     assert result.stderr.count("\n") == 1
     assert result.stdout == ""
-
-
-def test_the_bridges_error_is_readable_too() -> None:
-    from mua.utils.plain_files import BridgeError
-
-    assert list(describe_error(BridgeError("no mapping for x"))) == ["no mapping for x"]
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from megatron_bridge.plan import TensorSpec, as_matrix
 from megatron_bridge.reshard import BucketLayout, engine_slices, lay_out
 from mua.compat.sglang_shards import RECEIPT_BYTES, load, refusal, table
 from mua.compat.shared_weights import shared_buffer, slices_handle
-from mua.utils.plain_files import BridgeError
+from mua.utils.errors import BridgeError
 
 HIDDEN, HEADS, KV, DIM, WIDTH, EXPERTS, VOCABULARY = 8, 8, 2, 4, 12, 4, 101
 CONFIG = {"model_type": "qwen3_moe", "num_key_value_heads": KV}

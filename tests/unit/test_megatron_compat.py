@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import inspect
 import json
 import logging
 import os
@@ -337,6 +338,61 @@ def test_a_bfloat16_weight_and_its_remainder_are_the_float32_one() -> None:
     halfway = low == -(2**15)  # a cast rounds these to even, Transformer Engine away from zero
     assert halfway.sum() >= 4
     assert torch.equal(high[~halfway], whole[~halfway].bfloat16())
+
+
+class PreciseAdam:
+    """What Megatron asks of Transformer Engine's Adam with the bits that a bfloat16 weight lacks as its main weight."""
+
+    def __init__(self, parameter: torch.Tensor, remainder: torch.Tensor) -> None:
+        self.param_groups = [{"params": [parameter]}]
+        self.state = {parameter: {"master_param": remainder, "exp_avg": torch.ones(len(parameter))}}
+
+    def get_unscaled_state(self, parameter: torch.Tensor, name: str) -> torch.Tensor:
+        return self.state[parameter][name]
+
+    def set_scaled_state(self, parameter: torch.Tensor, name: str, value: torch.Tensor) -> None:
+        assert value.dtype == self.state[parameter][name].dtype
+        self.state[parameter][name] = value
+
+
+def precise_optimizer(whole: torch.Tensor) -> Any:
+    """Of one bfloat16 parameter with float32 weights ``whole``."""
+    parameter, remainder = split(whole)
+    return types.SimpleNamespace(
+        model_param_group_index_map={parameter: (0, 0)},
+        config=types.SimpleNamespace(use_precision_aware_optimizer_no_fp8_or_ds_fp8=True),
+        optimizer=PreciseAdam(parameter, remainder),
+    )
+
+
+def test_a_precise_adam_is_saved_with_whole_weights() -> None:
+    from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
+
+    read, write = (getattr(DistributedOptimizer, f"_{verb}_main_param_and_optimizer_states") for verb in ("get", "set"))
+    whole = torch.randn(1000, generator=torch.Generator().manual_seed(0))
+    saved, other = precise_optimizer(whole), precise_optimizer(torch.zeros(1000))
+    ((one, _),), ((two, _),) = saved.model_param_group_index_map.items(), other.model_param_group_index_map.items()
+    found = read(saved, one)
+    assert torch.equal(found["param"], whole)
+    write(other, two, found)
+    assert torch.equal(two, one)
+    assert torch.equal(other.optimizer.state[two]["master_param"], saved.optimizer.state[one]["master_param"])
+
+
+def test_upstream_takes_remainders_for_weights() -> None:
+    from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
+
+    optimizer = precise_optimizer(torch.randn(10))
+    (parameter,) = optimizer.model_param_group_index_map
+    upstream = DistributedOptimizer._get_main_param_and_optimizer_states.__wrapped__
+    assert upstream(optimizer, parameter)["param"].dtype == torch.int16
+
+
+def test_upstream_initializes_a_precise_adam_by_one_argument() -> None:
+    """Transformer Engine's takes a second one without default."""
+    from megatron.core import optimizer
+
+    assert "opt.initialize_state(p)" in inspect.getsource(optimizer)
 
 
 @pytest.mark.parametrize(

@@ -24,8 +24,7 @@ from megatron_bridge.hf_folder import verify_hf_folder
 from mua.algorithms.losses import CrossEntropyLoss
 from mua.megatron import checkpoint_manifest, offline
 from mua.megatron.checkpoint import checkpoint_folder
-from mua.utils.errors import ModelError
-from mua.utils.plain_files import BridgeError
+from mua.utils.errors import BridgeError, ModelError
 from tests.megatron_support import backend, exported, make_batch, write_model
 
 ROOT = Path(__file__).parents[2]

@@ -1,8 +1,7 @@
-"""The estimate of activations against the tensors a real forward pass saves, on the CPU in float32: of local layers as
-they are, of Transformer Engine's by what its kernels' source says that they save.
+"""The estimate of activations against the tensors a real forward pass saves, on the CPU in float32: of local layers.
 
 Counted are distinct storages that autograd keeps, weights and inputs left out. Not covered: bfloat16 (the attention
-kernel of the CPU works in float32), kernels of a GPU, the allocator, several ranks.
+kernel of the CPU works in float32), Transformer Engine's layers, kernels of a GPU, the allocator, several ranks.
 """
 
 from __future__ import annotations
@@ -20,11 +19,9 @@ from mua.megatron.architecture import Architecture
 from mua.megatron.microbatch import micro_batch
 from mua.megatron.model import build_chunks
 from mua.megatron.packing import Alignment
-from mua.megatron.settings import Capabilities, Options, capabilities
+from mua.megatron.settings import Capabilities, Options
 from tests.megatron_support import make_batch
 from tests.planned_support import EXPERTS, SHAPE
-from tests.te_ranks import run_with_transformer_engine
-from tests.te_saved import kernels_save_as_transformer_engine
 
 TOKENS = 512
 LAYERS = 4
@@ -90,38 +87,6 @@ def test_estimate_is_near_what_autograd_saves(model: str, settings: dict[str, An
     head = LayerSizes.of(architecture, config, options)._norm_and_output()  # logits are the loss's to keep
     with torch.compiler.set_stance("force_eager"):  # Megatron compiles its fused SwiGLU; what it saves is the same
         assert estimate.kept + head == pytest.approx(saved_bytes(MODELS[model], config), rel=0.05)
-
-
-FUSED: list[dict[str, Any]] = [
-    {},
-    {"recompute": "full"},
-    {"recompute": "selective"},
-    {"recompute": "selective", "recompute_modules": ["mlp", "moe", "layernorm"]},
-    {"swiglu_fusion": False},
-    {"rope_fusion": False},
-]
-
-
-def estimated_and_saved(model: str, settings: dict[str, Any]) -> tuple[float, int]:
-    """Bytes by the plan, and by a forward pass, on Transformer Engine's layers; on a rank that has them."""
-    config, architecture = (
-        config_of(implementation="transformer_engine", **settings),
-        Architecture.from_hf(MODELS[model]),
-    )
-    options = Options.of(config.megatron, capabilities(), experts=architecture.experts > 0)
-    found = activations(architecture, config, 0, range(LAYERS), 1, config.megatron.recompute, options)
-    head = LayerSizes.of(architecture, config, options)._norm_and_output()
-    with kernels_save_as_transformer_engine():
-        return found.kept + head, saved_bytes(MODELS[model], config)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("model", MODELS)
-def test_estimate_is_near_what_transformer_engines_kernels_save(model: str) -> None:
-    """With the stand-in of ``tests/te``, each kernel of which keeps what Transformer Engine's does."""
-    for settings in FUSED:
-        ((estimate, saved),) = run_with_transformer_engine(1, estimated_and_saved, model, settings)
-        assert estimate == pytest.approx(saved, rel=0.05), settings
 
 
 def test_microbatches_under_way() -> None:
