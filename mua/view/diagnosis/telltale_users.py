@@ -138,7 +138,9 @@ def _hidden(domain: Domain, task: Task) -> _Hidden:
                 plain = " ".join(_WORD.findall(value.casefold()))
                 if len(plain) >= 4 and any(c.isdigit() for c in plain) and f" {plain} " not in words:
                     values.add(plain)
-    return _Hidden(LeakCheck(THRESHOLDS.leak_words, persona, stated=stated), frozenset(tools), frozenset(values), tuple(answers))
+    return _Hidden(
+        LeakCheck(THRESHOLDS.leak_words, persona, stated=stated), frozenset(tools), frozenset(values), tuple(answers)
+    )
 
 
 def _leaves(data: Any) -> list[str]:
