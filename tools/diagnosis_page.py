@@ -1,4 +1,4 @@
-"""Writes the generated part of docs/diagnosis.md, the causes, from mua/observe/diagnosis/causes.py.
+"""Writes the generated part of docs/diagnosis.md, the causes, from mua/observe/diagnosis/causes.yaml.
 
 python -m tools.diagnosis_page
 """

@@ -968,16 +968,16 @@ def metrics_command(
     as_json: AsJson = False,
 ) -> None:
     """Explain what a run logs: meaning, unit, what is normal, what to do when it is not."""
-    from mua.observe import metrics_page
+    from mua.observe.catalogue import asked_for, metrics_page
 
     if name == "docs":
-        print(metrics_page.metrics_page(), end="")
+        print(metrics_page(), end="")
         return
-    found = metrics_page.asked_for(name)
+    found = asked_for(name)
     if as_json:
-        print(json.dumps([metrics_page.entry(metric) for metric in found], indent=2))
+        print(json.dumps([metric.as_json() for metric in found], indent=2))
     else:
-        print("\n".join(map(metrics_page.text_of if name else metrics_page.line_of, found)))
+        print("\n".join(str(metric) if name else f"{metric.name:<52} {metric.meaning}" for metric in found))
 
 
 @doctor_app.callback(invoke_without_command=True)

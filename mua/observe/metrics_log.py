@@ -1,4 +1,4 @@
-"""Scalars of a run: TensorBoard for people, ``metrics.jsonl`` and ``evaluations.jsonl`` for programs; memory in use."""
+"""What a run logs, for people (TensorBoard) and programs (JSON lines): scalars, samples, texts, hyperparameters."""
 
 from __future__ import annotations
 
@@ -10,17 +10,22 @@ import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import psutil
+import yaml
 
 from mua.observe.catalogue import STRICT, unknown
 from mua.observe.metric_sinks import Ending, MetricSink, Plain, TensorBoardSink, Values, histogram_of
+from mua.types import Json, Trajectory
 from mua.utils.atomic import replace_text
 from mua.utils.errors import MuaError, Preempted
 from mua.utils.files import LineFile, naming
 from mua.utils.strict_json import JsonError, is_number, open_file, read_json
+
+if TYPE_CHECKING:
+    from mua.config.schema import ExperimentConfig
 
 log = logging.getLogger(__name__)
 
@@ -34,6 +39,16 @@ EVALUATION = "evaluation/"
 axis of steps: 0 is before training."""
 TENSORBOARD_FOLDER = "tensorboard"
 GIB = float(1 << 30)
+LONGEST_TEXT = 8000
+"""Characters of an episode's text; the middle of a longer one is left out."""
+_LONGEST_MESSAGE = 2000
+ALWAYS = (
+    "seed", "model.path", "model.dtype", "optimizer.learning_rate", "optimizer.schedule", "algorithm.advantage",
+    "algorithm.loss", "algorithm.group_size", "algorithm.groups_per_step", "algorithm.minibatches", "algorithm.epochs",
+    "algorithm.kl_coefficient", "rollout.temperature", "trainer.steps", "trainer.max_staleness",
+)  # fmt: skip
+"""Told whatever they are; of the rest what differs from its default."""
+_LONGEST_VALUE = 200
 
 
 class MetricsWriter:
@@ -248,3 +263,85 @@ def _cuda() -> dict[str, float]:
         "resources/memory/cuda_peak_gib": torch.cuda.max_memory_allocated() / GIB,
         "resources/memory/cuda_device_used_gib": (total - free) / GIB,
     }
+
+
+# ---- what a step's episodes leave beside scalars: histograms, and two of them as texts
+
+
+def histograms_of(trajectories: Iterable[Trajectory]) -> dict[str, Values]:
+    """Samples of the scored ones, by name; none where there are none."""
+    scored = [t for t in trajectories if t.scored]
+    if not scored:
+        return {}
+    return {
+        "reward/of_episodes": np.array([t.reward for t in scored], np.float64),
+        "rollout/sampled_tokens_of_episodes": np.array([t.sampled_tokens for t in scored], np.float64),
+        "rollout/turns_of_episodes": np.array([len(t.turn_rewards) for t in scored], np.float64),
+    }
+
+
+def texts_of(trajectories: Sequence[Trajectory]) -> dict[str, str]:
+    """The first scored episode that succeeded, and the first that did not."""
+    found: dict[str, str] = {}
+    for trajectory in trajectories:
+        name = f"rollout/episodes/{'solved' if trajectory.success else 'failed'}"
+        if trajectory.scored and name not in found:
+            found[name] = text_of_episode(trajectory)
+    return found
+
+
+def due(step: int, steps: int, texts: int) -> bool:
+    """Whether the texts of ``step``, of so many ``steps``, are among the ``texts`` that a run leaves."""
+    return texts > 0 and step % math.ceil(steps / texts) == 0
+
+
+def text_of_episode(trajectory: Trajectory) -> str:
+    """Verdict and conversation in plain text, within :data:`LONGEST_TEXT` characters."""
+    verdict = "success" if trajectory.success else "no success"
+    where = f" in {trajectory.domain}" if trajectory.domain else ""
+    head = f"task {trajectory.task_id}{where}: {trajectory.outcome.value}, {verdict}, reward {trajectory.reward:g}"
+    text = "\n\n".join([head, *(line for message in trajectory.messages for line in _lines(message))])
+    return _cut(text, LONGEST_TEXT)
+
+
+def _lines(message: Json) -> Iterator[str]:
+    who = str(message.get("role", "?"))
+    if who != "system":  # the same in every episode of a domain
+        content = message.get("content")
+        yield f"{who}: {_cut(content if isinstance(content, str) else str(content or ''), _LONGEST_MESSAGE)}"
+        for call in message.get("tool_calls") or ():
+            yield f"{who} calls: {_cut(str(call.get('function', call)), _LONGEST_MESSAGE)}"
+
+
+def _cut(text: str, longest: int) -> str:
+    if len(text) <= longest:
+        return text
+    half = longest // 2 - 20
+    return f"{text[:half]}\n[{len(text) - 2 * half} characters left out]\n{text[-half:]}"
+
+
+# ---- what a run was set to, flat: for tables that compare runs
+
+
+def hyperparameters(config: ExperimentConfig) -> dict[str, str | int | float | bool]:
+    """By key, secrets masked; lists and what is longer than a table's cell as short text, null as ``null``."""
+    from mua.config.load import dump_config  # loads torch, which metrics alone do not need
+
+    masked = dict(_flat(yaml.safe_load(dump_config(config))))
+    changed = {key for key, _ in _flat(config.model_dump(mode="json", exclude_defaults=True))}
+    return {key: _plain(value) for key, value in masked.items() if key in changed or key in ALWAYS}
+
+
+def _flat(tree: Any, above: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(tree, dict) and tree:
+        for name, value in tree.items():
+            yield from _flat(value, f"{above}.{name}" if above else str(name))
+    else:
+        yield above, tree
+
+
+def _plain(value: Any) -> str | int | float | bool:
+    if isinstance(value, bool | int | float):
+        return value
+    text = "null" if value is None else str(value)
+    return text if len(text) <= _LONGEST_VALUE else text[: _LONGEST_VALUE - 1] + "…"

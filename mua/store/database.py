@@ -21,6 +21,7 @@ from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
 
 from mua.config.storage import StoreConfig
 from mua.store.faults import NoStore, StoreError, StoreUnreachable, explained, shown
+from mua.store.tables import metadata
 
 FILE = "store.sqlite"
 """In the output folder of a run."""
@@ -202,7 +203,8 @@ class Store:
         self._migrate()
 
     def _migrate(self) -> None:
-        """Make or change the schema in one transaction; of several processes at once, one does it."""
+        """Make the tables, or migrate those of an older version, in one transaction; of several processes at once, one
+        does it."""
         from alembic import command
         from alembic.config import Config
 
@@ -213,7 +215,11 @@ class Store:
                 connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_LOCK)))
             settings.attributes["connection"] = connection
             with _quiet("alembic"):
-                command.upgrade(settings, HEAD)
+                if _schema_version(connection) is None:
+                    metadata.create_all(connection)
+                    command.stamp(settings, HEAD)
+                else:
+                    command.upgrade(settings, HEAD)
 
 
 def store_url(output: Path, config: StoreConfig) -> str:

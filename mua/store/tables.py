@@ -1,4 +1,6 @@
-"""The tables. ``docs/store.md`` explains them with queries; :mod:`mua.store.migrations` makes and changes them.
+"""The tables. ``docs/store.md`` explains them with queries; they are written here alone.
+
+A new store is made from them. After a change ``python -m tools.store_migration`` writes the migration of older stores.
 
     runs ─┬─ parts                       a run, and each time that it was started
           ├─ versions, engines, samplers policy versions; who generates and who rolls out

@@ -30,7 +30,7 @@ from mua.config.schema import ExperimentConfig, RolloutConfig
 from mua.engine.allocator import refuse_expandable_segments
 from mua.engine.placement import check_trainer_machine, local_ranks, visible_gpus
 from mua.environment.protocol import Split
-from mua.observe.diagnosis.alarms import Alarms
+from mua.observe.diagnosis.verdict import Alarms
 from mua.observe.metrics_log import METRICS_FILE, read_metrics
 from mua.observe.timeline import Timeline, TrainerPhase, episode_metrics, overlap_efficiency, trainer_metrics
 from mua.rollout.runner import without_gc_pauses

@@ -20,14 +20,14 @@ from mua.megatron.checkpoint import (
     prune_checkpoints,
 )
 from mua.megatron.model_card import ExportedPolicy, exported_texts
-from mua.observe import episode_details
-from mua.observe.hyperparameters import hyperparameters
+from mua.observe import metrics_log
 from mua.observe.metric_sinks import MetricSink, mlflow_sink, wandb_sink
 from mua.observe.metrics_log import (
     METRICS_FILE,
     MetricsWriter,
     ending_of,
     evaluation_of,
+    hyperparameters,
     memory_metrics,
     without_evaluation,
 )
@@ -152,12 +152,12 @@ class Run:
     def log_episodes(self, step: int, groups: Iterable[Group]) -> None:
         """Record histograms, and texts where they are due, of the episodes of ``step``."""
         episodes = [trajectory for group in groups for trajectory in group.trajectories]
-        wanted = episode_details.due(step, self._config.trainer.steps, self._config.observe.texts)
+        wanted = metrics_log.due(step, self._config.trainer.steps, self._config.observe.texts)
         with self.timeline.phase(TrainerPhase.RECORDS):
             self._metrics.log_details(
                 step,
-                episode_details.histograms_of(episodes),
-                episode_details.texts_of(episodes) if wanted else {},
+                metrics_log.histograms_of(episodes),
+                metrics_log.texts_of(episodes) if wanted else {},
             )
 
     def scored(self, step: int, few: UnscoredEpisodes | None) -> None:

@@ -15,7 +15,6 @@ from sqlalchemy.engine import Connection
 from mua.config.schema import EvaluationConfig
 from mua.observe.catalogue import described
 from mua.observe.metrics_log import evaluation_of
-from mua.observe.metrics_page import text_of
 from mua.store.queries import list_steps, lost_step, same_task
 from mua.store.tables import parts, requests, runs, steps, tasks, tool_calls, trajectories, versions
 from mua.trainer.evaluation.summary import interval_of
@@ -51,7 +50,7 @@ def overview(connection: Connection, run: ViewedRun) -> Json:
         "endpoints": endpoints(connection, run.id),
         "events": list(events(connection, run, lines)),
         "metric_names": names,
-        "meanings": {name: text_of(metric) for name in names if (metric := described(name)) is not None},
+        "meanings": {name: str(metric) for name in names if (metric := described(name)) is not None},
         "curves": curves(lines, first),
         "stages": stages(lines),
         "state": changes(connection, run.id),

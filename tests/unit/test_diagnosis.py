@@ -16,10 +16,9 @@ import pytest
 from typer.testing import CliRunner
 
 from mua.cli import app
-from mua.observe.diagnosis.alarms import Alarms
 from mua.observe.diagnosis.causes import CAUSES
 from mua.observe.diagnosis.evidence import Evidence, SeenEpisode, TokenSample, lasting, series
-from mua.observe.diagnosis.verdict import Diagnosis, diagnosed
+from mua.observe.diagnosis.verdict import Alarms, Diagnosis, diagnosed
 from tools.diagnosis_page import causes as causes_as_text
 from tools.kit import ROOT
 
@@ -223,7 +222,7 @@ def test_a_fault_of_the_alarms_ends_no_run_and_is_told_once(
     def broken(*_: object) -> None:
         raise KeyError("planted")
 
-    monkeypatch.setattr("mua.observe.diagnosis.alarms.series", broken)
+    monkeypatch.setattr("mua.observe.diagnosis.verdict.series", broken)
     alarms = Alarms({}, before)
     assert alarms.look(1, {}) == alarms.look(2, {}) == []
     assert caplog.text.count("a fault of their own") == 1

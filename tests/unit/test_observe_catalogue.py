@@ -19,9 +19,8 @@ from typer.testing import CliRunner
 from mua.cli import app
 from mua.config.schema import ExperimentConfig
 from mua.config.section import all_keys
-from mua.observe.catalogue import CATALOGUE, GROUPS, STANDS_FOR, STRICT, described, unknown
+from mua.observe.catalogue import CATALOGUE, GROUPS, STANDS_FOR, STRICT, described, metrics_page, unknown
 from mua.observe.metrics_log import MetricsWriter, read_metrics
-from mua.observe.metrics_page import metrics_page
 
 ROOT = Path(__file__).parents[2]
 NOT_METRICS = {"tools/list", "tools/call", "tools/base"}

@@ -149,11 +149,14 @@ def test_details_are_dropped_from_where_a_run_goes_on_and_tensorboard_has_them(t
 def test_metrics_without_tensorboard_load_no_torch(tmp_path: Path) -> None:
     code = (
         "import sys, pathlib; from mua.observe.metrics_log import MetricsWriter\n"
-        "from mua.observe.metrics_log import memory_metrics; from mua.observe import progress, traces, transcript\n"
+        "from mua.observe.metrics_log import memory_metrics; from mua.observe import progress, transcript\n"
+        "from mua.store import traces\n"
         f"MetricsWriter(pathlib.Path({str(tmp_path)!r}), False).log(1, memory_metrics())\n"
         "print('torch' in sys.modules or 'matplotlib' in sys.modules)"
     )
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "False\n"
+    assert (
+        subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, check=True).stdout == "False\n"
+    )
 
 
 def test_memory_counts_this_process_and_its_children() -> None:

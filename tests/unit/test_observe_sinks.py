@@ -21,9 +21,8 @@ import pytest
 from mua.config.schema import ExperimentConfig
 from mua.config.storage import MlflowConfig, WandbConfig
 from mua.observe import metric_sinks
-from mua.observe.hyperparameters import hyperparameters
 from mua.observe.metric_sinks import MetricSink, ServiceSink, mlflow_sink, wandb_sink
-from mua.observe.metrics_log import MetricsWriter, ending_of
+from mua.observe.metrics_log import MetricsWriter, ending_of, hyperparameters
 from mua.utils.errors import ConfigError, MuaError, Preempted
 
 

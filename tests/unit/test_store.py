@@ -15,6 +15,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import sqlalchemy as sa
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
 
 import mua.store.database
 from mua.store.database import HEAD, MIGRATIONS, Store
@@ -25,6 +27,7 @@ from mua.store.tables import metadata, runs
 from mua.store.writer import Insert, Writer, execute
 from mua.types import Outcome, Segment, Trajectory
 from tests.postgres_support import PostgresServer
+from tools.store_migration import FROZEN
 
 RUN = {"id": "r", "output": "/tmp/r", "state": "running", "started_at": 1.0}
 
@@ -127,13 +130,30 @@ def test_no_field_is_left_out_of_the_round_trip() -> None:
     assert made.details
 
 
-def test_schema_made_by_migrations_is_that_of_the_tables(store: Store) -> None:
-    from alembic.autogenerate import compare_metadata
-    from alembic.migration import MigrationContext
-
-    with store.read() as connection:
-        context = MigrationContext.configure(connection, opts={"compare_type": True, "compare_server_default": False})
-        assert compare_metadata(context, metadata) == []
+def test_new_store_and_migrated_stores_of_all_versions_have_the_tables(store: Store, tmp_path: Path) -> None:
+    urls = [store.engine.url]
+    dialect = store.engine.dialect.name
+    for path in sorted(FROZEN.glob(f"*.{dialect}.sql")):
+        version = path.name.partition(".")[0]
+        place = store.engine.url.set(database=str(tmp_path / version))
+        if dialect == "postgresql":
+            with store.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+                place = store.engine.url.set(database=f"{store.engine.url.database}_{version}")
+                connection.exec_driver_sql(f'CREATE DATABASE "{place.database}"')
+        old = sa.create_engine(place)
+        with old.begin() as connection:
+            for statement in path.read_text().split(";\n")[:-1]:
+                connection.exec_driver_sql(statement)
+            connection.exec_driver_sql(f"INSERT INTO alembic_version VALUES ('{version}')")
+            connection.execute(sa.insert(runs).values(RUN))
+        old.dispose()
+        urls.append(place)
+    assert urls[1:]
+    assert urls[-1].database.endswith(HEAD)  # type: ignore[union-attr]
+    for url in urls:
+        with Store.open(url.render_as_string(hide_password=False)) as opened, opened.read() as connection:
+            options = {"compare_type": True, "compare_server_default": False}
+            assert compare_metadata(MigrationContext.configure(connection, opts=options), metadata) == []
 
 
 def test_same_trajectory_twice_is_refused(with_run: Store) -> None:

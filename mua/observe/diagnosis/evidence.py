@@ -9,61 +9,20 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import yaml
 
 from mua.types import Json
 
 Floats = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
 
-QUANTITIES: dict[str, str] = {
-    "reward": "reward/mean",
-    "success": "reward/success",
-    "entropy": "policy/entropy",
-    "grad_norm": "policy/grad_norm",
-    "skipped": "policy/skipped",
-    "learning_rate": "policy/learning_rate",
-    "trained_tokens": "policy/tokens",
-    "update_kl": "policy/ppo_kl_k3",
-    "clipped_low": "policy/clip_fraction_low",
-    "clipped_high": "policy/clip_fraction_high",
-    "reference_kl": "policy/reference_kl",
-    "gap": "mismatch/logprob_difference",
-    "gap_kl": "mismatch/kl_k3",
-    "fresh_gap": "mismatch/fresh/logprob_difference",
-    "fresh_kl": "mismatch/fresh/kl_k3",
-    "stale_kl": "mismatch/stale/kl_k3",
-    "correction_removed": "mismatch/correction/removed",
-    "correction_cut": "mismatch/correction/cut",
-    "lag": "mismatch/version_lag/mean",
-    "lag_max": "mismatch/version_lag/max",
-    "same_rewards": "reward/groups/zero_variance",
-    "all_right": "reward/groups/all_correct",
-    "all_wrong": "reward/groups/all_wrong",
-    "groups": "reward/groups/count",
-    "missing_groups": "rollout/filters/missing",
-    "sampled_tokens": "rollout/tokens/sampled",
-    "episodes": "rollout/trajectories/count",
-    "unscored": "rollout/trajectories/unscored",
-    "attempts": "rollout/attempts/mean",
-    "ended_length": "rollout/outcome/length",
-    "ended_turns": "rollout/outcome/max_turns",
-    "ended_user": "rollout/outcome/user_error",
-    "ended_judge": "rollout/outcome/judge_error",
-    "ended_environment": "rollout/outcome/environment_error",
-    "cut_by_time": "rollout/turns/cut_by_time",
-}
-"""Each quantity and the metric it is read from. Here alone the diagnosis knows names of metrics."""
-SUMS: dict[str, tuple[str, ...]] = {
-    "tool_calls": ("tools/calls/",),
-    "tool_errors": ("tools/errors/",),
-    "user_faults": ("users/faults/",),
-    "leaks": ("users/faults/leaks_instruction", "users/flags/leaks_instruction"),
-}
-"""Quantities that are the sum of all metrics with these prefixes; 0 where a line has none."""
+DATA: dict[str, dict[str, Any]] = yaml.safe_load(Path(__file__).with_name("causes.yaml").read_text(encoding="utf-8"))
+"""``series`` and ``sums``: the metrics that quantities are read from; ``thresholds`` and ``causes``."""
 _DOMAIN = re.compile(r"rollout/domain/(.+)/success")
 _HELD_OUT = re.compile(r"evaluation/(.+)_success")
 
@@ -127,7 +86,7 @@ class Evidence:
 
     steps: npt.NDArray[np.int64]
     metrics: dict[str, Floats]
-    """By the names of :data:`QUANTITIES` and :data:`SUMS`; those that no step has are left out."""
+    """By the names of ``series`` and ``sums`` in causes.yaml; those that no step has are left out."""
     domains: dict[str, Floats] = field(default_factory=dict)
     """Success of each domain of a run over several."""
     evaluations: dict[str, Floats] = field(default_factory=dict)
@@ -170,8 +129,12 @@ class Evidence:
 def series(lines: Iterable[Mapping[str, Any]]) -> Evidence:
     """The evidence of ``lines`` of metrics, one per step, in order."""
     lines = list(lines)
-    metrics = {name: _column(lines, key) for name, key in QUANTITIES.items()}
-    metrics |= {name: _summed(lines, prefixes) for name, prefixes in SUMS.items()}
+    metrics = {name: _column(lines, key) for name, key in DATA["series"].items()}
+    for quantity, prefixes in DATA["sums"].items():
+        matching = [
+            {k: v for k, v in line.items() if k.startswith(tuple(prefixes)) and v is not None} for line in lines
+        ]
+        metrics[quantity] = np.array([float(sum(line.values())) for line in matching])
     names = sorted({name for line in lines for name in line})
     return Evidence(
         np.array([int(line["step"]) for line in lines], np.int64),
@@ -183,13 +146,6 @@ def series(lines: Iterable[Mapping[str, Any]]) -> Evidence:
 
 def _column(lines: Sequence[Mapping[str, Any]], key: str) -> Floats:
     return np.array([math.nan if (value := line.get(key)) is None else float(value) for line in lines])
-
-
-def _summed(lines: Sequence[Mapping[str, Any]], prefixes: tuple[str, ...]) -> Floats:
-    return np.array([
-        sum(float(value) for name, value in line.items() if name.startswith(prefixes) and value is not None)
-        for line in lines
-    ])  # fmt: skip
 
 
 def lasting(holds: Mask, run: int = 3) -> int | None:

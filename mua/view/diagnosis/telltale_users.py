@@ -13,7 +13,7 @@ from mua.environment.domain import Configurable, Domain, Informed
 from mua.environment.endpoint.services import Services
 from mua.environment.protocol import Task
 from mua.environment.registry import get_domain
-from mua.observe.diagnosis.causes import LEAK_WORDS
+from mua.observe.diagnosis.causes import THRESHOLDS
 from mua.types import Json
 from mua.users.utterance_check import LeakCheck
 from mua.utils.strict_json import printable
@@ -138,7 +138,9 @@ def _hidden(domain: Domain, task: Task) -> _Hidden:
                 plain = " ".join(_WORD.findall(value.casefold()))
                 if len(plain) >= 4 and any(c.isdigit() for c in plain) and f" {plain} " not in words:
                     values.add(plain)
-    return _Hidden(LeakCheck(LEAK_WORDS, persona, stated=stated), frozenset(tools), frozenset(values), tuple(answers))
+    return _Hidden(
+        LeakCheck(THRESHOLDS.leak_words, persona, stated=stated), frozenset(tools), frozenset(values), tuple(answers)
+    )
 
 
 def _leaves(data: Any) -> list[str]:
