@@ -38,22 +38,17 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from mua.config.schema import EngineConfig
-from mua.engine.broadcast import Members, all_or_first_error
-from mua.engine.host import Hosts, RemoteServer
-from mua.engine.member import Engine, EngineLoad, EngineState, Machine, Server, Targets, least_loaded
-from mua.engine.membership import Membership
-from mua.engine.partial import PartialTurn
-from mua.engine.pauses import Deadline, Pauses
-from mua.engine.sampler import SamplingParams, TurnCut
-from mua.engine.server import engine_server
-from mua.engine.sglang_client import EngineGone
-from mua.engine.sync import SyncReport, WeightTransfer, differing
+from mua.engine.client import Deadline, EngineGone, PartialTurn, Pauses, SamplingParams, TurnCut
+from mua.engine.cluster import Cluster, Hosts
+from mua.engine.engine_handle import EngineHandle, EngineLoad, EngineState, Machine, Server, Targets, least_loaded
+from mua.engine.server import RemoteServer, engine_server
+from mua.engine.weight_sync import SyncReport, WeightGroups, WeightTransfer, all_or_first_error, differing
 from mua.observe.timeline import EngineActivity, engine_metrics
 from mua.types import Generation, Json
 from mua.utils.errors import DeadlineExceeded, EngineError
 
 if TYPE_CHECKING:
-    from mua.engine.source import WeightSource
+    from mua.engine.weight_sync import WeightSource
 
 _log = logging.getLogger(__name__)
 _MAX_SESSIONS = 65536
@@ -74,7 +69,7 @@ _START_MARGIN_SECONDS = 60.0
 
 
 class EnginePool:
-    """``config.count`` servers on every machine; implements :class:`mua.engine.sampler.Sampler`.
+    """``config.count`` servers on every machine; implements :class:`mua.engine.client.Sampler`.
 
     ``dtype`` is used where ``config.dtype`` is None. Logs go to ``log_folder/engine-<i>.log``. ``hosts`` tells where
     engines are; by default all are here, from the first GPU on. Every method must be called on the loop that ran
@@ -109,14 +104,14 @@ class EnginePool:
             )  # fmt: skip
             servers.append((remote, node))
         self._engines = [
-            Engine(server, config.max_running_requests, node, place=number % config.count)
+            EngineHandle(server, config.max_running_requests, node, place=number % config.count)
             for number, (server, node) in enumerate(servers)
         ]
-        self._members = Members(config.tensor_parallel)
+        self._weight_groups = WeightGroups(config.tensor_parallel)
         self._model_path = Path()
         self.version = 0
         """Policy version of the last complete update; 0 is the model folder."""
-        self._sessions: OrderedDict[str, Engine] = OrderedDict()
+        self._sessions: OrderedDict[str, EngineHandle] = OrderedDict()
         self._updating = False
         self._released: set[str] = set()
         """Tags of the memory that engines were told to give back."""
@@ -131,12 +126,12 @@ class EnginePool:
         """Whether the trainer waits for episodes."""
         self._wanted = 0
         """Updates that wait for an engine to come up."""
-        self._watches: dict[Engine, asyncio.Task[None]] = {}
+        self._watches: dict[EngineHandle, asyncio.Task[None]] = {}
         self._background: set[asyncio.Task[Any]] = set()
         self._counters = Counter[str]()
-        self._membership: Membership | None = None
+        self._cluster: Cluster | None = None
         if hosts.joining is not None:
-            self._membership = Membership(self, hosts.joining, hosts.api_key, len(hosts.urls) + 1, len(servers))
+            self._cluster = Cluster(self, hosts.joining, hosts.api_key, len(hosts.urls) + 1, len(servers))
         self._nodes = 0 if hosts.joining is None else hosts.joining.nodes
 
     # ---- life
@@ -150,16 +145,16 @@ class EnginePool:
         self._failure = None
         own = list(self._engines)
         try:
-            if self._membership is not None:
-                await self._membership.start()
+            if self._cluster is not None:
+                await self._cluster.start()
             if own:
                 await all_or_first_error([engine.start(self._model_path) for engine in own])
             for engine in own:
                 engine.state = EngineState.SERVING
                 self._look_after(engine)
             self._changed()
-            if self._membership is not None and self._nodes:
-                await self._until_joined(self._membership)
+            if self._cluster is not None and self._nodes:
+                await self._until_joined(self._cluster)
         except BaseException:
             await self.stop()
             raise
@@ -175,10 +170,10 @@ class EnginePool:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        if self._membership is not None:
-            await self._membership.stop(finished=finished)
+        if self._cluster is not None:
+            await self._cluster.stop(finished=finished)
         await asyncio.gather(*(engine.part() if engine.machine else engine.stop() for engine in self._engines))
-        self._members.forget()
+        self._weight_groups.forget()
         self._changed()
 
     async def __aenter__(self) -> EnginePool:
@@ -187,12 +182,12 @@ class EnginePool:
     async def __aexit__(self, *_: object) -> None:
         await self.stop()
 
-    def _look_after(self, engine: Engine) -> None:
+    def _look_after(self, engine: EngineHandle) -> None:
         self._watches[engine] = asyncio.create_task(self._watch(engine), name=f"watch {engine.label}")
 
     # ---- engines that come and go
 
-    async def _until_joined(self, membership: Membership) -> None:
+    async def _until_joined(self, membership: Cluster) -> None:
         """Wait for the engine nodes of the run, at most ``engine.start_seconds``, and until their engines are up.
 
         Raises :class:`EngineError` when none came; when only some did, the run begins with those.
@@ -224,14 +219,14 @@ class EnginePool:
     def admit(self, machine: Machine, servers: Sequence[Server]) -> None:
         """Start ``servers`` of ``machine`` and use them as soon as they have the weights."""
         for server in servers:
-            engine = Engine(server, self.config.max_running_requests, machine.number, machine)
+            engine = EngineHandle(server, self.config.max_running_requests, machine.number, machine)
             engine.spared = True  # its first start is no restart
             machine.engines.append(engine)
             self._engines.append(engine)
             self._look_after(engine)
         self._changed()
 
-    async def drain(self, engines: Sequence[Engine]) -> None:
+    async def drain(self, engines: Sequence[EngineHandle]) -> None:
         """No more requests for ``engines``; wait until they run none.
 
         What still runs after ``engine.leave_seconds`` is stopped, and goes on elsewhere where it is.
@@ -252,16 +247,16 @@ class EnginePool:
                 async with asyncio.timeout(_CUT_SECONDS):
                     await self._until_idle(engines)
 
-    async def _until_idle(self, engines: Sequence[Engine]) -> None:
+    async def _until_idle(self, engines: Sequence[EngineHandle]) -> None:
         while any(engine.in_flight for engine in engines):
             await asyncio.sleep(_DRAIN_SECONDS)
 
-    async def _give_up_requests(self, engine: Engine) -> None:
+    async def _give_up_requests(self, engine: EngineHandle) -> None:
         """Have the engine answer what it runs with what it has sampled; others go on with it."""
         with contextlib.suppress(EngineError):
             await engine.client.call("/abort_request", {"rid": "", "abort_all": True}, timeout=_CUT_SECONDS)
 
-    async def remove(self, engines: Sequence[Engine]) -> None:
+    async def remove(self, engines: Sequence[EngineHandle]) -> None:
         """Do without ``engines`` from now on. Requests that run on them are asked of others."""
         for engine in engines:
             engine.leaving = True
@@ -319,8 +314,8 @@ class EnginePool:
         counted, self._counters = self._counters, Counter()
         names = ["requests", "failures", "prompt_tokens", "cached_tokens", "sampled_tokens", "asked_again"]
         nodes = {}
-        if self._membership is not None:
-            nodes = {f"engine/nodes_{name}": float(count) for name, count in self._membership.counts.items()}
+        if self._cluster is not None:
+            nodes = {f"engine/nodes_{name}": float(count) for name, count in self._cluster.counts.items()}
         return {f"engine/{name}": counted[name] for name in names} | nodes | {
             "engine/partial/continued": counted["continued"],
             "engine/partial/kept_tokens": counted["kept_tokens"],
@@ -340,12 +335,12 @@ class EnginePool:
         self._awaited = awaited
         self._account(*self._engines)
 
-    def _account(self, *engines: Engine) -> None:
+    def _account(self, *engines: EngineHandle) -> None:
         """What ``engines`` do has changed, or may have."""
         for engine in engines:
             engine.clock.note(self._activity(engine), engine.in_flight)
 
-    def _activity(self, engine: Engine) -> EngineActivity:
+    def _activity(self, engine: EngineHandle) -> EngineActivity:
         if not engine.up or (engine.state is EngineState.AWAITING and not self._updating):
             return EngineActivity.DOWN
         if self._updating:
@@ -361,7 +356,7 @@ class EnginePool:
     async def generate(
         self, prompt_ids: Sequence[int], params: SamplingParams, *, session: str, deadline_s: float
     ) -> Generation:
-        """Sample a continuation; see :meth:`mua.engine.sampler.Sampler.generate`.
+        """Sample a continuation; see :meth:`mua.engine.client.Sampler.generate`.
 
         The deadline covers waiting for an engine and for a slot of it. With ``temperature`` 0 SGLang decodes
         greedily and reports log-probabilities at temperature 1.
@@ -392,9 +387,9 @@ class EnginePool:
     ) -> Generation:
         """An answer by engines that live to give it. One that leaves tells what it had sampled, and another goes on
         from there; what one had sampled that died is sampled again."""
-        died: dict[Engine, int] = {}
+        died: dict[EngineHandle, int] = {}
         turn = PartialTurn(prompt_ids, params)
-        for left in reversed(range(_OWN_ENGINES_PER_REQUEST if self._membership is None else _ENGINES_PER_REQUEST)):
+        for left in reversed(range(_OWN_ENGINES_PER_REQUEST if self._cluster is None else _ENGINES_PER_REQUEST)):
             try:
                 piece = await self._generate(turn.prompt_ids, turn.params, session, deadline, died)
             except TurnCut as cut:
@@ -415,7 +410,7 @@ class EnginePool:
 
     async def _generate(
         self, prompt_ids: Sequence[int], params: SamplingParams, session: str, deadline: Deadline,
-        died: dict[Engine, int],
+        died: dict[EngineHandle, int],
     ) -> Generation:  # fmt: skip
         """Raises ``TimeoutError`` or :class:`TurnCut` when ``deadline`` is over.
 
@@ -457,7 +452,7 @@ class EnginePool:
             self._account(engine)
             engine.slots.release()
 
-    async def _admit(self, session: str, order: int, died: dict[Engine, int]) -> Engine:
+    async def _admit(self, session: str, order: int, died: dict[EngineHandle, int]) -> EngineHandle:
         """Wait for the gate, an engine in rotation and a slot of it; the caller gives the slot back.
 
         It is the session's engine while that serves, else the least loaded one.
@@ -500,7 +495,7 @@ class EnginePool:
         if self._failure is not None:
             raise EngineError(str(self._failure)) from self._failure
 
-    def _abort(self, engine: Engine, rid: str) -> None:
+    def _abort(self, engine: EngineHandle, rid: str) -> None:
         async def abort() -> None:
             with contextlib.suppress(EngineError):
                 await engine.client.abort(rid)
@@ -521,7 +516,7 @@ class EnginePool:
 
     # ---- health
 
-    async def _watch(self, engine: Engine) -> None:
+    async def _watch(self, engine: EngineHandle) -> None:
         """Probe one engine for ever; restart it when it is dead or failed three probes in a row."""
         failed = 0
         while self._failure is None and not engine.leaving:
@@ -546,7 +541,7 @@ class EnginePool:
                 _log.exception("the watch of %s failed", engine.label)
                 self.give_up(f"{engine.label} is not watched any more: {error!r}; the log has the traceback")
 
-    async def _probe(self, engine: Engine) -> bool:
+    async def _probe(self, engine: EngineHandle) -> bool:
         """Whether the engine answers.
 
         During a control operation, or when its memory is released, its scheduler cannot generate: only its HTTP
@@ -559,7 +554,7 @@ class EnginePool:
                     return await engine.client.answers("/health_generate", seconds)
         return not engine.up or await engine.client.answers("/model_info", seconds)
 
-    async def _restart(self, engine: Engine) -> None:
+    async def _restart(self, engine: EngineHandle) -> None:
         reason = "its process ended or did not answer"
         while not engine.leaving:
             await engine.stop()
@@ -570,10 +565,10 @@ class EnginePool:
                     f"{engine.label} failed again after engine.max_restarts = {engine.restarts} restarts ({reason}); "
                     f"see {engine.server.log_file}, fix what it says or raise engine.max_restarts"
                 )
-                if engine.machine is None or self._membership is None:
+                if engine.machine is None or self._cluster is None:
                     self.give_up(message)
                 else:
-                    await self._membership.dismiss(engine.machine, message)
+                    await self._cluster.dismiss(engine.machine, message)
                 return
             engine.restarts += not spared
             while self.released and not self._wanted and self._failure is None:
@@ -642,10 +637,10 @@ class EnginePool:
         report.seconds = monotonic() - started
         return report
 
-    def _up(self) -> list[Engine]:
+    def _up(self) -> list[EngineHandle]:
         return [engine for engine in self._engines if engine.up]
 
-    async def until_up(self) -> list[Engine]:
+    async def until_up(self) -> list[EngineHandle]:
         """Wait for an engine that can take weights, and with memory released for all that are starting too; those that
         can. See :meth:`update_weights` for what is raised."""
         seconds = self._start_seconds * (self.config.max_restarts + 1)
@@ -687,10 +682,10 @@ class EnginePool:
                 f"engine.start_seconds and engine.stop_seconds, and memory is to be released: {self.describe()}"
             ) from None
 
-    def _members_or_none(self) -> Members | None:
-        return self._members if self.config.transport == "broadcast" else None
+    def _broadcast_groups(self) -> WeightGroups | None:
+        return self._weight_groups if self.config.transport == "broadcast" else None
 
-    def _targets(self, engines: list[Engine]) -> Targets:
+    def _targets(self, engines: list[EngineHandle]) -> Targets:
         return Targets(engines, self.config.control_seconds)
 
     async def _ship(self, targets: Targets, source: WeightSource, version: int, *, gate: bool) -> SyncReport:
@@ -700,7 +695,7 @@ class EnginePool:
         engines = list(targets.engines)
         try:
             async with (
-                WeightTransfer(targets, source, version, self._members_or_none()) as transfer,
+                WeightTransfer(targets, source, version, self._broadcast_groups()) as transfer,
                 contextlib.AsyncExitStack() as stack,
             ):
                 report = transfer.report
@@ -717,7 +712,7 @@ class EnginePool:
             raise
         return report
 
-    async def _give_up(self, targets: Targets, engines: list[Engine]) -> None:
+    async def _give_up(self, targets: Targets, engines: list[EngineHandle]) -> None:
         """Kill engines of which nobody knows what they hold; where one was lost, that is no fault of the others."""
         for engine in targets.same(targets.engines) if targets.lost else []:
             engine.spared = True
@@ -735,11 +730,11 @@ class EnginePool:
         self._updating = gate
         self._account(*self._engines)
 
-        async def pause(engine: Engine) -> None:
+        async def pause(engine: EngineHandle) -> None:
             engine.paused = True
             await engine.client.call("/pause_generation", {"mode": "retract"}, timeout=targets.seconds)
 
-        async def go_on(engine: Engine) -> None:
+        async def go_on(engine: EngineHandle) -> None:
             await engine.client.call("/continue_generation", {}, timeout=targets.seconds)
             engine.paused = False
 
@@ -759,11 +754,11 @@ class EnginePool:
             self._changed()
 
     @contextlib.asynccontextmanager
-    async def _idle(self, engines: list[Engine]) -> AsyncIterator[Targets]:
+    async def _idle(self, engines: list[EngineHandle]) -> AsyncIterator[Targets]:
         """Paused as by :meth:`_quiet`, behind a closed gate; no probe is in the engines, and their caches are empty."""
         targets = self._targets(engines)
 
-        async def flush(engine: Engine) -> None:
+        async def flush(engine: EngineHandle) -> None:
             try:
                 await engine.client.flush(0, timeout=targets.seconds)
             except EngineError as error:
@@ -777,7 +772,7 @@ class EnginePool:
                 await targets.each(flush, [engine for engine in engines if "kv_cache" not in engine.released])
                 yield targets
 
-    async def _kill(self, engines: Iterable[Engine]) -> None:
+    async def _kill(self, engines: Iterable[EngineHandle]) -> None:
         """Stop engines of no more use, even while this task is being cancelled; the watch restarts them."""
         await asyncio.gather(*(engine.stop() for engine in engines), return_exceptions=True)
         self._changed()
@@ -785,8 +780,8 @@ class EnginePool:
     async def verify_weights(self, source: WeightSource) -> list[str]:
         """Names of tensors of ``source`` that the engines do not hold bit for bit; empty means equal.
 
-        See :func:`mua.engine.sync.differing`. Afterwards the engines hold the weights of ``source``; if a parameter
-        was left as noise they are restarted instead.
+        See :func:`mua.engine.weight_sync.differing`. Afterwards the engines hold the weights of ``source``; if a
+        parameter was left as noise they are restarted instead.
         """
         async with self._update_lock:
             serving = [engine for engine in self._engines if engine.state is EngineState.SERVING]
@@ -795,7 +790,7 @@ class EnginePool:
             targets = self._targets(serving)
 
             async def load() -> SyncReport:
-                async with WeightTransfer(targets, source, self.version, self._members_or_none()) as transfer:
+                async with WeightTransfer(targets, source, self.version, self._broadcast_groups()) as transfer:
                     return await transfer.deliver()
 
             async with contextlib.AsyncExitStack() as stack:
@@ -837,7 +832,7 @@ class EnginePool:
             self.pauses.end()
         self._changed()
 
-    async def _memory(self, path: str, tags: Callable[[Engine], set[str]]) -> None:
+    async def _memory(self, path: str, tags: Callable[[EngineHandle], set[str]]) -> None:
         """Have every engine that is up change its ``tags``."""
         async with self._update_lock:
             engines = [engine for engine in self._engines if engine.up and tags(engine)]
@@ -847,6 +842,6 @@ class EnginePool:
             except EngineGone as error:
                 _log.warning("no engine is left after %s: %s", path, error)
 
-    async def _move_memory(self, engine: Engine, path: str, tags: set[str]) -> None:
+    async def _move_memory(self, engine: EngineHandle, path: str, tags: set[str]) -> None:
         await engine.client.call(path, {"tags": sorted(tags)}, timeout=self.config.control_seconds)
         engine.released = engine.released ^ tags

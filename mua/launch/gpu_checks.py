@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import psutil
 
 from mua.config.schema import ExperimentConfig
-from mua.engine.placement import check_trainer_machine, first_engine_gpu, trains_beside_engines
+from mua.engine.cluster import check_trainer_machine, first_engine_gpu, trains_beside_engines
 from mua.launch.checks import Check
 from mua.launch.gpus import NodeFacts
 from mua.utils.errors import ConfigError

@@ -294,7 +294,7 @@ def _raised(call: Callable[[], object]) -> Iterator[Check]:
 def _model(start: Start) -> Iterator[Check]:
     """The folder holds a model of a family that is known here, with weights and a tokenizer."""
     from mua.megatron.architecture import architecture_of
-    from mua.tokens.family_loading import family_of_folder, has_chat_template, template_advice
+    from mua.tokens.chat_family import family_of_folder, has_chat_template, template_advice
 
     model, folder = start.config.model, start.config.model.path
     if model.shrink:
@@ -385,7 +385,7 @@ def _weights(folder: Path) -> Iterator[Check]:
 
 def _template(start: Start) -> Iterator[Check]:
     """The folder's own chat template renders as the family does, in the mode that is asked for."""
-    from mua.tokens.family_loading import load_family
+    from mua.tokens.chat_family import load_family
 
     model = start.config.model
     try:
@@ -479,7 +479,7 @@ def _of_job(start: Start) -> Iterator[Check]:
 
 
 def _of_this_machine(start: Start) -> Iterator[Check]:
-    from mua.engine.placement import check_trainer_machine, local_ranks, visible_gpus
+    from mua.engine.cluster import check_trainer_machine, local_ranks, visible_gpus
 
     config, gpus = start.config, visible_gpus()
     world = config.megatron.world_size if start.trains else 1
@@ -496,7 +496,7 @@ def _of_this_machine(start: Start) -> Iterator[Check]:
         if gpus and config.placement == "colocated":
             yield from _engines_on(gpus, config, f"this machine, which shows {gpus}")
     if start.has_engines and start.verb == "train":
-        from mua.engine.allocator import refuse_expandable_segments
+        from mua.engine.server import refuse_expandable_segments
 
         yield from _raised(lambda: refuse_expandable_segments(config.engine))
 
@@ -823,7 +823,7 @@ def check_service(model: Path, tensor_parallel: int) -> list[Check]:
     if tensor_parallel < 1 or (isinstance(heads, int) and heads % tensor_parallel):
         text = f"{tensor_parallel} does not divide the model's {heads} attention heads"
         found.append(failure("", f"--tensor-parallel {text}", "choose a divisor"))
-    from mua.engine.placement import visible_gpus
+    from mua.engine.cluster import visible_gpus
 
     if (gpus := visible_gpus()) and tensor_parallel > gpus:
         found.append(failure("", f"--tensor-parallel {tensor_parallel} needs so many GPUs, this machine shows {gpus}"))

@@ -22,8 +22,8 @@ import torch
 from engine_fixtures import VOCAB, make_pool
 
 from mua.compat.sglang_cpu import SHIM
+from mua.engine.client import SamplingParams
 from mua.engine.pool import EnginePool
-from mua.engine.sampler import SamplingParams
 from mua.types import Generation
 from mua.utils.errors import EngineError
 

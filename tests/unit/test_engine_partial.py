@@ -12,9 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mua.engine.partial import PartialTurn
-from mua.engine.pauses import Pauses
-from mua.engine.sampler import SamplingParams
+from mua.engine.client import PartialTurn, Pauses, SamplingParams
 from mua.types import Generation
 
 

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mua.engine.member import Slots
+from mua.engine.engine_handle import Slots
 from mua.launch.plan.simulation import (
     Setting,
     SimulatedEpisode,

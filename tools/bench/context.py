@@ -31,13 +31,12 @@ from environments.qa.world import world, world_key
 from mua.algorithms.advantage import Floats
 from mua.config.load import load_config
 from mua.config.schema import ExperimentConfig
-from mua.engine.sampler import SamplingParams
+from mua.engine.client import SamplingParams
 from mua.environment.endpoint.services import Services
 from mua.environment.protocol import Task
 from mua.environment.selection import Selection
 from mua.rollout.runner import EpisodeRunner
-from mua.tokens.chat_family import ChatFamily
-from mua.tokens.family_loading import load_family
+from mua.tokens.chat_family import ChatFamily, load_family
 from mua.trainer.evaluation.estimators import percentile_interval
 from mua.trainer.evaluation.recording import recording
 from mua.types import Generation, Json, Outcome, Trajectory
@@ -110,7 +109,7 @@ class _Search:
 
 class Expert:
     """Opens page after page along a question's chain, and knows of the pages what stands in the prompt; in the place of
-    an engine (:class:`mua.engine.sampler.Sampler`).
+    an engine (:class:`mua.engine.client.Sampler`).
 
     Its notes are the question that is left: what was found out stands in the place of what asked for it.
     """

@@ -67,8 +67,8 @@ def _name(fp32: bool) -> str:
 async def sample(folder: Path, prompts: int, fp32: bool, logs: Path) -> list[tuple[list[int], Any]]:
     """Prompts and what the engine says to them."""
     from mua.config.schema import EngineConfig
+    from mua.engine.client import SamplingParams
     from mua.engine.pool import EnginePool
-    from mua.engine.sampler import SamplingParams
 
     random = np.random.default_rng(0)
     asked = [random.integers(5, VOCAB, 24).tolist() for _ in range(prompts)]

@@ -24,9 +24,8 @@ import numpy as np
 
 from mua.config.schema import EngineConfig
 from mua.engine import pool as pools
+from mua.engine.client import EngineClient, SamplingParams
 from mua.engine.pool import EnginePool
-from mua.engine.sampler import SamplingParams
-from mua.engine.sglang_client import EngineClient
 from mua.types import Generation
 from tools import kit
 

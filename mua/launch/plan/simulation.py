@@ -33,7 +33,7 @@ from itertools import count
 from statistics import fmean
 from typing import Protocol
 
-from mua.engine.member import Slots, least_loaded
+from mua.engine.engine_handle import Slots, least_loaded
 from mua.observe.timeline import (
     EngineActivity,
     EngineClock,

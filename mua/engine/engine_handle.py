@@ -13,8 +13,8 @@ from pathlib import Path
 from time import monotonic
 from typing import Any, NamedTuple, Protocol, TypeVar
 
-from mua.engine.host import RemoteServer
-from mua.engine.sglang_client import EngineClient, EngineGone
+from mua.engine.client import EngineClient, EngineGone
+from mua.engine.server import RemoteServer
 from mua.observe.timeline import EngineClock
 from mua.utils.errors import EngineError
 
@@ -86,13 +86,13 @@ class Machine:
     """Number of its first engine among those of the run."""
     count: int
     url: str = ""
-    """Of its EngineHost, once it is ready."""
-    engines: list[Engine] = field(default_factory=list)
+    """Of its RemoteWorker, once it is ready."""
+    engines: list[EngineHandle] = field(default_factory=list)
     heard: float = field(default_factory=monotonic)
     leaving: bool = False
 
 
-class Engine:
+class EngineHandle:
     """One server, its client and what the pool knows about it."""
 
     def __init__(
@@ -231,24 +231,24 @@ def least_loaded(engines: Iterable[Chosen]) -> Chosen:
 class Targets:
     """The engines of one control operation; one that dies, or is silent for ``seconds``, is left out of the rest."""
 
-    def __init__(self, engines: Sequence[Engine], seconds: float) -> None:
+    def __init__(self, engines: Sequence[EngineHandle], seconds: float) -> None:
         self.engines = list(engines)
         self.seconds = seconds
-        self.lost: dict[Engine, EngineGone] = {}
+        self.lost: dict[EngineHandle, EngineGone] = {}
         self._stops = {engine: engine.stops for engine in engines}
 
-    def same(self, engines: Iterable[Engine]) -> list[Engine]:
+    def same(self, engines: Iterable[EngineHandle]) -> list[EngineHandle]:
         """Those of ``engines`` that were not stopped since the beginning; the watch may have restarted the others."""
         return [engine for engine in engines if engine.stops == self._stops[engine]]
 
-    def lose(self, engine: Engine, error: EngineGone) -> None:
+    def lose(self, engine: EngineHandle, error: EngineGone) -> None:
         _log.warning("%s is left out: %s", engine.label, error)
         self.lost[engine] = error
         self.engines.remove(engine)
 
     async def each(
-        self, work: Callable[[Engine], Awaitable[Any]], engines: Sequence[Engine] | None = None
-    ) -> dict[Engine, Any]:
+        self, work: Callable[[EngineHandle], Awaitable[Any]], engines: Sequence[EngineHandle] | None = None
+    ) -> dict[EngineHandle, Any]:
         """Run ``work`` on all that are left (of ``engines``) and wait for every one; what each of them gave.
 
         An engine that was stopped since the beginning is left out: if it is back, it knows nothing of the operation.
@@ -268,11 +268,13 @@ class Targets:
                 raise result
         return {engine: result for engine, result in results.items() if engine not in gone}
 
-    async def control(self, path: str, body: Callable[[Engine], dict[str, Any]], seconds: float) -> dict[Engine, Any]:
+    async def control(
+        self, path: str, body: Callable[[EngineHandle], dict[str, Any]], seconds: float
+    ) -> dict[EngineHandle, Any]:
         """POST to :meth:`each` engine, which must answer ``success`` within ``seconds``."""
         return await self.each(lambda engine: engine.client.control(path, body(engine), timeout=seconds))
 
-    async def take_part(self, engine: Engine, path: str, body: dict[str, Any], seconds: float) -> None:
+    async def take_part(self, engine: EngineHandle, path: str, body: dict[str, Any], seconds: float) -> None:
         """POST to one of several engines that cannot do it without each other: every failure is a fault of all."""
         try:
             await engine.client.control(path, body, timeout=seconds)

@@ -2,19 +2,67 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import binascii
 import contextlib
-from collections.abc import Sequence
-from typing import Any, get_args
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, get_args
 
 import aiohttp
 import numpy as np
 import orjson
 
-from mua.engine.sampler import SamplingParams
 from mua.types import ExpertArray, FinishReason, Generation, Int32Array
-from mua.utils.errors import EngineError
+from mua.utils.errors import DeadlineExceeded, EngineError
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How to sample one turn. ``temperature`` has no default anywhere in the project."""
+
+    temperature: float
+    max_new_tokens: int
+    stop_token_ids: tuple[int, ...]
+    top_p: float = 1.0
+    top_k: int = -1
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    """Of the tokens sampled by this request; not of its prompt."""
+    frequency_penalty: float = 0.0
+    seed: int | None = None
+    """Per-request sampling seed; used only by an engine in deterministic mode, which rejects None."""
+    order: int = 0
+    """Of the requests that wait for a slot of an engine, those of a lower number go first."""
+    experts_from: int | None = None
+    """Ask for the experts of all tokens from this position of the prompt on; only of an engine that records them."""
+
+
+class TurnCut(DeadlineExceeded):
+    """The deadline of a request passed while the engine was at work on it; it told what it had written."""
+
+    def __init__(self, message: str, partial: Generation) -> None:
+        super().__init__(message)
+        self.partial = partial
+        """``finish`` is "abort"."""
+
+
+class Sampler(Protocol):
+    """The client side of one or several engines."""
+
+    async def generate(
+        self, prompt_ids: Sequence[int], params: SamplingParams, *, session: str, deadline_s: float
+    ) -> Generation:
+        """Sample a continuation.
+
+        Requests of one ``session`` go to the same engine, so that its prefix cache is hit. Raises
+        :class:`EngineError` when the engine fails and :class:`DeadlineExceeded` when
+        ``deadline_s`` seconds pass (the request is aborted on the engine), namely :class:`TurnCut` where the engine
+        answers the abort with what it had sampled. Cancelling the awaiting task aborts the request too.
+        """
+
 
 _JSON = {"Content-Type": "application/json"}
 
@@ -170,3 +218,127 @@ def _experts(text: str, rows: int) -> ExpertArray:
     kind: Any = np.uint8 if flat.max() <= np.iinfo(np.uint8).max else np.uint16
     experts: ExpertArray = flat.reshape(rows, -1).astype(kind)
     return experts
+
+
+class PartialTurn:
+    """One turn, sampled in pieces. Each piece keeps its log-probabilities and the versions that sampled it."""
+
+    def __init__(self, prompt_ids: Sequence[int], params: SamplingParams) -> None:
+        self._prompt, self._params = list(prompt_ids), params
+        self.sampled: Generation | None = None
+        """So far."""
+
+    @property
+    def tokens(self) -> int:
+        """Sampled so far."""
+        return 0 if self.sampled is None else len(self.sampled.ids)
+
+    @property
+    def prompt_ids(self) -> list[int]:
+        """What the next engine is given."""
+        return self._prompt if self.sampled is None else [*self._prompt, *self.sampled.ids.tolist()]
+
+    @property
+    def params(self) -> SamplingParams:
+        """How the rest is to be sampled."""
+        known = self._params.experts_from
+        if not self.tokens:
+            return self._params
+        if known is not None:  # of the last sampled token on: it was not routed yet
+            known = len(self.prompt_ids) - 1
+        left = self._params.max_new_tokens - self.tokens
+        return replace(self._params, max_new_tokens=left, experts_from=known)
+
+    def add(self, piece: Generation) -> Generation:
+        """The turn with ``piece`` behind what there is; it becomes :attr:`sampled`."""
+        before = self.sampled
+        if before is None or not self.tokens:
+            # A piece without a token has no experts to go on from.
+            self.sampled = piece if len(piece.ids) or piece.finish != "abort" else None
+            return piece
+        if not len(piece.ids):
+            self.sampled = replace(before, finish=piece.finish, waited=before.waited + piece.waited)
+            return self.sampled
+        experts = None
+        if before.experts is not None and piece.experts is not None:
+            experts = np.concatenate([before.experts, piece.experts])  # of two types the wider holds both
+        self.sampled = Generation(
+            np.concatenate([before.ids, piece.ids]), np.concatenate([before.logprobs, piece.logprobs]), piece.finish,
+            piece.version, np.concatenate([before.versions, piece.versions]), before.cached_tokens, experts,
+            before.waited + piece.waited,
+            before.engine if piece.engine in before.engine.split(", ") else f"{before.engine}, {piece.engine}",
+        )  # fmt: skip
+        return self.sampled
+
+    @property
+    def full(self) -> bool:
+        """Whether there is no room for a further token."""
+        return self.tokens >= self._params.max_new_tokens
+
+
+class Pauses:
+    """Belongs to one event loop. Pauses do not nest: a second ``begin`` changes nothing."""
+
+    def __init__(self) -> None:
+        self._earlier = 0.0
+        self._began: float | None = None
+        self._timeouts: dict[asyncio.Timeout, Deadline] = {}
+
+    def begin(self) -> None:
+        """Deadlines stand still from now on."""
+        if self._began is None:
+            self._began = _now()
+            for timeout in self._open():
+                timeout.reschedule(None)
+
+    def end(self) -> None:
+        """They go on."""
+        if self._began is not None:
+            self._earlier += _now() - self._began
+            self._began = None
+            for timeout in self._open():
+                timeout.reschedule(_now() + self._timeouts[timeout].left)
+
+    @property
+    def seconds(self) -> float:
+        """How long all pauses were, with the present one."""
+        return self._earlier + (0.0 if self._began is None else _now() - self._began)
+
+    def deadline(self, seconds: float) -> Deadline:
+        """One that is over when ``seconds`` have passed from now on, without pauses."""
+        return Deadline(self, seconds)
+
+    @asynccontextmanager
+    async def timeout(self, deadline: Deadline) -> AsyncIterator[asyncio.Timeout]:
+        """``asyncio.timeout`` for what is left until ``deadline``."""
+        async with asyncio.timeout(None if self._began is not None else deadline.left) as timeout:
+            self._timeouts[timeout] = deadline
+            try:
+                yield timeout
+            finally:
+                del self._timeouts[timeout]
+
+    def _open(self) -> list[asyncio.Timeout]:
+        return [timeout for timeout in self._timeouts if not timeout.expired()]
+
+
+class Deadline:
+    """See :meth:`Pauses.deadline`."""
+
+    def __init__(self, pauses: Pauses, seconds: float) -> None:
+        self._pauses, self._seconds = pauses, seconds
+        self._began, self._paused = _now(), pauses.seconds
+
+    @property
+    def left(self) -> float:
+        """Seconds until it is over, without pauses; 0 at least."""
+        passed = _now() - self._began - (self._pauses.seconds - self._paused)
+        return max(0.0, self._seconds - passed)
+
+    def timeout(self) -> AbstractAsyncContextManager[asyncio.Timeout]:
+        """``asyncio.timeout`` for what is left."""
+        return self._pauses.timeout(self)
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
