@@ -18,7 +18,7 @@ from megatron_bridge.reshard import lay_out
 from mua.config.schema import EngineConfig
 from mua.engine.engine_handle import EngineHandle, EnginePlace
 from mua.engine.pool import EnginePool
-from mua.engine.weight_sync import WeightBucket, WeightGenerator
+from mua.engine.weight_transfer import WeightBucket, WeightGenerator
 from mua.utils.errors import EngineError
 from mua.utils.ports import LOOPBACK
 

@@ -36,8 +36,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from mua.config.schema import EngineConfig
 from mua.engine import pool as pool_module
-from mua.engine.client import EngineClient
-from mua.engine.engine_handle import EngineHandle
+from mua.engine.engine_handle import EngineClient, EngineHandle
 from mua.engine.server import ALLOCATOR_VARIABLES, engine_server
 from mua.engine.weight_sync import Buffers
 from mua.megatron import checkpoint, device_memory

@@ -11,11 +11,12 @@ from megatron_bridge.reshard import ALIGNMENT, lay_out
 from mua.compat.shared_weights import shared_buffer, shared_handle
 from mua.config.schema import EngineConfig
 from mua.engine.engine_handle import EnginePlace
-from mua.engine.weight_sync import BroadcastRoot, Connect, WeightBucket, WeightGenerator
+from mua.engine.weight_sync import BroadcastRoot
+from mua.engine.weight_transfer import Connect, WeightBucket, WeightGenerator
 
 
 class TensorSource:
-    """Implements :class:`mua.engine.weight_sync.WeightSource` for engines of this machine, each of one rank.
+    """Implements :class:`mua.engine.weight_transfer.WeightSource` for engines of this machine, each of one rank.
 
     ``alignment`` is 1 for a broadcast. ``made`` counts the passes.
     """

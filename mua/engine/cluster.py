@@ -1,12 +1,12 @@
 """Machines that give engines to a running job and take them away again, as rank 0 sees them.
 
-    mua engines (another machine, mua/engine/joining.py)              rank 0
+    mua engines (another machine, mua/engine/remote_worker.py)        rank 0
     reads <output>/engines/address                     ◄── writes it, mode 0600, removes it at the end
     POST /register  what it was configured with        ──► compares: 200 a name and numbers, or 409 and both sides
-    POST /ready     where its RemoteWorker answers       ──► EnginePool.admit: its engines start, are filled, are used
+    POST /ready     where its RemoteWorker answers     ──► EnginePool.admit: its engines start, are filled, are used
     POST /alive     every second                       ──► 410: not known (any more), register again
     POST /leave     asked to leave by a signal         ──► EnginePool.drain, then its engines are out
-    RemoteWorker /end                                    ◄── the run ended, or has no more use for the machine
+    RemoteWorker /end                                  ◄── the run ended, or has no more use for the machine
 
 A machine is lost when it is silent, or when an engine of it cannot be restarted; its requests are sampled anew on
 other engines (those of a machine that leaves go on there), and the run goes on as long as there are some. While there
@@ -37,7 +37,7 @@ from aiohttp import web
 import mua
 from mua.config.schema import EngineConfig, ExperimentConfig
 from mua.engine.engine_handle import EngineHandle, Machine
-from mua.engine.server import PATIENCE_SECONDS, RemoteServer, has_cuda, require_key
+from mua.engine.server import PATIENCE_SECONDS, RemoteServer, has_cuda, request_json, require_key, serve
 from mua.utils.atomic import replace_text
 from mua.utils.errors import ConfigError, ModelError, one_line
 from mua.utils.ports import LOOPBACK
@@ -100,22 +100,14 @@ def facts_of(config: ExperimentConfig) -> dict[str, str]:
     found |= {f"engine.{key}": json.dumps(value) for key, value in engine.items() if key not in _OF_ONE_MACHINE}
     model = {key: getattr(config.model, key) for key in ("dtype", "max_length", "fp32_lm_head")}
     found |= {f"model.{key}": json.dumps(value) for key, value in model.items()}
-    return found | {"model.path": model_digest(config.model.path)}
-
-
-def model_digest(folder: Path) -> str:
-    """Tells models apart by config.json and by the names and sizes of the weight files; it may lie anywhere.
-
-    Raises:
-        ModelError: there is no config.json.
-    """
+    # Tells models apart by config.json and by the names and sizes of the weight files; the folder may lie anywhere.
+    folder = config.model.path
     try:
         digest = hashlib.sha256((folder / "config.json").read_bytes())
     except OSError as error:
         raise ModelError(f"{folder}: is not a model folder (config.json: {error.strerror}); check model.path") from None
-    weights = sorted((file.name, file.stat().st_size) for file in folder.glob("*.safetensors"))
-    digest.update(repr(weights).encode())
-    return f"model {digest.hexdigest()[:16]}"
+    digest.update(repr(sorted((file.name, file.stat().st_size) for file in folder.glob("*.safetensors"))).encode())
+    return found | {"model.path": f"model {digest.hexdigest()[:16]}"}
 
 
 def differences(ours: Mapping[str, str], theirs: Mapping[str, str]) -> list[str]:
@@ -169,12 +161,8 @@ class Cluster:
 
     async def start(self) -> None:
         """Answer, and say where."""
-        self._runner = web.AppRunner(self._application(), access_log=None, handler_cancellation=True)
-        await self._runner.setup()
-        await web.TCPSite(self._runner, self._joining.address, 0).start()
-        port = self._runner.addresses[0][1]
+        self._runner, url = await serve(self._application(), self._joining.address)
         since = datetime.now().astimezone().isoformat(timespec="seconds")
-        url = f"http://{self._joining.address}:{port}"
         Address(url, self._key, self._run, socket.gethostname(), os.getpid(), since).write(self.file)
         self._watch = asyncio.create_task(self._watch_machines(), name="watch of the engine nodes")
 
@@ -209,13 +197,9 @@ class Cluster:
         await self._end(machine, f"rank 0 gave this machine up: {why}", finished=False)
 
     async def _end(self, machine: Machine, why: str, *, finished: bool) -> None:
-        headers, timeout = {"Authorization": f"Bearer {self._key}"}, aiohttp.ClientTimeout(total=_END_SECONDS)
         try:
-            async with (
-                aiohttp.ClientSession(headers=headers, timeout=timeout) as session,
-                session.post(f"{machine.url}/end", json={"why": why, "finished": finished}),
-            ):
-                pass
+            body = {"why": why, "finished": finished}
+            await request_json(f"{machine.url}/end", self._key, body, seconds=_END_SECONDS)
         except (aiohttp.ClientError, TimeoutError, ValueError) as error:
             _log.warning("engine node %s was not told that %s: %s", machine.name, why, one_line(error))
 
@@ -267,7 +251,18 @@ class Cluster:
         async def ready(request: web.Request) -> web.Response:
             machine = machine_of(request)
             machine.url = (await request.json())["url"]
-            self._admit(machine)
+            config, folder = self._pool.config, self._joining.output / "logs"
+            servers = [
+                RemoteServer(
+                    config, machine.url, self._key, index=machine.first + place, place=place, log_folder=folder,
+                    where=f"engine node {machine.name}",
+                )
+                for place in range(machine.count)
+            ]  # fmt: skip
+            self.counts["joined"] += 1
+            last = machine.first + machine.count - 1
+            _log.info("engine node %s joins with engines %d to %d", machine.name, machine.first, last)
+            self._pool.admit(machine, servers)
             return web.json_response({})
 
         @routes.post("/alive")
@@ -290,21 +285,6 @@ class Cluster:
         application = web.Application(middlewares=[require_key(self._key)])
         application.add_routes(routes)
         return application
-
-    def _admit(self, machine: Machine) -> None:
-        config, folder = self._pool.config, self._joining.output / "logs"
-        servers = [
-            RemoteServer(
-                config, machine.url, self._key, index=machine.first + place, place=place, log_folder=folder,
-                where=f"engine node {machine.name}",
-            )
-            for place in range(machine.count)
-        ]  # fmt: skip
-        self.counts["joined"] += 1
-        _log.info(
-            "engine node %s joins with engines %d to %d", machine.name, machine.first, machine.first + len(servers) - 1
-        )
-        self._pool.admit(machine, servers)
 
 
 @dataclass(frozen=True, slots=True)

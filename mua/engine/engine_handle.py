@@ -1,8 +1,15 @@
-"""One engine of a pool: its server, its client and what the pool knows about it. And several, for one operation."""
+"""One engine of a pool: the HTTP client of its server, and what the pool knows of it. And several, for one operation.
+
+EngineClient    native ``/generate`` with token ids, and the control endpoints
+EngineHandle    the server, its client, its state and its slots for requests
+Targets         the engines of one control operation
+"""
 
 from __future__ import annotations
 
 import asyncio
+import base64
+import contextlib
 import heapq
 import itertools
 import logging
@@ -11,16 +18,157 @@ from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 from time import monotonic
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar, get_args
 
-from mua.engine.client import EngineClient, EngineGone
-from mua.engine.server import RemoteServer
+import aiohttp
+import numpy as np
+import orjson
+
+from mua.engine import SamplingParams
+from mua.engine.server import RemoteServer, SglangServer
 from mua.observe.timeline import EngineClock
+from mua.types import ExpertArray, FinishReason, Generation, Int32Array
 from mua.utils.errors import EngineError
 
 _log = logging.getLogger(__name__)
+_JSON = {"Content-Type": "application/json"}
+_KEEP_ALIVE_S = 2.0
+"""Idle connections are given up long before the server does it (``mua.engine.server.IDLE_CONNECTION_SECONDS``)."""
 _LEAST_BYTES_PER_SECOND = 50e6
 """Whoever loads weights slower than that counts as stuck."""
+_SAMPLING = (
+    "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "max_new_tokens",
+    "stop_token_ids",
+)  # fmt: skip
+"""What SGLang calls as :class:`SamplingParams` does."""
+
+
+class EngineGone(EngineError):
+    """The connection failed or the server answered 5xx: nothing more is to be expected from this engine."""
+
+
+class EngineClient:
+    """Talks to one server. Lives on one asyncio loop; ``close`` it there."""
+
+    def __init__(self, url: str, label: str, api_key: str | None = None) -> None:
+        self.label = label
+        self._session = aiohttp.ClientSession(
+            base_url=url,
+            headers={"Authorization": f"Bearer {api_key}"} if api_key else None,
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE_S),
+            timeout=aiohttp.ClientTimeout(total=None),
+            json_serialize=lambda value: orjson.dumps(value).decode(),
+        )
+
+    async def close(self) -> None:
+        await self._session.close()
+
+    async def call(self, path: str, body: Any = None, *, timeout: float | None = None) -> Any:
+        """POST ``body`` as JSON and return the parsed answer (None when it is not JSON).
+
+        Raises :class:`EngineGone` when the server is not there any more or is broken, and
+        :class:`EngineError` when it refuses.
+        """
+        data = None if body is None else orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY)
+        limit = aiohttp.ClientTimeout(total=timeout)
+        try:
+            async with self._session.post(path, data=data, headers=_JSON, timeout=limit) as response:
+                answer = await response.read()
+                status = response.status
+        except TimeoutError:
+            raise EngineGone(f"{self.label} did not answer {path} within {timeout:g} s") from None
+        except (aiohttp.ClientError, ConnectionError) as error:
+            raise EngineGone(f"{self.label} is gone: {path}: {type(error).__name__} {error}") from error
+        if status >= 400:
+            kind = EngineGone if status >= 500 else EngineError
+            raise kind(f"{self.label} answered {path} with {status}: {answer[:500].decode(errors='replace')}")
+        with contextlib.suppress(orjson.JSONDecodeError):
+            return orjson.loads(answer)
+        return None
+
+    async def control(self, path: str, body: Any, *, timeout: float) -> Any:
+        """Like :meth:`call`, and an answer that does not say ``success`` is an :class:`EngineError`."""
+        answer = await self.call(path, body, timeout=timeout)
+        if not isinstance(answer, dict) or answer.get("success") is not True:
+            raise EngineError(f"{self.label} refused {path}: {answer}")
+        return answer
+
+    async def answers(self, path: str, timeout: float) -> bool:
+        """Whether a GET of ``path`` succeeds in time."""
+        limit = aiohttp.ClientTimeout(total=timeout)
+        try:
+            async with self._session.get(path, timeout=limit) as response:
+                return response.status == 200
+        except (aiohttp.ClientError, ConnectionError, TimeoutError):
+            return False
+
+    async def flush(self, wait: float, *, timeout: float | None = None) -> None:
+        """Wait ``wait`` seconds at most until the server is idle, and empty its prefix cache.
+
+        A response reaches the client before the scheduler is idle, so this is also the barrier that a weight
+        update needs. With ``wait`` 0 the answer comes at once: on a paused server, retracted requests do not
+        count as running there, while a flush that waits (SGLang 0.5.23) would wait for them too.
+        """
+        await self.call(f"/flush_cache?timeout={wait:g}", timeout=wait + 30 if timeout is None else timeout)
+
+    async def generate(self, rid: str, prompt_ids: Sequence[int] | Int32Array, params: SamplingParams) -> Generation:
+        """Sample once; the caller bounds the time. Raises like :meth:`call`."""
+        sampling: dict[str, Any] = {name: getattr(params, name) for name in _SAMPLING}
+        if params.seed is not None:
+            sampling["sampling_seed"] = params.seed
+        body: dict[str, Any] = {
+            "rid": rid,
+            "input_ids": prompt_ids if isinstance(prompt_ids, np.ndarray) else list(prompt_ids),
+            "sampling_params": sampling,
+            "return_logprob": True,
+        }
+        if params.experts_from is None:
+            return parse_generation(await self.call("/generate", body), self.label)
+        body |= {"return_routed_experts": True, "routed_experts_start_len": params.experts_from}
+        routed = len(prompt_ids) - params.experts_from
+        return parse_generation(await self.call("/generate", body), self.label, routed_prompt=routed)
+
+
+def parse_generation(answer: Any, label: str, *, routed_prompt: int | None = None) -> Generation:
+    """Read the answer of ``/generate``. Raises :class:`EngineError` when ids and log-probabilities disagree.
+
+    With ``routed_prompt`` the answer must hold the experts of the last so many prompt tokens and of all sampled ones
+    but the last, ``[tokens, layers * top k]`` in the narrowest type: four bytes a choice is what the server sends, one
+    or two are what is kept. A request that was aborted before anything was sampled has none.
+    """
+    try:
+        meta = answer["meta_info"]
+        if meta["finish_reason"]["type"] == "abort" and not answer["output_ids"]:  # it waited in the engine's queue
+            version, nothing = int(meta["weight_version"]), np.zeros(0, np.int32)
+            return Generation(nothing, np.zeros(0, np.float32), "abort", version, nothing, 0)
+        ids = np.asarray(answer["output_ids"], dtype=np.int32)
+        pairs = meta["output_token_logprobs"]
+        logprobs = np.asarray([pair[0] for pair in pairs], dtype=np.float32)
+        logged = np.asarray([pair[1] for pair in pairs], dtype=np.int32)
+        versions = np.full(len(ids), int(meta["weight_version"]), dtype=np.int32)
+        for span in meta.get("weight_versions") or ():
+            versions[span["start"] : span["end"]] = int(span["version"])
+        finish = meta["finish_reason"]["type"]
+        cached = int(meta["cached_tokens"])
+        experts: ExpertArray | None = None
+        if routed_prompt is not None:  # SGLang's base64 of int32 [rows, layers, top k]
+            rows = routed_prompt + len(ids) - 1
+            flat = np.frombuffer(base64.b64decode(meta["routed_experts"], validate=True), dtype="<i4")
+            if rows < 1 or flat.size == 0 or flat.size % rows:
+                raise ValueError(f"{flat.size} expert choices for {rows} tokens")
+            if flat.min() < 0 or flat.max() > np.iinfo(np.uint16).max:
+                raise ValueError(f"expert choices from {flat.min()} to {flat.max()}")
+            narrow: Any = np.uint8 if flat.max() <= np.iinfo(np.uint8).max else np.uint16
+            experts = flat.reshape(rows, -1).astype(narrow)
+    except (KeyError, TypeError, ValueError, IndexError) as error:
+        raise EngineError(f"{label} gave an answer that cannot be read ({error!r}): {str(answer)[:300]}") from error
+    if finish not in get_args(FinishReason):
+        raise EngineError(f"{label} ended a request for an unknown reason: {finish}")
+    if not np.array_equal(ids, logged):
+        raise EngineError(f"{label} gave {len(ids)} ids but log-probabilities of {len(logged)} others")
+    if not np.isfinite(logprobs).all():
+        raise EngineError(f"{label} gave log-probabilities that are not finite")
+    return Generation(ids, logprobs, finish, int(meta["weight_version"]), versions, cached, experts)
 
 
 class EngineState(Enum):
@@ -50,28 +198,8 @@ class EngineLoad:
     """They get or wait for weights, or the trainer has their memory."""
 
 
-class Server(Protocol):
-    """A server process here (:class:`mua.engine.server.SglangServer`) or on another machine."""
-
-    label: str
-    log_file: Path | None
-    api_key: str
-
-    @property
-    def url(self) -> str: ...
-
-    @property
-    def running(self) -> bool:
-        """Whether the server's process is there; it may still be loading."""
-        ...
-
-    async def start(self, model_path: Path) -> None:
-        """Start and wait until the server takes requests. Raises :class:`EngineError`."""
-        ...
-
-    async def stop(self) -> None:
-        """End the server and everything it started. Never raises."""
-        ...
+Server = SglangServer | RemoteServer
+"""A server process of this machine or of another."""
 
 
 @dataclass(eq=False)
@@ -159,16 +287,22 @@ class EngineHandle:
         self.state = EngineState.STOPPED
         self.stops += 1
         if self._ending is None or self._ending.done():
-            self._ending = asyncio.create_task(self._end(), name=f"end {self.label}")
+
+            async def end() -> None:
+                client, self._client = self._client, None
+                try:
+                    await self.server.stop()
+                finally:
+                    if client is not None:
+                        await client.close()
+
+            self._ending = asyncio.create_task(end(), name=f"end {self.label}")
         return asyncio.shield(self._ending)
 
-    async def _end(self) -> None:
-        client, self._client = self._client, None
-        try:
-            await self.server.stop()
-        finally:
-            if client is not None:
-                await client.close()
+    async def abort(self, rid: str = "") -> None:
+        """Have the engine answer what it has sampled of request ``rid``, or of all; it may not know it, or be gone."""
+        with contextlib.suppress(EngineError):
+            await self.client.call("/abort_request", {"rid": rid, "abort_all": not rid}, timeout=5.0)
 
     async def part(self) -> None:
         """Have no more to do with the server, wherever it is; what runs on it ends with :class:`EngineGone`."""

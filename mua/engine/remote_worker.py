@@ -1,4 +1,4 @@
-"""``mua engines``: a machine without a trainer gives its engines to a run. Rank 0's side: mua/engine/membership.py.
+"""``mua engines``: a machine without a trainer gives its engines to a run. Rank 0's side: mua/engine/cluster.py.
 
     wait for the address file ─► register ─► RemoteWorker: engines start, are filled and asked by rank 0
          ▲                                        │ rank 0 says that the run has ended ──► status 0
@@ -27,7 +27,7 @@ from aiohttp import web
 
 from mua.config.schema import ExperimentConfig
 from mua.engine.cluster import ADDRESS_FILE, Address, address_towards, check_engine_machine, facts_of, visible_gpus
-from mua.engine.server import PATIENCE_SECONDS, SglangServer, engine_server, require_key
+from mua.engine.server import PATIENCE_SECONDS, SglangServer, engine_server, request_json, require_key, serve
 from mua.utils.errors import ConfigError, EngineError, Preempted, RankLost, one_line
 
 if TYPE_CHECKING:
@@ -89,7 +89,12 @@ class _Membership:
         # It answers on a thread of its own, so that this one may do what takes time.
         host = RemoteWorker(self._config, self._first, rank0.key, address=own)
         try:
-            await self._ask(rank0, "/ready", {"url": host.url}, _ANSWER_SECONDS)
+            try:
+                status, _ = await self._post(rank0, "/ready", {"url": host.url}, _ANSWER_SECONDS)
+            except (aiohttp.ClientError, TimeoutError, _WrongKey) as error:
+                raise RankLost(f"rank 0 at {rank0.url} is gone: {one_line(error)}") from None
+            if status != 200:
+                raise RankLost(f"rank 0 at {rank0.url} answered /ready with {status}")
             await self._live(rank0, host)
         finally:
             await asyncio.to_thread(host.close)
@@ -177,23 +182,11 @@ class _Membership:
         except (aiohttp.ClientError, TimeoutError, _WrongKey) as error:
             _log.warning("rank 0 was not told that this machine leaves: %s", one_line(error))
 
-    async def _ask(self, rank0: Address, path: str, body: Any, seconds: float) -> None:
-        try:
-            status, _ = await self._post(rank0, path, body, seconds)
-        except (aiohttp.ClientError, TimeoutError, _WrongKey) as error:
-            raise RankLost(f"rank 0 at {rank0.url} is gone: {one_line(error)}") from None
-        if status != 200:
-            raise RankLost(f"rank 0 at {rank0.url} answered {path} with {status}")
-
     async def _post(self, rank0: Address, path: str, body: Any, seconds: float) -> tuple[int, Any]:
-        key, timeout = {"Authorization": f"Bearer {rank0.key}"}, aiohttp.ClientTimeout(total=seconds)
-        async with (
-            aiohttp.ClientSession(headers=key, timeout=timeout) as session,
-            session.post(rank0.url + path, json=body, params={"name": self._name}) as response,
-        ):
-            if response.status == 401:
-                raise _WrongKey
-            return response.status, await response.json() if response.content_type == "application/json" else None
+        status, answer = await request_json(rank0.url + path, rank0.key, body, seconds=seconds, name=self._name)
+        if status == 401:
+            raise _WrongKey
+        return status, answer
 
 
 class _WrongKey(Exception):
@@ -229,14 +222,7 @@ class RemoteWorker:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="engine host", daemon=True)
         self._thread.start()
-        self._runner = web.AppRunner(self._application(), access_log=None, handler_cancellation=True)
-
-        async def serve() -> None:
-            await self._runner.setup()
-            await web.TCPSite(self._runner, address, 0).start()
-
-        self._wait(serve(), PATIENCE_SECONDS)
-        self.url = f"http://{address}:{self._runner.addresses[0][1]}"
+        self._runner, self.url = self._wait(serve(self._application(), address), PATIENCE_SECONDS)
 
     def close(self) -> None:
         """Stop the servers and the thread. Safe to call twice."""
@@ -253,8 +239,8 @@ class RemoteWorker:
         self._thread.join()
         self._loop.close()
 
-    def _wait(self, work: Coroutine[Any, Any, None], seconds: float) -> None:
-        asyncio.run_coroutine_threadsafe(work, self._loop).result(seconds)
+    def _wait(self, work: Coroutine[Any, Any, Any], seconds: float) -> Any:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(seconds)
 
     def _application(self) -> web.Application:
         routes = web.RouteTableDef()

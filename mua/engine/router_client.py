@@ -28,9 +28,9 @@ from aiohttp import web
 
 import mua
 from mua.config.samplers_section import SamplersConfig
-from mua.engine.client import EngineGone, Pauses, Sampler, SamplingParams, TurnCut
-from mua.engine.engine_handle import EngineLoad
-from mua.engine.server import require_key
+from mua.engine import Pauses, Sampler, SamplingParams, TurnCut
+from mua.engine.engine_handle import EngineGone, EngineLoad
+from mua.engine.server import require_key, serve
 from mua.types import Generation, Json
 from mua.utils.errors import DeadlineExceeded, EngineError, one_line
 
@@ -50,7 +50,7 @@ class RouterLost(EngineError):
 
 
 class RouterClient:
-    """Implements :class:`mua.engine.client.Sampler`. Belongs to one event loop; use as a context manager.
+    """Implements :class:`mua.engine.Sampler`. Belongs to one event loop; use as a context manager.
 
     A request that loses its connection is asked again until the router has been silent for ``silence_seconds``.
     """
@@ -104,7 +104,7 @@ class RouterClient:
     async def generate(
         self, prompt_ids: Sequence[int], params: SamplingParams, *, session: str, deadline_s: float
     ) -> Generation:
-        """See :meth:`mua.engine.client.Sampler.generate`. Raises :class:`RouterLost` too."""
+        """See :meth:`mua.engine.Sampler.generate`. Raises :class:`RouterLost` too."""
         deadline = self.pauses.deadline(deadline_s)
         while True:
             asked = {"ids": list(map(int, prompt_ids)), "params": asdict(params), "session": session}
@@ -276,20 +276,15 @@ class EngineRouter:
         application = web.Application(client_max_size=_MOST_BYTES, middlewares=[require_key(self.key), _same_contract])
         application.router.add_post("/generate", self._generate)
         application.router.add_get("/state", self._state)
-        runner = web.AppRunner(application, access_log=None, handler_cancellation=True, shutdown_timeout=1.0)
-        await runner.setup()
         address = self._config.address
         try:
-            await web.TCPSite(runner, address, self._config.port or 0).start()
+            self._runner, self.url = await serve(application, address, self._config.port or 0)
         except OSError as error:
-            await runner.cleanup()
             raise EngineError(
                 f"samplers.address {address}, samplers.port {self._config.port}: cannot listen there "
                 f"({error.strerror or error}); name an address of this machine and a free port",
                 passing=False,
             ) from None
-        self._runner = runner
-        self.url = f"http://{address}:{runner.addresses[0][1]}"
 
     async def close(self) -> None:
         """Requests under way are given up."""

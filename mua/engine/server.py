@@ -347,6 +347,36 @@ def require_key(key: str) -> Any:
     return check
 
 
+async def serve(application: web.Application, address: str, port: int = 0) -> tuple[web.AppRunner, str]:
+    """Answer at ``address``, on a free port by default; the runner to clean up, and ``http://HOST:PORT``.
+
+    A handler whose client goes away is cancelled. Raises ``OSError`` where nobody can listen there.
+    """
+    runner = web.AppRunner(application, access_log=None, handler_cancellation=True, shutdown_timeout=1.0)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, address, port).start()
+    except OSError:
+        await runner.cleanup()
+        raise
+    return runner, f"http://{address}:{runner.addresses[0][1]}"
+
+
+async def request_json(
+    url: str, key: str, body: Any = None, *, seconds: float, method: str = "POST", name: str = ""
+) -> tuple[int, Any]:
+    """Status and content (None where it is no JSON) of the answer to a request with the run's ``key``.
+
+    ``name`` is the engine node that asks. Raises ``aiohttp.ClientError`` or ``TimeoutError``.
+    """
+    headers, timeout = {"Authorization": f"Bearer {key}"}, aiohttp.ClientTimeout(total=seconds)
+    async with (
+        aiohttp.ClientSession(headers=headers, timeout=timeout) as session,
+        session.request(method, url, json=body, params={"name": name}) as response,
+    ):
+        return response.status, await response.json() if response.content_type == "application/json" else None
+
+
 class RemoteServer:
     """Engine ``index`` of the run, server ``place`` of the machine whose host is at ``url``.
 
@@ -407,12 +437,10 @@ class RemoteServer:
             _log.warning("%s: its host %s did not stop it: %s", self.label, self._host, one_line(error))
 
     async def _ask(self, method: str, path: str, seconds: float, body: Any = None) -> Any:
-        key, timeout = {"Authorization": f"Bearer {self.api_key}"}, aiohttp.ClientTimeout(total=seconds)
-        async with (
-            aiohttp.ClientSession(headers=key, timeout=timeout, raise_for_status=True) as session,
-            session.request(method, self._host + path, json=body) as response,
-        ):
-            return await response.json()
+        status, answer = await request_json(self._host + path, self.api_key, body, seconds=seconds, method=method)
+        if answer is None:
+            raise aiohttp.ClientError(f"{path} was answered with {status}")
+        return answer
 
 
 OF_NCCL_GROUP: Mapping[str, str] = {"NCCL_CUMEM_ENABLE": "0", "NCCL_NVLS_ENABLE": "0"}

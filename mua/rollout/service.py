@@ -41,7 +41,7 @@ from mua.config.schema import AlgorithmConfig, ExperimentConfig
 from mua.engine.cluster import Hosts
 from mua.engine.pool import EnginePool
 from mua.engine.router_client import EngineRouter, OwnRoom
-from mua.engine.weight_sync import SyncReport
+from mua.engine.weight_transfer import SyncReport
 from mua.environment.endpoint.services import Services
 from mua.environment.protocol import Split, Task
 from mua.environment.selection import Selection
@@ -63,7 +63,7 @@ from mua.types import Group, Json, Trajectory
 from mua.utils.errors import EngineError
 
 if TYPE_CHECKING:
-    from mua.engine.weight_sync import WeightSource
+    from mua.engine.weight_transfer import WeightSource
 
 Result = TypeVar("Result")
 log = logging.getLogger(__name__)

@@ -35,7 +35,8 @@ from mua.engine.cluster import (
 )
 from mua.engine.engine_handle import EnginePlace
 from mua.engine.remote_worker import RemoteWorker
-from mua.engine.weight_sync import TrainerSource, WeightSource
+from mua.engine.weight_sync import TrainerSource
+from mua.engine.weight_transfer import WeightSource
 from mua.megatron import checkpoint, device_memory, parallel
 from mua.megatron.gradients import GradientWatch, cosine
 from mua.megatron.model import load_chunks

@@ -16,7 +16,7 @@ import pytest
 from e2e_support import Workshop, metrics_of, mua, refused, running, until
 
 from mua.config.schema import DistillationConfig
-from mua.engine.client import EngineClient
+from mua.engine.engine_handle import EngineClient
 from mua.engine.server import free_port
 from mua.rollout.teacher import Teacher
 from mua.store.traces import read_traces

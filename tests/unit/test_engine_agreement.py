@@ -20,7 +20,7 @@ from megatron_bridge.reshard import lay_out
 from mua.config.schema import EngineConfig
 from mua.engine.engine_handle import EngineHandle, EnginePlace, EngineState, Targets
 from mua.engine.pool import EnginePool
-from mua.engine.weight_sync import WeightBucket, WeightGenerator, checksums, engine_name
+from mua.engine.weight_transfer import WeightBucket, WeightGenerator, checksums, engine_name
 
 NAMES = ["model.embed_tokens.weight", "model.layers.0.self_attn.o_proj.weight", "model.norm.weight"]
 VALUES = {name: f"value {number}" for number, name in enumerate(NAMES)}

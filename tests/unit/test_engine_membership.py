@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from mua.engine.client import SamplingParams
+from mua.engine import SamplingParams
 from mua.engine.cluster import Cluster, Joining
 from mua.engine.engine_handle import EngineHandle, EngineState, Machine
 from mua.engine.pool import EnginePool

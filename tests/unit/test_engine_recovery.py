@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from engine_stand_in import Source, StandInServer, stand_in_pool
 
-from mua.engine.client import EngineGone, SamplingParams
-from mua.engine.engine_handle import EngineState
+from mua.engine import SamplingParams
+from mua.engine.engine_handle import EngineGone, EngineState
 from mua.engine.pool import EnginePool
 from mua.utils.errors import EngineError
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 import pytest
 from engine_fixtures import CONTEXT
 
-from mua.engine.client import SamplingParams, TurnCut
+from mua.engine import SamplingParams, TurnCut
 from mua.engine.pool import EnginePool
 from mua.utils.errors import DeadlineExceeded, EngineError
 

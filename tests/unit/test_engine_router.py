@@ -18,9 +18,8 @@ import numpy as np
 import pytest
 
 from mua.config.samplers_section import SamplersConfig
-from mua.engine import router_client
-from mua.engine.client import EngineGone, SamplingParams, TurnCut
-from mua.engine.engine_handle import EngineLoad
+from mua.engine import SamplingParams, TurnCut, router_client
+from mua.engine.engine_handle import EngineGone, EngineLoad
 from mua.engine.router_client import CONTRACT, EngineRouter, RouterClient, RouterLost, fault_json, generation_json
 from mua.types import Generation
 from mua.utils.errors import DeadlineExceeded, EngineError

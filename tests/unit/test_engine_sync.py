@@ -16,18 +16,10 @@ import torch
 
 from megatron_bridge.plan import TensorSpec
 from megatron_bridge.reshard import lay_out
-from mua.engine import weight_sync
-from mua.engine.client import EngineGone
-from mua.engine.engine_handle import EnginePlace, Targets
-from mua.engine.weight_sync import (
-    Buffers,
-    SyncReport,
-    WeightBucket,
-    WeightGenerator,
-    WeightSource,
-    WeightTransfer,
-    fused_key,
-)
+from mua.engine import weight_transfer
+from mua.engine.engine_handle import EngineGone, EnginePlace, Targets
+from mua.engine.weight_sync import Buffers, fused_key
+from mua.engine.weight_transfer import SyncReport, WeightBucket, WeightGenerator, WeightSource, WeightTransfer
 from mua.utils.errors import EngineError
 
 
@@ -109,7 +101,7 @@ class AtOnce(ThreadPoolExecutor):
 
 
 async def test_one_bucket_is_put_together_while_another_loads_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(weight_sync, "ThreadPoolExecutor", AtOnce)
+    monkeypatch.setattr(weight_transfer, "ThreadPoolExecutor", AtOnce)
     engine, source = StandIn(), CountedSource(4)
     engine.gate.clear()
     update = asyncio.create_task(push(targets(engine), source, 1))

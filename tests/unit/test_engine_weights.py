@@ -19,9 +19,8 @@ from hypothesis import strategies as st
 
 from megatron_bridge.reshard import ALIGNMENT
 from mua.compat.shared_weights import shared_buffer
-from mua.engine.client import parse_generation
-from mua.engine.engine_handle import EnginePlace
-from mua.engine.weight_sync import WeightBucket, engine_name
+from mua.engine.engine_handle import EnginePlace, parse_generation
+from mua.engine.weight_transfer import WeightBucket, engine_name
 from mua.utils.errors import EngineError
 from tests.tensor_source import TensorSource
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from mua.config.schema import EngineConfig, MegatronConfig
-from mua.engine.client import EngineGone
+from mua.engine.engine_handle import EngineGone
 from mua.engine.server import ALLOCATOR_VARIABLES, refuse_expandable_segments
 from mua.megatron import device_memory
 from mua.utils.errors import ConfigError

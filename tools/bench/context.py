@@ -31,7 +31,7 @@ from environments.qa.world import world, world_key
 from mua.algorithms.advantage import Floats
 from mua.config.load import load_config
 from mua.config.schema import ExperimentConfig
-from mua.engine.client import SamplingParams
+from mua.engine import SamplingParams
 from mua.environment.endpoint.services import Services
 from mua.environment.protocol import Task
 from mua.environment.selection import Selection
@@ -109,7 +109,7 @@ class _Search:
 
 class Expert:
     """Opens page after page along a question's chain, and knows of the pages what stands in the prompt; in the place of
-    an engine (:class:`mua.engine.client.Sampler`).
+    an engine (:class:`mua.engine.Sampler`).
 
     Its notes are the question that is left: what was found out stands in the place of what asked for it.
     """

@@ -21,7 +21,7 @@ from typing import Any
 
 from mua.compat.sglang_cpu import cpu_environment
 from mua.config.schema import EngineConfig
-from mua.engine.client import SamplingParams
+from mua.engine import SamplingParams
 from mua.engine.pool import EnginePool
 from tools import kit
 

@@ -29,7 +29,7 @@ from pathlib import Path
 import numpy as np
 
 from mua.config.schema import ExperimentConfig
-from mua.engine.client import SamplingParams
+from mua.engine import SamplingParams
 from mua.environment.domain import Domain
 from mua.environment.endpoint.services import Services
 from mua.environment.protocol import Move, Task
@@ -48,7 +48,7 @@ ALONE = 3
 
 
 class ScriptedPolicy:
-    """Token ids of the gold moves, session by session. Implements :class:`mua.engine.client.Sampler`."""
+    """Token ids of the gold moves, session by session. Implements :class:`mua.engine.Sampler`."""
 
     def __init__(self, family: ChatFamily, moves: Sequence[Sequence[Move]]) -> None:
         """``moves[i]`` are those of the episodes whose ordinal is ``i``."""

@@ -67,7 +67,7 @@ def _name(fp32: bool) -> str:
 async def sample(folder: Path, prompts: int, fp32: bool, logs: Path) -> list[tuple[list[int], Any]]:
     """Prompts and what the engine says to them."""
     from mua.config.schema import EngineConfig
-    from mua.engine.client import SamplingParams
+    from mua.engine import SamplingParams
     from mua.engine.pool import EnginePool
 
     random = np.random.default_rng(0)

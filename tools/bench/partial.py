@@ -23,8 +23,9 @@ from typing import Any
 import numpy as np
 
 from mua.config.schema import EngineConfig
+from mua.engine import SamplingParams
 from mua.engine import pool as pools
-from mua.engine.client import EngineClient, SamplingParams
+from mua.engine.engine_handle import EngineClient
 from mua.engine.pool import EnginePool
 from mua.types import Generation
 from tools import kit
@@ -68,7 +69,7 @@ async def play(pool: EnginePool, seed: int, turns: int, *, keep: bool) -> tuple[
     async def leave() -> None:
         while True:
             await asyncio.sleep(draw.uniform(*INTERVAL))
-            await pool._give_up_requests(draw.choice(pool._engines))
+            await draw.choice(pool._engines).abort()
 
     lengths = [int(LONGEST ** draw.uniform(0.7, 1.0)) for _ in range(turns)]
     EngineClient.generate = generate  # type: ignore[method-assign, assignment]

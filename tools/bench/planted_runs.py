@@ -26,8 +26,8 @@ import torch
 from safetensors.torch import load_file
 
 from mua.config.schema import ExperimentConfig
-from mua.engine.client import Pauses, SamplingParams
-from mua.engine.weight_sync import SyncReport
+from mua.engine import Pauses, SamplingParams
+from mua.engine.weight_transfer import SyncReport
 from mua.environment.domain import Domain, moves_of, unanswered
 from mua.environment.protocol import Move, Task
 from mua.environment.registry import get_domain

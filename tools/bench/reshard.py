@@ -99,7 +99,8 @@ async def lead(folder: Path, count: int, arguments: argparse.Namespace) -> None:
         await pool.start(folder / "model")
         for name, layout in LAYOUTS.items():
             source, built = make_source(folder, layout, config)
-            pool._members.forget()  # the groups of the source before
+            if pool._weight_groups is not None:
+                pool._weight_groups.forget()  # the groups of the source before
             await pool.update_weights(source, pool.version + 1)  # plans the routes
             reports, limits = [], []
             for _ in range(arguments.repeat):

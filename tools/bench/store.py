@@ -28,7 +28,7 @@ from scipy.stats import binom
 
 from mua.config.load import load_config
 from mua.config.schema import ExperimentConfig
-from mua.engine.client import Sampler
+from mua.engine import Sampler
 from mua.engine.pool import EnginePool
 from mua.environment.endpoint.services import Services
 from mua.environment.protocol import Task
