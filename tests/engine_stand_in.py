@@ -16,9 +16,9 @@ from aiohttp import web
 from megatron_bridge.plan import TensorSpec
 from megatron_bridge.reshard import lay_out
 from mua.config.schema import EngineConfig
-from mua.engine.member import Engine, EnginePlace
+from mua.engine.engine_handle import EngineHandle, EnginePlace
 from mua.engine.pool import EnginePool
-from mua.engine.source import WeightBucket, WeightGenerator
+from mua.engine.weight_transfer import WeightBucket, WeightGenerator
 from mua.utils.errors import EngineError
 from mua.utils.ports import LOOPBACK
 
@@ -26,7 +26,7 @@ KEY = "stand-in"
 
 
 class StandInServer:
-    """Implements :class:`mua.engine.member.Server`. ``asked`` are the paths of all requests of all its lives."""
+    """Implements :class:`mua.engine.engine_handle.Server`. ``asked`` are the paths of all requests of all its lives."""
 
     api_key = KEY
 
@@ -117,5 +117,5 @@ def stand_in_pool(servers: Sequence[StandInServer], **changes: object) -> Engine
     fields = {"count": len(servers), "health_seconds": 0.05, "memory_saver": True} | changes
     config = EngineConfig.model_validate(fields)
     pool = EnginePool(config, dtype="float32", context_length=64, seed=1, log_folder=Path("."))
-    pool._engines = [Engine(server, 4) for server in servers]
+    pool._engines = [EngineHandle(server, 4) for server in servers]
     return pool

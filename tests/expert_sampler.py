@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from mua.engine.sampler import SamplingParams
+from mua.engine import SamplingParams
 from mua.environment.domain import Domain, moves_of
 from mua.environment.protocol import Task
 from mua.tokens.chat_family import ChatFamily
@@ -24,7 +24,7 @@ _TOOL = {"help_desk": "get_order", "retail": "get_order_details"}
 
 
 class ExpertSampler:
-    """Implements :class:`mua.engine.sampler.Sampler`.
+    """Implements :class:`mua.engine.Sampler`.
 
     ``final``: the tool that texts are given to (smolagents). ``hostile``: every third turn is a call whose arguments
     fit no schema, in the place of the expert's move, which comes afterwards.

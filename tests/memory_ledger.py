@@ -36,11 +36,9 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from mua.config.schema import EngineConfig
 from mua.engine import pool as pool_module
-from mua.engine.allocator import ALLOCATOR_VARIABLES
-from mua.engine.member import Engine
-from mua.engine.server import engine_server
-from mua.engine.sglang_client import EngineClient
-from mua.engine.source import Buffers
+from mua.engine.engine_handle import EngineClient, EngineHandle
+from mua.engine.server import ALLOCATOR_VARIABLES, engine_server
+from mua.engine.weight_sync import Buffers
 from mua.megatron import checkpoint, device_memory
 from mua.megatron.network import Network
 from mua.megatron.offload import Offloaded
@@ -93,7 +91,7 @@ class Ledger:
     step: int = -1
     violations: list[Violation] = field(default_factory=list)
     events: list[str] = field(default_factory=list)
-    engines: dict[str, Engine] = field(default_factory=dict)
+    engines: dict[str, EngineHandle] = field(default_factory=dict)
     held: dict[str, set[str]] = field(default_factory=dict)
     """Tags that each engine has in memory."""
     paused: set[str] = field(default_factory=set)
@@ -315,7 +313,7 @@ def kept(patch: pytest.MonkeyPatch, ledger: Ledger) -> None:
 
 
 def _engines_told(patch: pytest.MonkeyPatch, ledger: Ledger) -> None:
-    call, answers, start, stop = EngineClient.call, EngineClient.answers, Engine.start, Engine.stop
+    call, answers, start, stop = EngineClient.call, EngineClient.answers, EngineHandle.start, EngineHandle.stop
 
     async def told_call(client: EngineClient, path: str, body: Any = None, **named: Any) -> Any:
         with ledger.asked(client.label, path, body):
@@ -325,20 +323,20 @@ def _engines_told(patch: pytest.MonkeyPatch, ledger: Ledger) -> None:
         with ledger.asked(client.label, path, None):
             return await answers(client, path, timeout)
 
-    async def told_start(engine: Engine, model_path: Path) -> None:
+    async def told_start(engine: EngineHandle, model_path: Path) -> None:
         ledger.engines[engine.label] = engine
         ledger.engine_takes(engine.label, set(TAGS), "starts")
         await start(engine, model_path)
 
-    async def told_stop(engine: Engine) -> None:
+    async def told_stop(engine: EngineHandle) -> None:
         await stop(engine)
         ledger.engine_gives(engine.label, set(TAGS))
         ledger.paused.discard(engine.label)
 
     patch.setattr(EngineClient, "call", told_call)
     patch.setattr(EngineClient, "answers", told_answers)
-    patch.setattr(Engine, "start", told_start)
-    patch.setattr(Engine, "stop", told_stop)
+    patch.setattr(EngineHandle, "start", told_start)
+    patch.setattr(EngineHandle, "stop", told_stop)
 
     def without_saver(config: EngineConfig, **named: Any) -> Any:
         # torch_memory_saver needs CUDA. Without it SGLang answers the same requests and keeps everything.

@@ -21,7 +21,7 @@ from environments.help_desk import HelpDeskDomain
 from environments.help_desk.database import difference
 from environments.help_desk.tools import HelpDesk, gold_snapshot
 from mua.config.schema import EnvironmentConfig, ExperimentConfig
-from mua.engine.sampler import SamplingParams
+from mua.engine import SamplingParams
 from mua.environment.domain import Domain
 from mua.environment.protocol import Environment, Evaluation, Isolation, Task, ToolResult, Transcript
 from mua.environment.selection import Selection
@@ -47,7 +47,7 @@ class Request:
 
 
 class ScriptedSampler:
-    """Implements :class:`mua.engine.sampler.Sampler`; remembers every request in ``requests``."""
+    """Implements :class:`mua.engine.Sampler`; remembers every request in ``requests``."""
 
     def __init__(self, family: ChatFamily, script: Script) -> None:
         self._family = family

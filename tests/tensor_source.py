@@ -10,13 +10,13 @@ from megatron_bridge.plan import TensorSpec
 from megatron_bridge.reshard import ALIGNMENT, lay_out
 from mua.compat.shared_weights import shared_buffer, shared_handle
 from mua.config.schema import EngineConfig
-from mua.engine.broadcast import Connect, FeederGroup
-from mua.engine.member import EnginePlace
-from mua.engine.source import WeightBucket, WeightGenerator
+from mua.engine.engine_handle import EnginePlace
+from mua.engine.weight_sync import BroadcastRoot
+from mua.engine.weight_transfer import Connect, WeightBucket, WeightGenerator
 
 
 class TensorSource:
-    """Implements :class:`mua.engine.source.WeightSource` for engines of this machine, each of one rank.
+    """Implements :class:`mua.engine.weight_transfer.WeightSource` for engines of this machine, each of one rank.
 
     ``alignment`` is 1 for a broadcast. ``made`` counts the passes.
     """
@@ -29,7 +29,7 @@ class TensorSource:
         self.bucket_bytes = bucket_bytes
         self.alignment = alignment
         self.made = 0
-        self._group = FeederGroup(EngineConfig(control_seconds=10.0), cuda=False)
+        self._group = BroadcastRoot(EngineConfig(control_seconds=10.0), cuda=False)
         self._groups = 0
 
     def buckets(self, engines: Sequence[EnginePlace], groups: int = 0) -> WeightGenerator:

@@ -11,9 +11,8 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
-from mua.tokens.chat_family import ChatFamily
+from mua.tokens.chat_family import ChatFamily, load_family
 from mua.tokens.codec import content
-from mua.tokens.family_loading import load_family
 from mua.types import FinishReason, Generation, Int32Array, Provenance, Segment
 from workbench.tokenizer import train_tokenizer
 

@@ -48,7 +48,6 @@ FLOORS = (
 )
 """From the ground up. A room imports rooms of lower floors only; see docs/architecture.md."""
 SIDEWAYS = {
-    ("mua.launch", "mua.rollout"): "a check of the configuration asks whether an agent of its own can be called",
     ("environments", "workbench"): "a domain brings its canned policies, which the workbench plays",
     ("workbench", "environments"): "the workbench writes new domains with the kit of domains",
 }

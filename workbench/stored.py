@@ -40,7 +40,7 @@ from mua.store.tables import requests, runs, scores, tool_calls, trajectories, u
 from mua.store.texts import unpack_messages
 from mua.store.verification import verify
 from mua.store.writer import execute
-from mua.tokens.family_loading import load_family
+from mua.tokens.chat_family import load_family
 from mua.utils.errors import MuaError
 from mua.utils.strict_json import printable
 

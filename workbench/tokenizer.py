@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from itertools import chain
 from pathlib import Path
 
-from mua.tokens.family_loading import family_class
+from mua.tokens.chat_family import family_class
 from mua.utils.errors import ModelError
 
 _SPLIT = (

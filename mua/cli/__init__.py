@@ -220,10 +220,10 @@ def engines(
             from workbench.shrink import shrunk
 
             loaded, _ = shrunk(loaded)
-        import mua.engine.joining
+        import mua.engine.remote_worker
 
         with logging_to(loaded.output, "engines", one_of_many=True):
-            mua.engine.joining.give_engines(loaded, lambda: preemption.requested, address=host, rejoin=rejoin)
+            mua.engine.remote_worker.give_engines(loaded, lambda: preemption.requested, address=host, rejoin=rejoin)
 
 
 @command(app)

@@ -37,23 +37,29 @@ from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from mua.config.schema import EngineConfig
-from mua.engine.broadcast import Members, all_or_first_error
-from mua.engine.host import Hosts, RemoteServer
-from mua.engine.member import Engine, EngineLoad, EngineState, Machine, Server, Targets, least_loaded
-from mua.engine.membership import Membership
-from mua.engine.partial import PartialTurn
-from mua.engine.pauses import Deadline, Pauses
-from mua.engine.sampler import SamplingParams, TurnCut
-from mua.engine.server import engine_server
-from mua.engine.sglang_client import EngineGone
-from mua.engine.sync import SyncReport, WeightTransfer, differing
+from mua.engine import Deadline, Pauses, SamplingParams, TurnCut
+from mua.engine.cluster import Cluster, Hosts
+from mua.engine.engine_handle import (
+    EngineGone,
+    EngineHandle,
+    EngineLoad,
+    EngineState,
+    Machine,
+    Server,
+    Targets,
+    least_loaded,
+)
+from mua.engine.server import RemoteServer, engine_server
+from mua.engine.weight_transfer import SyncReport, WeightGroups, WeightTransfer, all_or_first_error, find_differences
 from mua.observe.timeline import EngineActivity, engine_metrics
 from mua.types import Generation, Json
 from mua.utils.errors import DeadlineExceeded, EngineError
 
 if TYPE_CHECKING:
-    from mua.engine.source import WeightSource
+    from mua.engine.weight_transfer import WeightSource
 
 _log = logging.getLogger(__name__)
 _MAX_SESSIONS = 65536
@@ -73,8 +79,47 @@ _START_MARGIN_SECONDS = 60.0
 """What a start may take beyond its own deadlines: the watch, and the host of another machine."""
 
 
+def remaining_request(
+    prompt_ids: Sequence[int], params: SamplingParams, sampled: Generation | None
+) -> tuple[list[int], SamplingParams]:
+    """What an engine is asked for the rest of a turn of which ``sampled`` is there: prompt and parameters.
+
+    SGLang draws a token from (``sampling_seed``, position in the sequence), its ``multinomial_with_seed``, so that with
+    a seed the rest is the one that the first engine would have sampled.
+    """
+    if sampled is None or not len(sampled.ids):
+        return list(prompt_ids), params
+    prompt = [*prompt_ids, *sampled.ids.tolist()]
+    # Experts from the last sampled token on: it was not routed yet.
+    known = None if params.experts_from is None else len(prompt) - 1
+    return prompt, replace(params, max_new_tokens=params.max_new_tokens - len(sampled.ids), experts_from=known)
+
+
+def join_generations(before: Generation | None, piece: Generation) -> Generation:
+    """One turn of two pieces, each with its log-probabilities and the versions that sampled it."""
+    if before is None or not len(before.ids):  # a piece without a token has no experts to go on from
+        return piece
+    waited = before.waited + piece.waited
+    if not len(piece.ids):
+        return replace(before, finish=piece.finish, waited=waited)
+    experts = None
+    if before.experts is not None and piece.experts is not None:
+        experts = np.concatenate([before.experts, piece.experts])  # of two types the wider holds both
+    return Generation(
+        ids=np.concatenate([before.ids, piece.ids]),
+        logprobs=np.concatenate([before.logprobs, piece.logprobs]),
+        finish=piece.finish,
+        version=piece.version,
+        versions=np.concatenate([before.versions, piece.versions]),
+        cached_tokens=before.cached_tokens,
+        experts=experts,
+        waited=waited,
+        engine=before.engine if piece.engine in before.engine.split(", ") else f"{before.engine}, {piece.engine}",
+    )
+
+
 class EnginePool:
-    """``config.count`` servers on every machine; implements :class:`mua.engine.sampler.Sampler`.
+    """``config.count`` servers on every machine; implements :class:`mua.engine.Sampler`.
 
     ``dtype`` is used where ``config.dtype`` is None. Logs go to ``log_folder/engine-<i>.log``. ``hosts`` tells where
     engines are; by default all are here, from the first GPU on. Every method must be called on the loop that ran
@@ -109,14 +154,14 @@ class EnginePool:
             )  # fmt: skip
             servers.append((remote, node))
         self._engines = [
-            Engine(server, config.max_running_requests, node, place=number % config.count)
+            EngineHandle(server, config.max_running_requests, node, place=number % config.count)
             for number, (server, node) in enumerate(servers)
         ]
-        self._members = Members(config.tensor_parallel)
+        self._weight_groups = WeightGroups(config.tensor_parallel) if config.transport == "broadcast" else None
         self._model_path = Path()
         self.version = 0
         """Policy version of the last complete update; 0 is the model folder."""
-        self._sessions: OrderedDict[str, Engine] = OrderedDict()
+        self._sessions: OrderedDict[str, EngineHandle] = OrderedDict()
         self._updating = False
         self._released: set[str] = set()
         """Tags of the memory that engines were told to give back."""
@@ -131,12 +176,12 @@ class EnginePool:
         """Whether the trainer waits for episodes."""
         self._wanted = 0
         """Updates that wait for an engine to come up."""
-        self._watches: dict[Engine, asyncio.Task[None]] = {}
+        self._watches: dict[EngineHandle, asyncio.Task[None]] = {}
         self._background: set[asyncio.Task[Any]] = set()
         self._counters = Counter[str]()
-        self._membership: Membership | None = None
+        self._cluster: Cluster | None = None
         if hosts.joining is not None:
-            self._membership = Membership(self, hosts.joining, hosts.api_key, len(hosts.urls) + 1, len(servers))
+            self._cluster = Cluster(self, hosts.joining, hosts.api_key, len(hosts.urls) + 1, len(servers))
         self._nodes = 0 if hosts.joining is None else hosts.joining.nodes
 
     # ---- life
@@ -150,16 +195,16 @@ class EnginePool:
         self._failure = None
         own = list(self._engines)
         try:
-            if self._membership is not None:
-                await self._membership.start()
+            if self._cluster is not None:
+                await self._cluster.start()
             if own:
                 await all_or_first_error([engine.start(self._model_path) for engine in own])
             for engine in own:
                 engine.state = EngineState.SERVING
                 self._look_after(engine)
             self._changed()
-            if self._membership is not None and self._nodes:
-                await self._until_joined(self._membership)
+            if self._cluster is not None and self._nodes:
+                await self._until_joined(self._cluster)
         except BaseException:
             await self.stop()
             raise
@@ -175,10 +220,11 @@ class EnginePool:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        if self._membership is not None:
-            await self._membership.stop(finished=finished)
+        if self._cluster is not None:
+            await self._cluster.stop(finished=finished)
         await asyncio.gather(*(engine.part() if engine.machine else engine.stop() for engine in self._engines))
-        self._members.forget()
+        if self._weight_groups is not None:
+            self._weight_groups.forget()
         self._changed()
 
     async def __aenter__(self) -> EnginePool:
@@ -187,51 +233,51 @@ class EnginePool:
     async def __aexit__(self, *_: object) -> None:
         await self.stop()
 
-    def _look_after(self, engine: Engine) -> None:
+    def _look_after(self, engine: EngineHandle) -> None:
         self._watches[engine] = asyncio.create_task(self._watch(engine), name=f"watch {engine.label}")
 
     # ---- engines that come and go
 
-    async def _until_joined(self, membership: Membership) -> None:
+    async def _wait_until(self, true: Callable[[], bool], seconds: float) -> bool:
+        """Wait for what engines' states decide; whether it is so. Raises what the pool has failed with."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while not true():
+                    self._check()
+                    await self._admit_again.wait()
+        return true()
+
+    async def _until_joined(self, cluster: Cluster) -> None:
         """Wait for the engine nodes of the run, at most ``engine.start_seconds``, and until their engines are up.
 
         Raises :class:`EngineError` when none came; when only some did, the run begins with those.
         """
         seconds = self.config.start_seconds
-
-        async def until(true: Callable[[], bool], seconds: float) -> bool:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(seconds):
-                    while not true():
-                        self._check()
-                        await self._admit_again.wait()
-            return true()
-
-        if not await until(lambda: len(membership.machines()) >= self._nodes, seconds):
-            found = len(membership.machines())
+        if not await self._wait_until(lambda: len(cluster.machines()) >= self._nodes, seconds):
+            found = len(cluster.machines())
             told = (
                 f"{found} of engine.nodes = {self._nodes} machines are there after engine.start_seconds = {seconds:g}"
             )
             if not found:
                 raise EngineError(
                     f"{told}; start mua engines with this run's configuration on the engine nodes, which look for "
-                    f"{membership.file}"
+                    f"{cluster.file}"
                 )
             _log.warning("%s; the run begins with them, and others may join", told)
-        await until(lambda: all(e.up for e in self._engines), seconds + _START_MARGIN_SECONDS)
+        await self._wait_until(lambda: all(e.up for e in self._engines), seconds + _START_MARGIN_SECONDS)
         await self.until_up()
 
     def admit(self, machine: Machine, servers: Sequence[Server]) -> None:
         """Start ``servers`` of ``machine`` and use them as soon as they have the weights."""
         for server in servers:
-            engine = Engine(server, self.config.max_running_requests, machine.number, machine)
+            engine = EngineHandle(server, self.config.max_running_requests, machine.number, machine)
             engine.spared = True  # its first start is no restart
             machine.engines.append(engine)
             self._engines.append(engine)
             self._look_after(engine)
         self._changed()
 
-    async def drain(self, engines: Sequence[Engine]) -> None:
+    async def drain(self, engines: Sequence[EngineHandle]) -> None:
         """No more requests for ``engines``; wait until they run none.
 
         What still runs after ``engine.leave_seconds`` is stopped, and goes on elsewhere where it is.
@@ -243,25 +289,16 @@ class EnginePool:
         self._changed()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self.config.leave_seconds):
-                await self._until_idle(engines)
+                while any(engine.in_flight for engine in engines):
+                    await asyncio.sleep(_DRAIN_SECONDS)
                 async with self._update_lock:  # an update that is under way may need them
                     pass
-        if any(engine.in_flight for engine in engines):
-            await asyncio.gather(*(self._give_up_requests(engine) for engine in engines if engine.in_flight))
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_CUT_SECONDS):
-                    await self._until_idle(engines)
-
-    async def _until_idle(self, engines: Sequence[Engine]) -> None:
-        while any(engine.in_flight for engine in engines):
+        await asyncio.gather(*(engine.abort() for engine in engines if engine.in_flight))
+        patience = monotonic() + _CUT_SECONDS
+        while any(engine.in_flight for engine in engines) and monotonic() < patience:
             await asyncio.sleep(_DRAIN_SECONDS)
 
-    async def _give_up_requests(self, engine: Engine) -> None:
-        """Have the engine answer what it runs with what it has sampled; others go on with it."""
-        with contextlib.suppress(EngineError):
-            await engine.client.call("/abort_request", {"rid": "", "abort_all": True}, timeout=_CUT_SECONDS)
-
-    async def remove(self, engines: Sequence[Engine]) -> None:
+    async def remove(self, engines: Sequence[EngineHandle]) -> None:
         """Do without ``engines`` from now on. Requests that run on them are asked of others."""
         for engine in engines:
             engine.leaving = True
@@ -319,8 +356,8 @@ class EnginePool:
         counted, self._counters = self._counters, Counter()
         names = ["requests", "failures", "prompt_tokens", "cached_tokens", "sampled_tokens", "asked_again"]
         nodes = {}
-        if self._membership is not None:
-            nodes = {f"engine/nodes_{name}": float(count) for name, count in self._membership.counts.items()}
+        if self._cluster is not None:
+            nodes = {f"engine/nodes_{name}": float(count) for name, count in self._cluster.counts.items()}
         return {f"engine/{name}": counted[name] for name in names} | nodes | {
             "engine/partial/continued": counted["continued"],
             "engine/partial/kept_tokens": counted["kept_tokens"],
@@ -340,28 +377,26 @@ class EnginePool:
         self._awaited = awaited
         self._account(*self._engines)
 
-    def _account(self, *engines: Engine) -> None:
+    def _account(self, *engines: EngineHandle) -> None:
         """What ``engines`` do has changed, or may have."""
         for engine in engines:
-            engine.clock.note(self._activity(engine), engine.in_flight)
-
-    def _activity(self, engine: Engine) -> EngineActivity:
-        if not engine.up or (engine.state is EngineState.AWAITING and not self._updating):
-            return EngineActivity.DOWN
-        if self._updating:
-            return EngineActivity.PAUSED
-        if self.released:
-            return EngineActivity.RELEASED
-        if engine.in_flight:
-            return EngineActivity.GENERATING
-        return EngineActivity.IDLE_AWAITED if self._awaited else EngineActivity.IDLE
+            activity = EngineActivity.IDLE_AWAITED if self._awaited else EngineActivity.IDLE
+            if not engine.up or (engine.state is EngineState.AWAITING and not self._updating):
+                activity = EngineActivity.DOWN
+            elif self._updating:
+                activity = EngineActivity.PAUSED
+            elif self.released:
+                activity = EngineActivity.RELEASED
+            elif engine.in_flight:
+                activity = EngineActivity.GENERATING
+            engine.clock.note(activity, engine.in_flight)
 
     # ---- sampling
 
     async def generate(
         self, prompt_ids: Sequence[int], params: SamplingParams, *, session: str, deadline_s: float
     ) -> Generation:
-        """Sample a continuation; see :meth:`mua.engine.sampler.Sampler.generate`.
+        """Sample a continuation; see :meth:`mua.engine.Sampler.generate`.
 
         The deadline covers waiting for an engine and for a slot of it. With ``temperature`` 0 SGLang decodes
         greedily and reports log-probabilities at temperature 1.
@@ -369,53 +404,54 @@ class EnginePool:
         if self.config.deterministic and params.seed is None:
             raise EngineError("a deterministic engine needs SamplingParams.seed for every request")
         deadline = self.pauses.deadline(deadline_s)
+        late = f"engine request of session {session!r} exceeded its {deadline_s:g} s"
+        sampled: Generation | None = None
+        died: dict[EngineHandle, int] = {}
         try:
-            generation = await self._of_any_engine(prompt_ids, params, session, deadline)
-        except (TimeoutError, EngineError, TurnCut) as error:
+            # An engine that leaves tells what it had sampled, and another goes on from there; what one had sampled
+            # that died is sampled again.
+            for left in reversed(range(_OWN_ENGINES_PER_REQUEST if self._cluster is None else _ENGINES_PER_REQUEST)):
+                try:
+                    asked = remaining_request(prompt_ids, params, sampled)
+                    piece = await self._generate(*asked, session, deadline, died)
+                except EngineGone as error:
+                    if not left:
+                        raise
+                    _log.info("a request of session %s is asked of another engine: %s", session, error)
+                    self._counters["asked_again"] += 1
+                    continue
+                sampled = join_generations(sampled, piece)
+                if len(sampled.ids) >= params.max_new_tokens and piece.finish == "abort":
+                    sampled = replace(sampled, finish="length")
+                if sampled.finish != "abort":
+                    break
+                self._counters.update(continued=len(piece.ids) > 0, kept_tokens=len(piece.ids))
+            else:
+                raise EngineGone(
+                    f"the request of session {session!r} was given up by every engine that it was asked of"
+                )
+        except TurnCut as cut:
             self._counters["failures"] += 1
-            said = f"engine request of session {session!r} exceeded its {deadline_s:g} s"
-            if isinstance(error, TurnCut):
-                raise TurnCut(f"{said} after {len(error.partial.ids)} tokens", error.partial) from None
-            if isinstance(error, TimeoutError):
-                raise DeadlineExceeded(said) from None
+            found = join_generations(sampled, cut.partial)
+            raise TurnCut(f"{late} after {len(found.ids)} tokens", found) from None
+        except TimeoutError:
+            self._counters["failures"] += 1
+            raise DeadlineExceeded(late) from None
+        except EngineError:
+            self._counters["failures"] += 1
             raise
+        assert sampled is not None
         self._counters.update(
             requests=1,
             prompt_tokens=len(prompt_ids),
-            cached_tokens=generation.cached_tokens,
-            sampled_tokens=len(generation.ids),
+            cached_tokens=sampled.cached_tokens,
+            sampled_tokens=len(sampled.ids),
         )
-        return generation
-
-    async def _of_any_engine(
-        self, prompt_ids: Sequence[int], params: SamplingParams, session: str, deadline: Deadline
-    ) -> Generation:
-        """An answer by engines that live to give it. One that leaves tells what it had sampled, and another goes on
-        from there; what one had sampled that died is sampled again."""
-        died: dict[Engine, int] = {}
-        turn = PartialTurn(prompt_ids, params)
-        for left in reversed(range(_OWN_ENGINES_PER_REQUEST if self._membership is None else _ENGINES_PER_REQUEST)):
-            try:
-                piece = await self._generate(turn.prompt_ids, turn.params, session, deadline, died)
-            except TurnCut as cut:
-                raise TurnCut("", turn.add(cut.partial)) from None
-            except EngineGone as error:
-                if not left:
-                    raise
-                _log.info("a request of session %s is asked of another engine: %s", session, error)
-                self._counters["asked_again"] += 1
-                continue
-            found = turn.add(piece)
-            if piece.finish != "abort":
-                return found
-            if turn.full:
-                return replace(found, finish="length")
-            self._counters.update(continued=len(piece.ids) > 0, kept_tokens=len(piece.ids))
-        raise EngineGone(f"the request of session {session!r} was given up by every engine that it was asked of")
+        return sampled
 
     async def _generate(
         self, prompt_ids: Sequence[int], params: SamplingParams, session: str, deadline: Deadline,
-        died: dict[Engine, int],
+        died: dict[EngineHandle, int],
     ) -> Generation:  # fmt: skip
         """Raises ``TimeoutError`` or :class:`TurnCut` when ``deadline`` is over.
 
@@ -457,7 +493,7 @@ class EnginePool:
             self._account(engine)
             engine.slots.release()
 
-    async def _admit(self, session: str, order: int, died: dict[Engine, int]) -> Engine:
+    async def _admit(self, session: str, order: int, died: dict[EngineHandle, int]) -> EngineHandle:
         """Wait for the gate, an engine in rotation and a slot of it; the caller gives the slot back.
 
         It is the session's engine while that serves, else the least loaded one.
@@ -500,12 +536,8 @@ class EnginePool:
         if self._failure is not None:
             raise EngineError(str(self._failure)) from self._failure
 
-    def _abort(self, engine: Engine, rid: str) -> None:
-        async def abort() -> None:
-            with contextlib.suppress(EngineError):
-                await engine.client.abort(rid)
-
-        task = asyncio.create_task(abort())
+    def _abort(self, engine: EngineHandle, rid: str) -> None:
+        task = asyncio.create_task(engine.abort(rid))
         self._background.add(task)
         task.add_done_callback(self._background.discard)
 
@@ -521,7 +553,7 @@ class EnginePool:
 
     # ---- health
 
-    async def _watch(self, engine: Engine) -> None:
+    async def _watch(self, engine: EngineHandle) -> None:
         """Probe one engine for ever; restart it when it is dead or failed three probes in a row."""
         failed = 0
         while self._failure is None and not engine.leaving:
@@ -546,7 +578,7 @@ class EnginePool:
                 _log.exception("the watch of %s failed", engine.label)
                 self.give_up(f"{engine.label} is not watched any more: {error!r}; the log has the traceback")
 
-    async def _probe(self, engine: Engine) -> bool:
+    async def _probe(self, engine: EngineHandle) -> bool:
         """Whether the engine answers.
 
         During a control operation, or when its memory is released, its scheduler cannot generate: only its HTTP
@@ -559,7 +591,7 @@ class EnginePool:
                     return await engine.client.answers("/health_generate", seconds)
         return not engine.up or await engine.client.answers("/model_info", seconds)
 
-    async def _restart(self, engine: Engine) -> None:
+    async def _restart(self, engine: EngineHandle) -> None:
         reason = "its process ended or did not answer"
         while not engine.leaving:
             await engine.stop()
@@ -570,10 +602,10 @@ class EnginePool:
                     f"{engine.label} failed again after engine.max_restarts = {engine.restarts} restarts ({reason}); "
                     f"see {engine.server.log_file}, fix what it says or raise engine.max_restarts"
                 )
-                if engine.machine is None or self._membership is None:
+                if engine.machine is None or self._cluster is None:
                     self.give_up(message)
                 else:
-                    await self._membership.dismiss(engine.machine, message)
+                    await self._cluster.dismiss(engine.machine, message)
                 return
             engine.restarts += not spared
             while self.released and not self._wanted and self._failure is None:
@@ -622,7 +654,7 @@ class EnginePool:
             while True:
                 awaiting = [engine for engine in self._engines if engine.state is EngineState.AWAITING]
                 engines = awaiting if only_awaiting else self._up() if self.released else await self.until_up()
-                targets = self._targets(engines)
+                targets = Targets(engines, self.config.control_seconds)
                 try:
                     if not engines and not only_awaiting:
                         raise EngineGone("no engine is up")
@@ -642,29 +674,25 @@ class EnginePool:
         report.seconds = monotonic() - started
         return report
 
-    def _up(self) -> list[Engine]:
+    def _up(self) -> list[EngineHandle]:
         return [engine for engine in self._engines if engine.up]
 
-    async def until_up(self) -> list[Engine]:
+    async def until_up(self) -> list[EngineHandle]:
         """Wait for an engine that can take weights, and with memory released for all that are starting too; those that
         can. See :meth:`update_weights` for what is raised."""
         seconds = self._start_seconds * (self.config.max_restarts + 1)
         self._wanted += 1
         self._changed()
         try:
-            async with asyncio.timeout(seconds):
-                while True:
-                    self._check()
-                    if self._up():
-                        break
-                    await self._admit_again.wait()
-        except TimeoutError:
+            up = await self._wait_until(lambda: bool(self._up()), seconds)
+            self._check()
+        finally:
+            self._wanted -= 1
+        if not up:
             raise EngineError(
                 f"no engine came up to take the weights within {seconds:g} s, which is engine.start_seconds and "
                 f"engine.stop_seconds for each of its restarts: {self.describe()}"
-            ) from None
-        finally:
-            self._wanted -= 1
+            )
         if self.released:
             await self._until_started()
         return self._up()
@@ -676,22 +704,13 @@ class EnginePool:
 
     async def _until_started(self) -> None:
         """Wait until no engine is starting: it takes its memory, and has it until it is up and has released it."""
-        try:
-            async with asyncio.timeout(self._start_seconds):
-                while any(engine.state is EngineState.STARTING for engine in self._engines):
-                    self._check()
-                    await self._admit_again.wait()
-        except TimeoutError:
+        if not await self._wait_until(
+            lambda: all(engine.state is not EngineState.STARTING for engine in self._engines), self._start_seconds
+        ):
             raise EngineError(
                 f"an engine neither started nor failed to within {self._start_seconds:g} s, which is "
                 f"engine.start_seconds and engine.stop_seconds, and memory is to be released: {self.describe()}"
-            ) from None
-
-    def _members_or_none(self) -> Members | None:
-        return self._members if self.config.transport == "broadcast" else None
-
-    def _targets(self, engines: list[Engine]) -> Targets:
-        return Targets(engines, self.config.control_seconds)
+            )
 
     async def _ship(self, targets: Targets, source: WeightSource, version: int, *, gate: bool) -> SyncReport:
         """Load ``source`` into the targets. What can be done while they still generate is done before they pause."""
@@ -700,7 +719,7 @@ class EnginePool:
         engines = list(targets.engines)
         try:
             async with (
-                WeightTransfer(targets, source, version, self._members_or_none()) as transfer,
+                WeightTransfer(targets, source, version, self._weight_groups) as transfer,
                 contextlib.AsyncExitStack() as stack,
             ):
                 report = transfer.report
@@ -717,7 +736,7 @@ class EnginePool:
             raise
         return report
 
-    async def _give_up(self, targets: Targets, engines: list[Engine]) -> None:
+    async def _give_up(self, targets: Targets, engines: list[EngineHandle]) -> None:
         """Kill engines of which nobody knows what they hold; where one was lost, that is no fault of the others."""
         for engine in targets.same(targets.engines) if targets.lost else []:
             engine.spared = True
@@ -735,11 +754,11 @@ class EnginePool:
         self._updating = gate
         self._account(*self._engines)
 
-        async def pause(engine: Engine) -> None:
+        async def pause(engine: EngineHandle) -> None:
             engine.paused = True
             await engine.client.call("/pause_generation", {"mode": "retract"}, timeout=targets.seconds)
 
-        async def go_on(engine: Engine) -> None:
+        async def go_on(engine: EngineHandle) -> None:
             await engine.client.call("/continue_generation", {}, timeout=targets.seconds)
             engine.paused = False
 
@@ -759,11 +778,11 @@ class EnginePool:
             self._changed()
 
     @contextlib.asynccontextmanager
-    async def _idle(self, engines: list[Engine]) -> AsyncIterator[Targets]:
+    async def _idle(self, engines: list[EngineHandle]) -> AsyncIterator[Targets]:
         """Paused as by :meth:`_quiet`, behind a closed gate; no probe is in the engines, and their caches are empty."""
-        targets = self._targets(engines)
+        targets = Targets(engines, self.config.control_seconds)
 
-        async def flush(engine: Engine) -> None:
+        async def flush(engine: EngineHandle) -> None:
             try:
                 await engine.client.flush(0, timeout=targets.seconds)
             except EngineError as error:
@@ -777,7 +796,7 @@ class EnginePool:
                 await targets.each(flush, [engine for engine in engines if "kv_cache" not in engine.released])
                 yield targets
 
-    async def _kill(self, engines: Iterable[Engine]) -> None:
+    async def _kill(self, engines: Iterable[EngineHandle]) -> None:
         """Stop engines of no more use, even while this task is being cancelled; the watch restarts them."""
         await asyncio.gather(*(engine.stop() for engine in engines), return_exceptions=True)
         self._changed()
@@ -785,24 +804,24 @@ class EnginePool:
     async def verify_weights(self, source: WeightSource) -> list[str]:
         """Names of tensors of ``source`` that the engines do not hold bit for bit; empty means equal.
 
-        See :func:`mua.engine.sync.differing`. Afterwards the engines hold the weights of ``source``; if a parameter
-        was left as noise they are restarted instead.
+        See :func:`mua.engine.weight_transfer.find_differences`. Afterwards the engines hold the weights of
+        ``source``; if a parameter was left as noise they are restarted instead.
         """
         async with self._update_lock:
             serving = [engine for engine in self._engines if engine.state is EngineState.SERVING]
             if not serving:
                 raise EngineError("no engine serves; nothing to verify")
-            targets = self._targets(serving)
+            targets = Targets(serving, self.config.control_seconds)
 
             async def load() -> SyncReport:
-                async with WeightTransfer(targets, source, self.version, self._members_or_none()) as transfer:
+                async with WeightTransfer(targets, source, self.version, self._weight_groups) as transfer:
                     return await transfer.deliver()
 
             async with contextlib.AsyncExitStack() as stack:
                 for engine in serving:
                     await stack.enter_async_context(engine.control)
                 async with self._quiet(targets, gate=True):
-                    names, complete = await differing(targets, load)
+                    names, complete = await find_differences(targets, load)
             if not complete:
                 await self._kill(targets.same(serving))
         return names
@@ -837,7 +856,7 @@ class EnginePool:
             self.pauses.end()
         self._changed()
 
-    async def _memory(self, path: str, tags: Callable[[Engine], set[str]]) -> None:
+    async def _memory(self, path: str, tags: Callable[[EngineHandle], set[str]]) -> None:
         """Have every engine that is up change its ``tags``."""
         async with self._update_lock:
             engines = [engine for engine in self._engines if engine.up and tags(engine)]
@@ -847,6 +866,6 @@ class EnginePool:
             except EngineGone as error:
                 _log.warning("no engine is left after %s: %s", path, error)
 
-    async def _move_memory(self, engine: Engine, path: str, tags: set[str]) -> None:
+    async def _move_memory(self, engine: EngineHandle, path: str, tags: set[str]) -> None:
         await engine.client.call(path, {"tags": sorted(tags)}, timeout=self.config.control_seconds)
         engine.released = engine.released ^ tags

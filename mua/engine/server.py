@@ -8,6 +8,8 @@ mua serve: by OpenAI's chat interface ───────────┘
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import hmac
 import importlib.util
 import logging
 import os
@@ -21,17 +23,20 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import aiohttp
+from aiohttp import web
 
 from mua.compat import sglang_cpu, sglang_keys
 from mua.compat.sglang_shards import LOADER
 from mua.config.schema import EngineConfig
-from mua.engine.variables import for_engine, with_cuda_runtime
 from mua.utils.cores import all_cores
-from mua.utils.errors import EngineError
+from mua.utils.errors import ConfigError, EngineError, one_line
 from mua.utils.ports import LOOPBACK, free_port
+
+if TYPE_CHECKING:
+    pass
 
 _log = logging.getLogger(__name__)
 GUARDIAN = Path(__file__).with_name("guardian.py")
@@ -320,3 +325,182 @@ def engine_server(
         api_key=api_key or sglang_keys.new_key(),
         log_file=log_folder / f"engine-{index}.log",
     )
+
+
+_STATUS_SECONDS = 1.0
+
+
+PATIENCE_SECONDS = 30.0
+"""How long a host may stay silent before its engines count as dead; also what is added to an engine's deadlines."""
+
+
+def require_key(key: str) -> Any:
+    """aiohttp's middleware that lets only those pass who have ``key``."""
+
+    @web.middleware
+    async def check(request: web.Request, handler: Any) -> web.StreamResponse:
+        if not hmac.compare_digest(request.headers.get("Authorization", "").encode(), f"Bearer {key}".encode()):
+            raise web.HTTPUnauthorized
+        answer: web.StreamResponse = await handler(request)
+        return answer
+
+    return check
+
+
+async def serve(application: web.Application, address: str, port: int = 0) -> tuple[web.AppRunner, str]:
+    """Answer at ``address``, on a free port by default; the runner to clean up, and ``http://HOST:PORT``.
+
+    A handler whose client goes away is cancelled. Raises ``OSError`` where nobody can listen there.
+    """
+    runner = web.AppRunner(application, access_log=None, handler_cancellation=True, shutdown_timeout=1.0)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, address, port).start()
+    except OSError:
+        await runner.cleanup()
+        raise
+    return runner, f"http://{address}:{runner.addresses[0][1]}"
+
+
+async def request_json(
+    url: str, key: str, body: Any = None, *, seconds: float, method: str = "POST", name: str = ""
+) -> tuple[int, Any]:
+    """Status and content (None where it is no JSON) of the answer to a request with the run's ``key``.
+
+    ``name`` is the engine node that asks. Raises ``aiohttp.ClientError`` or ``TimeoutError``.
+    """
+    headers, timeout = {"Authorization": f"Bearer {key}"}, aiohttp.ClientTimeout(total=seconds)
+    async with (
+        aiohttp.ClientSession(headers=headers, timeout=timeout) as session,
+        session.request(method, url, json=body, params={"name": name}) as response,
+    ):
+        return response.status, await response.json() if response.content_type == "application/json" else None
+
+
+class RemoteServer:
+    """Engine ``index`` of the run, server ``place`` of the machine whose host is at ``url``.
+
+    Implements :class:`mua.engine.engine_handle.Server` on one asyncio loop. ``where`` is the machine in messages.
+    """
+
+    def __init__(
+        self, config: EngineConfig, url: str, api_key: str, *, index: int, place: int, log_folder: Path, where: str
+    ) -> None:
+        self.label = f"engine {index}"
+        self.log_file: Path | None = log_folder / f"engine-{index}.log"
+        self.url = ""
+        self.running = False
+        self.api_key = api_key
+        self.abandoned = False
+        """Whether the host is gone, or ends its servers itself."""
+        self._config, self._place, self._host, self._where = config, place, url, where
+        self._watch: asyncio.Task[None] | None = None
+
+    async def start(self, model_path: Path) -> None:
+        """See :meth:`mua.engine.server.SglangServer.start`; an unreachable host is an :class:`EngineError` too."""
+        seconds = self._config.start_seconds + PATIENCE_SECONDS
+        asked = {"model_path": str(model_path.resolve())}
+        try:
+            answer = await self._ask("POST", f"/start/{self._place}", seconds, asked)
+        except (aiohttp.ClientError, TimeoutError) as error:
+            host = f"its host {self._host} on {self._where}"
+            raise EngineError(f"{self.label}: {host} did not start it: {one_line(error)}") from error
+        if "error" in answer:
+            raise EngineError(f"{self._where}: {answer['error']}")
+        self.url, self.running = answer["url"], True
+
+        async def observe() -> None:
+            """Keep :attr:`running` true while the host says so, or has been silent for less than its patience."""
+            loop = asyncio.get_running_loop()
+            heard = loop.time()
+            while self.running:
+                await asyncio.sleep(_STATUS_SECONDS)
+                with contextlib.suppress(aiohttp.ClientError, TimeoutError):
+                    self.running = (await self._ask("GET", "/status", PATIENCE_SECONDS / 3))["running"][self._place]
+                    heard = loop.time()
+                self.running = self.running and loop.time() - heard < PATIENCE_SECONDS
+
+        self._watch = asyncio.create_task(observe(), name=f"observe {self.label}")
+
+    async def stop(self) -> None:
+        """End the server; a host that does not answer is logged, for its engines end with it."""
+        self.running = False
+        if self._watch is not None:
+            self._watch.cancel()
+            await asyncio.gather(self._watch, return_exceptions=True)
+            self._watch = None
+        if self.abandoned:
+            return
+        try:
+            await self._ask("POST", f"/stop/{self._place}", self._config.stop_seconds + PATIENCE_SECONDS)
+        except (aiohttp.ClientError, TimeoutError) as error:
+            _log.warning("%s: its host %s did not stop it: %s", self.label, self._host, one_line(error))
+
+    async def _ask(self, method: str, path: str, seconds: float, body: Any = None) -> Any:
+        status, answer = await request_json(self._host + path, self.api_key, body, seconds=seconds, method=method)
+        if answer is None:
+            raise aiohttp.ClientError(f"{path} was answered with {status}")
+        return answer
+
+
+OF_NCCL_GROUP: Mapping[str, str] = {"NCCL_CUMEM_ENABLE": "0", "NCCL_NVLS_ENABLE": "0"}
+"""What a group of trainer and engine ranks needs alike on all of them, and SGLang's own choice."""
+OF_TRAINER = frozenset({"CUDA_DEVICE_MAX_CONNECTIONS", "NVTE_ALLOW_NONDETERMINISTIC_ALGO", "CUBLAS_WORKSPACE_CONFIG"})
+"""Set for Megatron; SGLang has settings of its own. Its captured graphs and overlapping streams want more than the one
+connection that Megatron's order of kernels rests on."""
+
+
+def for_engine(environment: Mapping[str, str]) -> dict[str, str]:
+    """A trainer's or launcher's variables for an engine that it starts; a person's own values of NCCL's stay."""
+    return dict(OF_NCCL_GROUP) | {name: value for name, value in environment.items() if name not in OF_TRAINER}
+
+
+def with_cuda_runtime(environment: Mapping[str, str]) -> dict[str, str]:
+    """The same, with the folder of PyTorch's own CUDA runtime as the last place where the loader looks.
+
+    torch_memory_saver is preloaded into SGLang's processes before torch is, and names ``libcudart.so.13``; where CUDA
+    came with pip alone, no such process would start.
+    """
+    spec = importlib.util.find_spec("nvidia")
+    places = [] if spec is None else [Path(place) for place in spec.submodule_search_locations or ()]
+    found = sorted({str(file.parent) for place in places for file in place.glob("*/lib/libcudart.so.*")})
+    before = environment.get("LD_LIBRARY_PATH", "")
+    if not found or found[-1] in before.split(os.pathsep):
+        return dict(environment)
+    return dict(environment) | {"LD_LIBRARY_PATH": os.pathsep.join(filter(None, [before, found[-1]]))}
+
+
+ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
+"""By which torch's allocator is configured; the second and third are older names that it still reads."""
+
+
+def expandable(value: str) -> bool:
+    """Whether a setting of torch's allocator asks for expandable segments."""
+    pairs = (part.partition(":") for part in value.split(","))
+    return any(key.strip() == "expandable_segments" and on.strip().lower() in ("true", "1") for key, _, on in pairs)
+
+
+def refuse_expandable_segments(config: EngineConfig, environment: Mapping[str, str] | None = None) -> None:
+    """Refuse ``expandable_segments`` for ranks and engines whose memory is released or handed on.
+
+    torch then maps its segments itself: torch_memory_saver, which maps an engine's memory in order to release it, does
+    not work beside that, and CUDA IPC hands such memory to another process only where that may copy file descriptors of
+    this one (``pidfd_getfd``), which containers rarely allow.
+
+    Args:
+        environment: of ranks and engines; None: this process's.
+
+    Raises:
+        ConfigError: names the variable, the keys that need it off, and the fix.
+    """
+    keys = ["engine.memory_saver: true"] * config.memory_saver
+    keys += ["engine.transport: colocated"] * (config.transport != "broadcast")
+    if not keys:
+        return
+    environment = os.environ if environment is None else environment
+    for name in ALLOCATOR_VARIABLES:
+        if expandable(value := environment.get(name, "")):
+            raise ConfigError(
+                f"{name}={value}: expandable segments can be neither released nor handed to an engine on the same GPU, "
+                f"which {' and '.join(keys)} needs; take expandable_segments out of the variable"
+            )

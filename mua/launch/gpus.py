@@ -6,7 +6,7 @@ Transformer Engine, cuBLAS and NCCL read:
     configuration, compute capability ──► needed_variables ─┬─► set_variables: each rank, before it touches CUDA
                                                             └─► check_variables: mua doctor, and the preflight
 
-A value that a person has set stays, and is checked. What engines get is in :mod:`mua.engine.variables`. Nothing is set
+A value that a person has set stays, and is checked. What engines get is in :mod:`mua.engine.server`. Nothing is set
 for ``TORCH_NCCL_AVOID_RECORD_STREAMS``: torch 2.14 says that it is the default now and the variable deprecated.
 """
 
@@ -22,8 +22,7 @@ from functools import cache
 from typing import Literal
 
 from mua.config.schema import ExperimentConfig
-from mua.engine.allocator import ALLOCATOR_VARIABLES, expandable
-from mua.engine.variables import OF_NCCL_GROUP
+from mua.engine.server import ALLOCATOR_VARIABLES, OF_NCCL_GROUP, expandable
 
 Capability = tuple[int, int]
 """Compute capability: (9, 0) is Hopper, (10, 0) Blackwell."""

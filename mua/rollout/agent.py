@@ -20,7 +20,7 @@ from typing import Protocol
 
 from mua.config.rollout import ContextConfig
 from mua.config.schema import RolloutConfig
-from mua.engine.sampler import Sampler, SamplingParams, TurnCut
+from mua.engine import Sampler, SamplingParams, TurnCut
 from mua.environment.endpoint.chat import ChatRequest, Completion, FunctionCall
 from mua.environment.endpoint.services import ChatClient, ContextFull
 from mua.environment.protocol import Task

@@ -14,8 +14,7 @@ from time import perf_counter
 from typing import NamedTuple
 
 from mua.config.schema import ExperimentConfig
-from mua.engine.pauses import Pauses
-from mua.engine.sampler import Sampler
+from mua.engine import Pauses, Sampler
 from mua.environment.endpoint.services import Services
 from mua.environment.manager import EnvironmentInstance, EnvironmentManager
 from mua.environment.protocol import Task

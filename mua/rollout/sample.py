@@ -22,7 +22,7 @@ from pydantic import SecretStr
 from mua.config.load import dump_config, load_config
 from mua.config.schema import ExperimentConfig
 from mua.config.section import Section
-from mua.engine.routed import RoutedEngines, RouterLost
+from mua.engine.router_client import RouterClient, RouterLost
 from mua.environment.endpoint.services import Services
 from mua.environment.protocol import Task
 from mua.environment.selection import Selection
@@ -32,8 +32,8 @@ from mua.rollout.sampler_code import check_code, check_contract, made_with
 from mua.store.database import Store
 from mua.store.faults import NoStore, StoreError, StoreUnreachable
 from mua.store.part_finding import RunningPart, find_part, state_of_run
-from mua.tokens.family_loading import load_family
-from mua.tokens.same_tokenizer import tokenizer_digest
+from mua.tokens.chat_family import load_family
+from mua.tokens.codec import tokenizer_digest
 from mua.types import Json
 from mua.utils.errors import ConfigError, Preempted
 from mua.utils.masking import mask_credentials
@@ -153,7 +153,7 @@ async def _serve(store: Store, config: ExperimentConfig, part: RunningPart, leav
     selection = Selection.from_config(config.environment, services)
     family = load_family(config.model.path, thinking=config.model.thinking)
     silence = config.samplers.lease_seconds
-    async with RoutedEngines(part.url, part.key, "", silence) as engines:
+    async with RouterClient(part.url, part.key, "", silence) as engines:
         runner = EpisodeRunner(config, selection, family, engines, services, pauses=engines.pauses)
         await runner.start()
         try:
@@ -179,7 +179,7 @@ async def _serve(store: Store, config: ExperimentConfig, part: RunningPart, leav
             await services.close()
 
 
-def _over(watching: asyncio.Task[str], engines: RoutedEngines) -> str | None:
+def _over(watching: asyncio.Task[str], engines: RouterClient) -> str | None:
     """Why there is nothing more to do, if so."""
     if watching.done():
         return watching.result()
@@ -191,7 +191,7 @@ async def _until_silent(store: Store, part: RunningPart, silence: float) -> None
     :class:`RouterLost` where it does neither: this sampler alone does not reach it."""
     over = asyncio.create_task(_until_over(store, part, silence), name="watch of the run")
     try:
-        async with RoutedEngines(part.url, part.key, "", silence) as engines, asyncio.timeout(_BUSY * silence):
+        async with RouterClient(part.url, part.key, "", silence) as engines, asyncio.timeout(_BUSY * silence):
             while not over.done() and not await engines.answers():
                 await asyncio.sleep(_LOOK_SECONDS)
             if over.done():

@@ -1,8 +1,8 @@
 """What code a sampler and the trainer run, and whether the two may roll out for one run.
 
 The trainer writes :func:`made_with` beside its router's address at each start; a sampler compares it with its own
-before it leases anything. The package's version and :data:`mua.engine.routed.CONTRACT` must agree. What a commit, a
-changed file or another library may change of an episode, without either knowing, is refused or only told, as
+before it leases anything. The package's version and :data:`mua.engine.router_client.CONTRACT` must agree. What a
+commit, a changed file or another library may change of an episode, without either knowing, is refused or only told, as
 ``samplers.other_code`` says.
 """
 
@@ -14,7 +14,7 @@ from importlib.metadata import entry_points
 from typing import Any, Literal
 
 import mua
-from mua.engine.routed import CONTRACT
+from mua.engine.router_client import CONTRACT
 from mua.environment.registry import ENTRY_POINT_GROUP
 from mua.types import Json
 from mua.utils.errors import ConfigError

@@ -38,10 +38,10 @@ from sqlalchemy.engine import Connection
 from mua.algorithms.batch import enough_scored, usable
 from mua.config.load import dump_config
 from mua.config.schema import AlgorithmConfig, ExperimentConfig
-from mua.engine.host import Hosts
+from mua.engine.cluster import Hosts
 from mua.engine.pool import EnginePool
-from mua.engine.router import EngineRouter, OwnRoom
-from mua.engine.sync import SyncReport
+from mua.engine.router_client import EngineRouter, OwnRoom
+from mua.engine.weight_transfer import SyncReport
 from mua.environment.endpoint.services import Services
 from mua.environment.protocol import Split, Task
 from mua.environment.selection import Selection
@@ -58,12 +58,12 @@ from mua.store.faults import StoreError
 from mua.store.finished_groups import FinishedGroup, configurations, finished_groups
 from mua.store.part_finding import router_row
 from mua.store.recorder import NotedRequest, Recorder
-from mua.tokens.family_loading import load_family
+from mua.tokens.chat_family import load_family
 from mua.types import Group, Json, Trajectory
 from mua.utils.errors import EngineError
 
 if TYPE_CHECKING:
-    from mua.engine.source import WeightSource
+    from mua.engine.weight_transfer import WeightSource
 
 Result = TypeVar("Result")
 log = logging.getLogger(__name__)

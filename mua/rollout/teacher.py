@@ -20,7 +20,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from mua.config.schema import DistillationConfig
-from mua.engine.sglang_client import EngineClient, EngineGone
+from mua.engine.engine_handle import EngineClient, EngineGone
 from mua.store.recorder import NotedRequest
 from mua.tokens.codec import Codec, fixed
 from mua.types import Float32Array, Group, Int32Array, Json, Segment

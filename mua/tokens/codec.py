@@ -2,14 +2,16 @@
 
 A chat template's own text (:func:`fixed`) may hold control tokens; everything else (:func:`content`) may not.
 Neighbouring spans between two control tokens are encoded as one text, because byte-level BPE merges across
-their joint: ``"user\\n" + "\\nhello"`` holds one token ``"\\n\\n"``, and encoding the two parts alone would give ids
+their joint: ``"user\n" + "\nhello"`` holds one token ``"\n\n"``, and encoding the two parts alone would give ids
 that no full render gives. Who a token belongs to is read from its character offsets; a token that spans content
 and template belongs to the content.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
+import logging
 import re
 from array import array
 from bisect import bisect_right
@@ -22,9 +24,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mua.types import Int32Array, Provenance, UInt8Array
-from mua.utils.errors import ModelError, MuaError
-from mua.utils.strict_json import unpaired_surrogate
+from mua.types import Int32Array, Json, Provenance, UInt8Array
+from mua.utils.errors import ConfigError, ModelError, MuaError
+from mua.utils.strict_json import JsonError, read_file, read_json, unpaired_surrogate
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -171,3 +173,50 @@ class Codec:
         """
         listed = ids.tolist() if isinstance(ids, np.ndarray) else list(map(int, ids))
         return str(self._backend.decode(listed, skip_special_tokens=False))
+
+
+FILE = "tokenizer.json"
+log = logging.getLogger(__name__)
+
+
+def tokenizer_digest(folder: Path) -> str | None:
+    """32 hexadecimal digits of what a model folder's ids stand for: vocabulary, merges, added tokens.
+
+    None where there is no ``tokenizer.json`` that can be read. Templates and settings do not count.
+    """
+    try:
+        found = read_json(read_file(folder / FILE), strict=False)
+        model, added = found["model"], found.get("added_tokens", [])
+        what = [model.get("type"), sorted(_vocabulary(model["vocab"])), model.get("merges"),
+                sorted((token["id"], token["content"]) for token in added)]  # fmt: skip
+    except (OSError, JsonError, KeyError, TypeError, AttributeError):
+        return None
+    return hashlib.blake2b(json.dumps(what).encode(), digest_size=16).hexdigest()
+
+
+def check_recorded_tokenizer(model: Path, run: Json) -> None:
+    """Compare the tokenizer of the folder ``model`` with that of a recorded run.
+
+    ``run`` has ``id``, ``config`` and ``provenance`` as the store does; the digest is in the last of these, or the
+    folder in the second is still there. Where neither is, a warning is logged. Raises :class:`ConfigError` where they
+    differ.
+    """
+    recorded, where = run["provenance"].get("tokenizer"), run["config"].get("model", {}).get("path")
+    if recorded is None and where is not None:
+        recorded = tokenizer_digest(Path(where))
+    if recorded is None:
+        log.warning("run %s: nothing tells which tokenizer its tokens are of; that of %s is assumed", run["id"], model)
+    elif recorded != tokenizer_digest(model):
+        raise ConfigError(
+            f"model.path: {model} has another tokenizer than the policy of run {run['id']}"
+            f"{'' if where is None else f' ({where})'}, and stored token ids mean something else to it; take a policy "
+            "with the same tokenizer"
+        )
+
+
+def _vocabulary(vocab: object) -> list[tuple[int, str]]:
+    """As id and token, of the forms that a vocabulary is written in (BPE and WordPiece: a table; Unigram: a list)."""
+    if isinstance(vocab, dict):
+        return [(number, token) for token, number in vocab.items()]
+    assert isinstance(vocab, list)
+    return [(number, entry[0]) for number, entry in enumerate(vocab)]

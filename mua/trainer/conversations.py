@@ -21,9 +21,8 @@ from mua.config.schema import ExperimentConfig, StoredDemonstrations
 from mua.store.database import Store
 from mua.store.stored_groups import demonstrations, recorded_run
 from mua.tokens.chat_family import ChatFamily
-from mua.tokens.codec import ConversationError
+from mua.tokens.codec import ConversationError, check_recorded_tokenizer
 from mua.tokens.conversation import Conversation
-from mua.tokens.same_tokenizer import check_recorded_tokenizer
 from mua.trainer.record_forms import messages_and_tools
 from mua.trainer.recorded_rows import recorded_rows
 from mua.types import Provenance, Segment, Trajectory

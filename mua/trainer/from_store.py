@@ -22,8 +22,8 @@ from mua.rollout.scored import too_few_scored
 from mua.rollout.teacher import Teacher
 from mua.store.database import Store
 from mua.store.stored_groups import StoredGroup, recorded_run, stored_groups
-from mua.tokens.family_loading import load_family
-from mua.tokens.same_tokenizer import check_recorded_tokenizer
+from mua.tokens.chat_family import load_family
+from mua.tokens.codec import check_recorded_tokenizer
 from mua.trainer.learner import Learner
 from mua.trainer.preempt import Preemption
 from mua.trainer.rank_processes import become_rank, leads

@@ -22,17 +22,21 @@ from megatron_bridge.plan import ModelPlan, plan_model
 from megatron_bridge.save import save_hf
 from mua.algorithms.losses import LossFunction, ValueLossFunction
 from mua.config.schema import ExperimentConfig
-from mua.engine.host import EngineHost, Hosts, Joining, find_nodes
-from mua.engine.member import EnginePlace
-from mua.engine.membership import facts_of
-from mua.engine.placement import (
+from mua.engine.cluster import (
+    Hosts,
+    Joining,
     address_towards,
+    facts_of,
+    find_nodes,
     first_engine_gpu,
     local_ranks,
     trainer_address,
     trains_beside_engines,
 )
-from mua.engine.source import TrainerSource, WeightSource
+from mua.engine.engine_handle import EnginePlace
+from mua.engine.remote_worker import RemoteWorker
+from mua.engine.weight_sync import TrainerSource
+from mua.engine.weight_transfer import WeightSource
 from mua.megatron import checkpoint, device_memory, parallel
 from mua.megatron.gradients import GradientWatch, cosine
 from mua.megatron.model import load_chunks
@@ -85,7 +89,7 @@ class Learner:
         self._pending: checkpoint.PendingSave | None = None
         self._closing: dist.ProcessGroup | None = None
         self._offloaded: Offloaded | None = None
-        self._host: EngineHost | None = None
+        self._host: RemoteWorker | None = None
         self._kept_gradients: list[list[Tensor]] = []
         self._held_gradients: list[list[Tensor]] = []
         self.kept_logprobs: list[Float32Array] | None = None
@@ -416,7 +420,7 @@ class Learner:
         config = self._config
         if dist.get_rank() in self._nodes.leaders[1:]:
             towards = os.environ.get("MASTER_ADDR", LOOPBACK), int(os.environ.get("MASTER_PORT", "1"))
-            self._host = EngineHost(
+            self._host = RemoteWorker(
                 config, self._nodes.own * config.engine.count, key,
                 address=address_towards(*towards), first_gpu=first_engine_gpu(config, local_ranks()),
             )  # fmt: skip

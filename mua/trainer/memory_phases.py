@@ -20,8 +20,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from mua.config.schema import ExperimentConfig
-from mua.engine.sglang_client import EngineGone
-from mua.engine.sync import SyncReport
+from mua.engine.engine_handle import EngineGone
+from mua.engine.weight_transfer import SyncReport
 from mua.megatron import device_memory
 from mua.observe.metrics_log import process_memory
 from mua.observe.timeline import Timeline, TrainerPhase

@@ -27,8 +27,8 @@ from mua.algorithms.losses import PolicyLoss, ValueLoss
 from mua.algorithms.rollout_metrics import rollout_metrics
 from mua.config.load import dump_config
 from mua.config.schema import ExperimentConfig, RolloutConfig
-from mua.engine.allocator import refuse_expandable_segments
-from mua.engine.placement import check_trainer_machine, local_ranks, visible_gpus
+from mua.engine.cluster import check_trainer_machine, local_ranks, visible_gpus
+from mua.engine.server import refuse_expandable_segments
 from mua.environment.protocol import Split
 from mua.observe.diagnosis.verdict import Alarms
 from mua.observe.metrics_log import METRICS_FILE, read_metrics

@@ -28,7 +28,7 @@ from mua.store.retention import pruning
 from mua.store.starts import begin_part, missing_steps
 from mua.store.tables import parts, runs, steps, tasks, uses, versions
 from mua.store.writer import Insert, Update, Write, Writer
-from mua.tokens.same_tokenizer import tokenizer_digest
+from mua.tokens.codec import tokenizer_digest
 from mua.types import Float32Array, Group, Json, TrainBatch, TrainSequence
 
 LOSS_ARRAYS = (

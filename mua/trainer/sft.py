@@ -13,7 +13,7 @@ from mua.algorithms.batch import sft_batch
 from mua.algorithms.losses import CrossEntropyLoss
 from mua.config.schema import ExperimentConfig
 from mua.observe.timeline import trainer_metrics
-from mua.tokens.family_loading import load_family
+from mua.tokens.chat_family import load_family
 from mua.trainer.conversations import Conversations, batch_members, load_sets
 from mua.trainer.learner import Learner
 from mua.trainer.preempt import Preemption

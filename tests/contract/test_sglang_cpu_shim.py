@@ -68,7 +68,7 @@ def test_the_plugin_is_found_only_through_the_server_environment() -> None:
 
 def test_this_process_does_not_see_the_shim() -> None:
     import mua.engine.pool
-    import mua.engine.sync  # noqa: F401
+    import mua.engine.weight_sync  # noqa: F401
 
     assert importlib.util.find_spec("sgl_kernel") is None or torch.cuda.is_available()
     assert not any(str(sglang_cpu.SHIM.parent) in path for path in sys.path)

@@ -16,11 +16,11 @@ import pytest
 from e2e_support import Workshop, metrics_of, mua, refused, running, until
 
 from mua.config.schema import DistillationConfig
+from mua.engine.engine_handle import EngineClient
 from mua.engine.server import free_port
-from mua.engine.sglang_client import EngineClient
 from mua.rollout.teacher import Teacher
 from mua.store.traces import read_traces
-from mua.tokens.family_loading import load_family
+from mua.tokens.chat_family import load_family
 from mua.types import Group, Outcome, Provenance, Segment, Trajectory
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]

@@ -17,7 +17,7 @@ import pytest
 from e2e_support import Workshop, metrics_of
 
 from mua.config.load import load_config
-from mua.engine.member import Engine, EngineState
+from mua.engine.engine_handle import EngineHandle, EngineState
 from mua.engine.pool import _FAILED_PROBES, EnginePool
 from mua.megatron import device_memory
 from mua.trainer import rl
@@ -102,7 +102,7 @@ def test_a_whole_run_keeps_to_one_gpu(workshop: Workshop, tmp_path: Path, patch:
         first = first[first.index(event) + 1 :]
 
 
-async def _probe_before_it_knew_of_memory(pool: EnginePool, engine: Engine) -> bool:
+async def _probe_before_it_knew_of_memory(pool: EnginePool, engine: EngineHandle) -> bool:
     seconds = pool.config.control_seconds / _FAILED_PROBES
     if not engine.control.locked():
         async with engine.control:

@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 from engine_fixtures import STOP_ID, make_pool
 
-from mua.engine import server
-from mua.engine.sampler import SamplingParams
+from mua.engine import SamplingParams, server
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.usefixtures("forked_engines")]
 

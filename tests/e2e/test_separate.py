@@ -32,8 +32,8 @@ from e2e_support import (
 )
 
 from mua.config.load import load_config
-from mua.engine.sampler import SamplingParams
-from mua.engine.sglang_client import EngineClient
+from mua.engine import SamplingParams
+from mua.engine.engine_handle import EngineClient
 from mua.rollout.service import RolloutService
 from mua.store.traces import read_traces
 from mua.trainer.learner import Learner

@@ -18,9 +18,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from mua.algorithms.batch import sft_batch
 from mua.algorithms.losses import CrossEntropyLoss
 from mua.config.load import load_config
-from mua.engine.sampler import SamplingParams
+from mua.engine import SamplingParams
 from mua.rollout.service import RolloutService
-from mua.tokens.family_loading import load_family
+from mua.tokens.chat_family import load_family
 from mua.trainer.conversations import load_conversations
 from mua.trainer.learner import Learner
 from tests.distributed import run_distributed

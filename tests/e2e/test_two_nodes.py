@@ -18,7 +18,7 @@ import pytest
 from e2e_support import Workshop, assert_nothing_left
 
 from mua.config.load import load_config
-from mua.engine.sampler import SamplingParams
+from mua.engine import SamplingParams
 from mua.rollout.service import RolloutService
 from mua.trainer.learner import Learner
 from tests.distributed import run_distributed

@@ -25,7 +25,7 @@ from mua.config.schema import JudgeConfig, LlmConfig
 from mua.environment.endpoint.services import ChatClient, Services
 from mua.environment.protocol import ToolResult
 from mua.environment.user import UserReply
-from mua.launch import checks
+from mua.launch.checks import node as checks
 from mua.rollout.runner import EpisodeRunner
 from mua.types import Json, Outcome, ToolSchema, Trajectory
 from mua.users.judge import Judge
@@ -222,9 +222,9 @@ async def test_an_unknown_key_of_the_request_is_named_by_the_server(served: Serv
 
 
 def test_the_preflight_finds_the_served_model(served: Served) -> None:
-    assert checks.endpoint(llm(served)).state == "ok"
-    assert checks.endpoint(llm(served, model="huge"), "judge.llm").fix == "set judge.llm.model to: tiny"
-    assert checks.endpoint(llm(served, api_key="none")).fix == "check user.llm.api_key"
+    assert checks.check_endpoint(llm(served)).state == "ok"
+    assert checks.check_endpoint(llm(served, model="huge"), "judge.llm").fix == "set judge.llm.model to: tiny"
+    assert checks.check_endpoint(llm(served, api_key="none")).fix == "check user.llm.api_key"
 
 
 def test_a_served_model_demonstrates_and_is_refused(served: Served, tmp_path: Path) -> None:

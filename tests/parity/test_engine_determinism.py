@@ -22,8 +22,8 @@ import torch
 from engine_fixtures import VOCAB, make_pool
 
 from mua.compat.sglang_cpu import SHIM
+from mua.engine import SamplingParams
 from mua.engine.pool import EnginePool
-from mua.engine.sampler import SamplingParams
 from mua.types import Generation
 from mua.utils.errors import EngineError
 
@@ -140,7 +140,7 @@ async def test_a_turn_that_goes_on_elsewhere_is_the_unbroken_one(tmp_path: Path,
                 await asyncio.sleep(0)
             await asyncio.sleep(0.02 * (attempt + 1))
             for engine in pool._engines:
-                await pool._give_up_requests(engine)
+                await engine.abort()
             assert_same_bits([whole], [await asyncio.gather(*running)])
             found = pool.metrics()
             broken += found["engine/partial/continued"] > 0 and found["engine/partial/kept_tokens"] > 0

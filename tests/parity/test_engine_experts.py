@@ -16,7 +16,7 @@ import torch
 import transformers
 from engine_fixtures import make_pool
 
-from mua.engine.sampler import SamplingParams
+from mua.engine import SamplingParams
 from mua.types import Int32Array
 
 LAYERS, EXPERTS, TOP_K = 3, 8, 2

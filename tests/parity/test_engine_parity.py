@@ -15,10 +15,10 @@ import torch
 from engine_fixtures import STOP_ID, VOCAB
 from safetensors.torch import load_file
 
-from mua.engine.member import Targets
+from mua.engine import SamplingParams
+from mua.engine.engine_handle import Targets
 from mua.engine.pool import EnginePool
-from mua.engine.sampler import SamplingParams
-from mua.engine.sync import checksums
+from mua.engine.weight_transfer import checksums
 from mua.utils.errors import EngineError
 from tests.tensor_source import TensorSource
 

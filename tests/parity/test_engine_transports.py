@@ -20,8 +20,8 @@ import transformers
 from test_reshard import Layout, loaded_source
 
 from mua.config.schema import EngineConfig
-from mua.engine.member import EnginePlace
-from mua.engine.sampler import SamplingParams
+from mua.engine import SamplingParams
+from mua.engine.engine_handle import EnginePlace
 from tests.distributed import run_on_workers
 from tests.forked_engines import WithForkedEngines
 from tests.megatron_support import write_model
@@ -137,7 +137,8 @@ async def _lead(
         found: dict[str, Any] = {"answer": await _answer(pool), "layouts": []}
         for layout in layouts:
             source = loaded_source(folders[0], layout, config)
-            pool._members.forget()  # the groups of the source before
+            if pool._weight_groups is not None:
+                pool._weight_groups.forget()  # the groups of the source before
             _load(source, folders[1])
             await pool.update_weights(source, pool.version + 1)
             other = await _hashes(pool)
@@ -159,8 +160,8 @@ async def _lead(
 
 async def _hashes(pool: Any) -> dict[str, str]:
     """What every engine holds, which must be one."""
-    from mua.engine.member import Targets
-    from mua.engine.sync import checksums
+    from mua.engine.engine_handle import Targets
+    from mua.engine.weight_transfer import checksums
 
     first, *others = (await checksums(Targets(pool._engines, 60.0))).values()
     assert all(other == first for other in others)

@@ -223,8 +223,8 @@ def test_mua_plan_foresees_the_bytes_that_every_rank_receives(
 
 def one_pass(folder: Path, layout: Layout, config: Any) -> dict[str, Any]:
     """A pass over all buckets for every engine of two machines; what each rank sent and received."""
-    from mua.engine.host import Nodes
-    from mua.engine.member import EnginePlace
+    from mua.engine.cluster import Nodes
+    from mua.engine.engine_handle import EnginePlace
 
     places = [EnginePlace(node, place) for node in range(2) for place in range(config.count)]
     source = loaded_source(folder, layout, config)
@@ -323,8 +323,8 @@ def loaded_source(folder: Path, layout: Layout, config: Any, announce: Any = lam
 
     from megatron_bridge.convert import load_hf
     from megatron_bridge.plan import plan_model
-    from mua.engine.host import Nodes
-    from mua.engine.source import TrainerSource
+    from mua.engine.cluster import Nodes
+    from mua.engine.weight_sync import TrainerSource
 
     chunks = build(folder, layout)
     load_hf(chunks, folder)

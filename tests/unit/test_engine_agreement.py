@@ -18,10 +18,9 @@ import torch
 from megatron_bridge.plan import TensorSpec
 from megatron_bridge.reshard import lay_out
 from mua.config.schema import EngineConfig
-from mua.engine.member import Engine, EnginePlace, EngineState, Targets
+from mua.engine.engine_handle import EngineHandle, EnginePlace, EngineState, Targets
 from mua.engine.pool import EnginePool
-from mua.engine.source import WeightBucket, WeightGenerator
-from mua.engine.sync import checksums, engine_name
+from mua.engine.weight_transfer import WeightBucket, WeightGenerator, checksums, engine_name
 
 NAMES = ["model.embed_tokens.weight", "model.layers.0.self_attn.o_proj.weight", "model.norm.weight"]
 VALUES = {name: f"value {number}" for number, name in enumerate(NAMES)}
@@ -75,7 +74,7 @@ async def pool(tmp_path: Path) -> EnginePool:
 
 
 def holding(pool: EnginePool, number: int) -> Holding:
-    engine: Engine = pool._engines[number]
+    engine: EngineHandle = pool._engines[number]
     client = engine.client
     assert isinstance(client, Holding)
     return client

@@ -19,12 +19,11 @@ import pytest
 from engine_fixtures import CONTEXT, cpu_engine_config, make_pool
 from safetensors.torch import load_file
 
-from mua.engine.member import EnginePlace, Server
+from mua.engine import SamplingParams
+from mua.engine.engine_handle import EngineGone, EnginePlace, Server
 from mua.engine.pool import EnginePool
-from mua.engine.sampler import SamplingParams
 from mua.engine.server import SglangServer, engine_server
-from mua.engine.sglang_client import EngineGone
-from mua.engine.source import WeightGenerator
+from mua.engine.weight_transfer import WeightGenerator
 from mua.utils.errors import DeadlineExceeded, EngineError
 from tests.tensor_source import TensorSource
 

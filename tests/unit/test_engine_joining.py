@@ -17,8 +17,8 @@ from aiohttp import web
 
 from mua.config.load import load_config
 from mua.config.schema import ExperimentConfig
-from mua.engine import joining
-from mua.engine.membership import ADDRESS_FILE, Address
+from mua.engine import remote_worker
+from mua.engine.cluster import ADDRESS_FILE, Address
 from mua.utils.errors import RankLost
 from mua.utils.ports import LOOPBACK, free_port
 
@@ -90,12 +90,12 @@ def config(tmp_path: Path) -> ExperimentConfig:
 
 def test_a_run_that_was_silent_for_a_while_is_joined_again(config: ExperimentConfig, tmp_path: Path) -> None:
     with RankZero(tmp_path) as rank0:
-        joining.give_engines(config, lambda: False, address=LOOPBACK, rejoin=True)
+        remote_worker.give_engines(config, lambda: False, address=LOOPBACK, rejoin=True)
     assert rank0.silent.is_set()
     assert rank0.registered == 2
 
 
 def test_without_rejoin_its_silence_is_the_end(config: ExperimentConfig, tmp_path: Path) -> None:
     with RankZero(tmp_path) as rank0, pytest.raises(RankLost, match="no sign of life for 1 s"):
-        joining.give_engines(config, lambda: False, address=LOOPBACK)
+        remote_worker.give_engines(config, lambda: False, address=LOOPBACK)
     assert rank0.registered == 1

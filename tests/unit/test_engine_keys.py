@@ -18,9 +18,8 @@ from engine_fixtures import cpu_engine_config
 from key_support import answers_without, routes
 
 from mua.config.schema import EngineConfig
-from mua.engine.host import RemoteServer
 from mua.engine.pool import EnginePool
-from mua.engine.server import SglangServer, engine_server
+from mua.engine.server import RemoteServer, SglangServer, engine_server
 from mua.utils.errors import EngineError
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(900)]

@@ -13,11 +13,10 @@ from typing import Any
 
 import pytest
 
-from mua.engine.host import Joining
-from mua.engine.member import Engine, EngineState, Machine
-from mua.engine.membership import Membership
+from mua.engine import SamplingParams
+from mua.engine.cluster import Cluster, Joining
+from mua.engine.engine_handle import EngineHandle, EngineState, Machine
 from mua.engine.pool import EnginePool
-from mua.engine.sampler import SamplingParams
 from mua.rollout.scheduler import GroupScheduler, StepDemand
 from mua.utils.errors import EngineError
 from tests.engine_stand_in import Source, StandInServer, stand_in_pool
@@ -35,7 +34,7 @@ ANSWER = {
 def open_pool(tmp_path: Path, servers: list[StandInServer], **changes: Any) -> EnginePool:
     """A pool that machines may join; its own engines are ``servers``."""
     pool = stand_in_pool(servers, memory_saver=False, **({"leave_seconds": 5.0} | changes))
-    pool._membership = Membership(pool, Joining("127.0.0.1", tmp_path, {}), "key", 1, len(servers))
+    pool._cluster = Cluster(pool, Joining("127.0.0.1", tmp_path, {}), "key", 1, len(servers))
     return pool
 
 
@@ -49,7 +48,7 @@ async def until(true: Any) -> None:
             await asyncio.sleep(0.01)
 
 
-def engine_of(pool: EnginePool, index: int) -> Engine:
+def engine_of(pool: EnginePool, index: int) -> EngineHandle:
     return pool._engines[index]
 
 
@@ -130,14 +129,14 @@ async def test_a_machine_whose_engine_does_not_start_again_is_given_up_and_the_r
     async with open_pool(tmp_path, [own], max_restarts=2) as pool:
         await pool.start(Path())
         visitor = machine()
-        assert pool._membership is not None
-        pool._membership._machines[visitor.name] = visitor
+        assert pool._cluster is not None
+        pool._cluster._machines[visitor.name] = visitor
         pool.admit(visitor, [guest])
         await until(lambda: engine_of(pool, 1).state is EngineState.SERVING)
         guest.starts = False
         await guest.stop()
         await until(lambda: pool.engines_at_all() == 1)
-        assert pool._membership.counts["lost"] == 1
+        assert pool._cluster.counts["lost"] == 1
         assert pool.failure is None
         assert (await pool.update_weights(Source(), 1)).tensors == 4
         assert own.running

@@ -12,9 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mua.engine.partial import PartialTurn
-from mua.engine.pauses import Pauses
-from mua.engine.sampler import SamplingParams
+from mua.engine import Pauses, SamplingParams
+from mua.engine.pool import join_generations, remaining_request
 from mua.types import Generation
 
 
@@ -29,19 +28,20 @@ def piece(ids: list[int], version: int, rows: int, finish: str = "abort", kind: 
 def test_pieces_are_one_turn_whatever_their_lengths(lengths: list[int], routed: int) -> None:
     """Each engine is asked for the rest: of prompt, room and experts nothing is missing and nothing twice."""
     prompt = [1] * 4
-    turn = PartialTurn(prompt, SamplingParams(1.0, 20, (2,), seed=9, experts_from=routed and 4 - routed))
+    params = SamplingParams(1.0, 20, (2,), seed=9, experts_from=routed and 4 - routed)
     sent: list[int] = []
     found = None
     for version, length in enumerate([*lengths, 2]):
-        asked = turn.params
-        assert turn.prompt_ids == [*prompt, *sent]
+        asked_ids, asked = remaining_request(prompt, params, found)
+        assert asked_ids == [*prompt, *sent]
         assert (asked.max_new_tokens, asked.seed) == (20 - len(sent), 9)
         start = asked.experts_from
         assert start is not None
         ids = [10 * version + place for place in range(length)]
         finish = "stop" if version == len(lengths) else "abort"
-        got = piece(ids, version, max(0, len(turn.prompt_ids) - start + length - 1), finish)
-        found = turn.add(got if length else Generation(*(got.ids, got.logprobs, "abort", version, got.versions, 0)))
+        got = piece(ids, version, max(0, len(asked_ids) - start + length - 1), finish)
+        got = got if length else Generation(got.ids, got.logprobs, "abort", version, got.versions, 0)
+        found = join_generations(found, got)
         sent += ids
     assert found is not None
     assert found.ids.tolist() == sent
@@ -50,7 +50,6 @@ def test_pieces_are_one_turn_whatever_their_lengths(lengths: list[int], routed: 
     assert found.finish == "stop"
     assert found.experts is not None
     assert len(found.experts) == (routed or 4) + len(sent) - 1
-    assert not turn.full
 
 
 async def test_a_deadline_stands_still_while_the_trainer_has_the_memory() -> None:

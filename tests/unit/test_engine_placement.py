@@ -17,9 +17,8 @@ import pytest
 
 from mua.config.load import load_config
 from mua.config.schema import ExperimentConfig
-from mua.engine import joining, placement
-from mua.engine.host import Hosts, Joining
-from mua.engine.membership import ADDRESS_FILE, Address, facts_of
+from mua.engine import cluster, remote_worker
+from mua.engine.cluster import ADDRESS_FILE, Address, Hosts, Joining, facts_of
 from mua.engine.pool import EnginePool
 from mua.engine.server import engine_server
 from mua.utils.errors import ConfigError, EngineError, Preempted
@@ -61,7 +60,7 @@ def test_transport_follows_the_placement(tmp_path: Path) -> None:
 
 def test_engines_take_the_gpus_behind_the_trainers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = config_of(tmp_path, "engine.count=2", "engine.tensor_parallel=2")
-    first = placement.first_engine_gpu(config, 4)
+    first = cluster.first_engine_gpu(config, 4)
     servers = [
         engine_server(
             config.engine, dtype="bfloat16", context_length=64, seed=1, index=8 + place, place=place, first_gpu=first,
@@ -70,35 +69,35 @@ def test_engines_take_the_gpus_behind_the_trainers(tmp_path: Path, monkeypatch: 
         for place in range(2)
     ]  # fmt: skip
     assert [server.arguments["base-gpu-id"] for server in servers] == [4, 6]
-    placement.check_trainer_machine(config, ranks=4, gpus=8)
-    placement.check_trainer_machine(config, ranks=4, gpus=0)
+    cluster.check_trainer_machine(config, ranks=4, gpus=8)
+    cluster.check_trainer_machine(config, ranks=4, gpus=0)
     with pytest.raises(ConfigError, match=r"5 trainer ranks and engine.count 2 x engine.tensor_parallel 2 need 9 GPUs"):
-        placement.check_trainer_machine(config, ranks=5, gpus=8)
+        cluster.check_trainer_machine(config, ranks=5, gpus=8)
     with pytest.raises(ConfigError, match=r"shows 8: 0 are left for engines; lower engine\.count to 0"):
-        placement.check_trainer_machine(config, ranks=8, gpus=8)
-    placement.check_trainer_machine(config_of(tmp_path, "engine.nodes=1"), ranks=8, gpus=8)
+        cluster.check_trainer_machine(config, ranks=8, gpus=8)
+    cluster.check_trainer_machine(config_of(tmp_path, "engine.nodes=1"), ranks=8, gpus=8)
     shared = config_of(tmp_path, "placement=colocated", "engine.transport=broadcast")
     with pytest.raises(ConfigError, match="members of one NCCL group"):
-        placement.check_trainer_machine(shared, ranks=8, gpus=8)
+        cluster.check_trainer_machine(shared, ranks=8, gpus=8)
 
 
 def test_an_engine_node_is_filled_without_a_rest(tmp_path: Path) -> None:
-    placement.check_engine_machine(config_of(tmp_path, "engine.count=4", "engine.tensor_parallel=2"), gpus=8)
+    cluster.check_engine_machine(config_of(tmp_path, "engine.count=4", "engine.tensor_parallel=2"), gpus=8)
     with pytest.raises(ConfigError, match=r"tensor_parallel 3 does not divide the 8 GPUs .*: 2 would be left over"):
-        placement.check_engine_machine(config_of(tmp_path, "engine.tensor_parallel=3"), gpus=8)
+        cluster.check_engine_machine(config_of(tmp_path, "engine.tensor_parallel=3"), gpus=8)
     with pytest.raises(ConfigError, match=r"needs 16 GPUs, and this machine .* shows 8; set engine.count to 4"):
-        placement.check_engine_machine(config_of(tmp_path, "engine.count=8", "engine.tensor_parallel=2"), gpus=8)
+        cluster.check_engine_machine(config_of(tmp_path, "engine.count=8", "engine.tensor_parallel=2"), gpus=8)
 
 
 def test_a_run_is_reached_by_the_address_that_other_machines_know(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("MASTER_ADDR", raising=False)
-    assert placement.trainer_address(config_of(tmp_path).engine) == "127.0.0.1"
+    assert cluster.trainer_address(config_of(tmp_path).engine) == "127.0.0.1"
     monkeypatch.setenv("MASTER_ADDR", "node-7")
-    assert placement.trainer_address(config_of(tmp_path, "engine.nodes=1").engine) == "node-7"
+    assert cluster.trainer_address(config_of(tmp_path, "engine.nodes=1").engine) == "node-7"
     assert (
-        placement.trainer_address(config_of(tmp_path, "engine.nodes=1", "engine.address=10.0.0.9").engine) == "10.0.0.9"
+        cluster.trainer_address(config_of(tmp_path, "engine.nodes=1", "engine.address=10.0.0.9").engine) == "10.0.0.9"
     )
 
 
@@ -122,7 +121,7 @@ async def open_run(config: ExperimentConfig, **facts: str) -> AsyncIterator[Engi
 
 async def joined(config: ExperimentConfig) -> int:
     """Number of the first engine of a machine with ``config``."""
-    member = joining._Member(config, lambda: False, None)
+    member = remote_worker._Membership(config, lambda: False, None)
     await member._join()
     return member._first
 
@@ -134,7 +133,7 @@ async def test_machines_are_numbered_and_the_address_is_private_and_taken_back(t
     async with open_run(config):
         assert file.stat().st_mode & 0o777 == 0o600
         assert await joined(config) == 0
-        other = joining._Member(config, lambda: False, None)
+        other = remote_worker._Membership(config, lambda: False, None)
         other._name = "another:1"
         await other._join()
         assert other._first == 2
@@ -179,8 +178,8 @@ async def test_another_model_or_version_is_refused(tmp_path: Path) -> None:
 
 
 async def test_address_files_that_are_not_this_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(joining, "_KEY_SECONDS", 0.0)
-    monkeypatch.setattr(joining, "_LOOK_SECONDS", 0.02)
+    monkeypatch.setattr(remote_worker, "_KEY_SECONDS", 0.0)
+    monkeypatch.setattr(remote_worker, "_LOOK_SECONDS", 0.02)
     write_qwen3(tmp_path / "model", 0)
     config = config_of(tmp_path, "engine.start_seconds=0.2")
     file = config.output / ADDRESS_FILE
@@ -203,7 +202,7 @@ async def test_address_files_that_are_not_this_runs(tmp_path: Path, monkeypatch:
 
 async def test_a_machine_leaves_before_it_has_joined(tmp_path: Path) -> None:
     with pytest.raises(Preempted, match="before there was a run"):
-        await joining._Member(config_of(tmp_path), lambda: True, None)._join()
+        await remote_worker._Membership(config_of(tmp_path), lambda: True, None)._join()
 
 
 async def test_a_run_without_engines_waits_for_machines_and_then_ends(tmp_path: Path) -> None:

@@ -14,10 +14,9 @@ from pathlib import Path
 import pytest
 from engine_stand_in import Source, StandInServer, stand_in_pool
 
-from mua.engine.member import EngineState
+from mua.engine import SamplingParams
+from mua.engine.engine_handle import EngineGone, EngineState
 from mua.engine.pool import EnginePool
-from mua.engine.sampler import SamplingParams
-from mua.engine.sglang_client import EngineGone
 from mua.utils.errors import EngineError
 
 pytestmark = pytest.mark.timeout(60)

@@ -13,8 +13,8 @@ from dataclasses import replace
 import pytest
 from engine_fixtures import CONTEXT
 
+from mua.engine import SamplingParams, TurnCut
 from mua.engine.pool import EnginePool
-from mua.engine.sampler import SamplingParams, TurnCut
 from mua.utils.errors import DeadlineExceeded, EngineError
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(900)]  # a busy machine

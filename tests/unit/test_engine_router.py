@@ -18,12 +18,9 @@ import numpy as np
 import pytest
 
 from mua.config.rollout import SamplersConfig
-from mua.engine import routed
-from mua.engine.member import EngineLoad
-from mua.engine.routed import CONTRACT, RoutedEngines, RouterLost, fault_json, generation_json
-from mua.engine.router import EngineRouter
-from mua.engine.sampler import SamplingParams, TurnCut
-from mua.engine.sglang_client import EngineGone
+from mua.engine import SamplingParams, TurnCut, router_client
+from mua.engine.engine_handle import EngineGone, EngineLoad
+from mua.engine.router_client import CONTRACT, EngineRouter, RouterClient, RouterLost, fault_json, generation_json
 from mua.types import Generation
 from mua.utils.errors import DeadlineExceeded, EngineError
 
@@ -70,7 +67,7 @@ async def test_turns_and_faults_come_through_as_they_are() -> None:
     pool = TellablePool()
     router = EngineRouter(pool, SamplersConfig())
     await router.start()
-    async with RoutedEngines(router.url, router.key, "a", 5.0) as engines:
+    async with RouterClient(router.url, router.key, "a", 5.0) as engines:
         for given in (generation(), generation(experts=False)):
             pool.answer = given
             found = await engines.generate(np.array([1, 2, 3]), PARAMS, session="0/1/0", deadline_s=30)
@@ -99,7 +96,7 @@ async def test_turns_and_faults_come_through_as_they_are() -> None:
         asking.cancel()  # the engine is to stop as well
         async with asyncio.timeout(10):
             await pool.given_up.wait()
-    async with RoutedEngines(router.url, "another", "b", 5.0) as stranger:
+    async with RouterClient(router.url, "another", "b", 5.0) as stranger:
         with pytest.raises(EngineError, match="401"):
             await stranger.generate([1], PARAMS, session="s", deadline_s=30)
         assert await stranger.room() == 0
@@ -111,7 +108,7 @@ async def test_a_router_that_is_gone_is_told_and_one_that_comes_back_is_asked_ag
     router = EngineRouter(pool, SamplersConfig())
     await router.start()
     config = SamplersConfig(port=int(router.url.rpartition(":")[2]))
-    async with RoutedEngines(router.url, router.key, "a", 3.0) as engines:
+    async with RouterClient(router.url, router.key, "a", 3.0) as engines:
         pool.answer = None
         asking = asyncio.create_task(engines.generate([1], PARAMS, session="s", deadline_s=60))
         await asyncio.sleep(0.1)
@@ -132,8 +129,8 @@ async def test_load_decides_who_starts_what_and_time_stands_still_with_the_engin
     router = EngineRouter(pool, SamplersConfig(load=1.5))
     await router.start()
     async with (
-        RoutedEngines(router.url, router.key, "a", 5.0) as one,
-        RoutedEngines(router.url, router.key, "b", 5.0) as other,
+        RouterClient(router.url, router.key, "a", 5.0) as one,
+        RouterClient(router.url, router.key, "b", 5.0) as other,
     ):
         assert await one.room() == 12  # one and a half times eight slots
         assert await other.room() == 6  # two are asking
@@ -162,9 +159,9 @@ async def test_an_address_that_is_not_ours_is_refused() -> None:
 
 async def test_a_process_that_stood_still_does_not_take_the_router_for_gone() -> None:
     router = EngineRouter(TellablePool(), SamplersConfig())
-    async with RoutedEngines("http://127.0.0.1:1", "k", "a", 0.2) as nowhere:
+    async with RouterClient("http://127.0.0.1:1", "k", "a", 0.2) as nowhere:
         await router.start()
-        async with RoutedEngines(router.url, router.key, "b", 0.2) as engines:
+        async with RouterClient(router.url, router.key, "b", 0.2) as engines:
             for _ in range(3):
                 time.sleep(0.5)  # imports, or a machine that is busy
                 assert not engines.lost
@@ -177,15 +174,18 @@ async def test_a_process_that_stood_still_does_not_take_the_router_for_gone() ->
 async def test_a_sampler_of_another_contract_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     router = EngineRouter(TellablePool(), SamplersConfig())
     await router.start()
-    monkeypatch.setattr(routed, "CONTRACT", CONTRACT + 1)  # the router keeps its own
+    engines = RouterClient(router.url, router.key, "a", 60.0)
+    with monkeypatch.context() as newer:
+        newer.setattr(router_client, "CONTRACT", CONTRACT + 1)
+        await engines.__aenter__()
     told = rf"sampler contract {CONTRACT}, this sampler speaks {CONTRACT + 1}; install the trainer's mua here"
-    async with RoutedEngines(router.url, router.key, "a", 60.0) as engines:
-        with pytest.raises(EngineError, match=told) as met:
-            await engines.room()
-        with pytest.raises(EngineError, match=told) as fault:
-            await engines.generate([1], PARAMS, session="s", deadline_s=30)
-        assert not met.value.passing
-        assert not fault.value.passing
+    with pytest.raises(EngineError, match=told) as met:
+        await engines.room()
+    with pytest.raises(EngineError, match=told) as fault:
+        await engines.generate([1], PARAMS, session="s", deadline_s=30)
+    await engines.__aexit__()
+    assert not met.value.passing
+    assert not fault.value.passing
     async with (
         aiohttp.ClientSession(headers={"Authorization": f"Bearer {router.key}"}) as session,
         session.get(f"{router.url}/state") as response,
@@ -207,7 +207,7 @@ async def test_what_travels_is_that_of_its_contract() -> None:
     assert set(fault_json(TurnCut("late", generation()))) == {"kind", "message", "passing", "partial"}
     router = EngineRouter(TellablePool(), SamplersConfig())
     await router.start()
-    async with RoutedEngines(router.url, router.key, "a", 60.0) as engines:
+    async with RouterClient(router.url, router.key, "a", 60.0) as engines:
         await engines.room()
         assert set(engines.state) == {"paused", "version", "capacity", "running", "waiting", "room"}
     await router.close()

@@ -16,12 +16,10 @@ import torch
 
 from megatron_bridge.plan import TensorSpec
 from megatron_bridge.reshard import lay_out
-from mua.engine import sync
-from mua.engine.member import EnginePlace, Targets
-from mua.engine.sglang_client import EngineGone
-from mua.engine.slices import loaded_together
-from mua.engine.source import Buffers, WeightBucket, WeightGenerator, WeightSource
-from mua.engine.sync import SyncReport, WeightTransfer
+from mua.engine import weight_transfer
+from mua.engine.engine_handle import EngineGone, EnginePlace, Targets
+from mua.engine.weight_sync import Buffers, fused_key
+from mua.engine.weight_transfer import SyncReport, WeightBucket, WeightGenerator, WeightSource, WeightTransfer
 from mua.utils.errors import EngineError
 
 
@@ -103,7 +101,7 @@ class AtOnce(ThreadPoolExecutor):
 
 
 async def test_one_bucket_is_put_together_while_another_loads_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sync, "ThreadPoolExecutor", AtOnce)
+    monkeypatch.setattr(weight_transfer, "ThreadPoolExecutor", AtOnce)
     engine, source = StandIn(), CountedSource(4)
     engine.gate.clear()
     update = asyncio.create_task(push(targets(engine), source, 1))
@@ -185,7 +183,7 @@ def test_overlap_counts_only_what_both_intervals_share() -> None:
 def test_what_the_engine_fuses_in_one_call_stays_in_one_bucket() -> None:
     names = ["q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "o_proj"]
     specs = [TensorSpec(f"model.layers.0.self_attn.{name}.weight", (16, 16), torch.float32) for name in names]
-    layouts = lay_out(specs, 1024, together=loaded_together)
+    layouts = lay_out(specs, 1024, together=fused_key)
     found = [[slot.spec.name.split(".")[4] for slot in layout.tensors] for layout in layouts]
     assert found == [["q_a_proj", "kv_a_proj_with_mqa"], ["q_b_proj"], ["o_proj"]]
 

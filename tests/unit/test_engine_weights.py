@@ -19,10 +19,8 @@ from hypothesis import strategies as st
 
 from megatron_bridge.reshard import ALIGNMENT
 from mua.compat.shared_weights import shared_buffer
-from mua.engine.member import EnginePlace
-from mua.engine.sglang_client import parse_generation
-from mua.engine.source import WeightBucket
-from mua.engine.sync import engine_name
+from mua.engine.engine_handle import EnginePlace, parse_generation
+from mua.engine.weight_transfer import WeightBucket, engine_name
 from mua.utils.errors import EngineError
 from tests.tensor_source import TensorSource
 

@@ -17,7 +17,7 @@ import pytest
 
 from environments.gyms._shared import Gym
 from mua.config.schema import EvaluationConfig, ExperimentConfig
-from mua.engine.sampler import SamplingParams
+from mua.engine import SamplingParams
 from mua.environment.endpoint.services import Services
 from mua.environment.selection import Selection
 from mua.observe.progress import Progress

@@ -15,8 +15,7 @@ import numpy as np
 import pytest
 
 from mua.rollout.gateway.chat_calls import ChatCall, Refused, read_chat
-from mua.rollout.gateway.matching import same_message
-from mua.rollout.gateway.session import GatewaySession, ServedTurn, SessionLimits, TurnRequest
+from mua.rollout.gateway.session import GatewaySession, ServedTurn, SessionLimits, TurnRequest, same_message
 from mua.tokens.conversation import Conversation
 from mua.tokens.parsing import AssistantTurn
 from mua.types import Generation, Int32Array, Json, Outcome, Provenance, ToolSchema

@@ -18,8 +18,7 @@ import pytest
 
 from mua.config.load import load_config
 from mua.config.schema import ExperimentConfig
-from mua.engine.server import start_process
-from mua.engine.variables import for_engine, with_cuda_runtime
+from mua.engine.server import for_engine, start_process, with_cuda_runtime
 from mua.launch import gpus
 from mua.launch.checks import Check
 from mua.launch.checks import node as checks

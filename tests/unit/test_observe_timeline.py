@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from environments.help_desk.tasks import generate
-from mua.engine.sampler import SamplingParams
+from mua.engine import SamplingParams
 from mua.environment.protocol import ToolResult
 from mua.environment.user import UserReply
 from mua.observe.timeline import (

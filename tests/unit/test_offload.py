@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from mua.config.schema import EngineConfig, MegatronConfig
-from mua.engine.allocator import ALLOCATOR_VARIABLES, refuse_expandable_segments
-from mua.engine.sglang_client import EngineGone
+from mua.engine.engine_handle import EngineGone
+from mua.engine.server import ALLOCATOR_VARIABLES, refuse_expandable_segments
 from mua.megatron import device_memory
 from mua.utils.errors import ConfigError
 from tests.distributed import run_on_workers

@@ -15,7 +15,7 @@ import pytest
 
 from environments.help_desk.tasks import generate
 from mua.algorithms.rollout_metrics import rollout_metrics
-from mua.engine.sampler import TurnCut
+from mua.engine import TurnCut
 from mua.environment.endpoint.services import Services
 from mua.environment.protocol import Task
 from mua.rollout import runner as runner_module

@@ -298,7 +298,7 @@ def test_no_recipe_is_refused_for_anything_but_its_model(
 
 
 def test_gpus_of_this_machine(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mua.engine.placement.visible_gpus", lambda: 8)
+    monkeypatch.setattr("mua.engine.cluster.visible_gpus", lambda: 8)
     lines = problems("megatron.data_parallel=16")
     assert "needs 16 processes with a GPU each, and this machine shows 8" in lines[0]
     assert "engine.count: engine.count 9" in problems("megatron.data_parallel=8", "engine.count=9")[0]

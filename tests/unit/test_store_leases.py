@@ -21,7 +21,7 @@ import pytest
 import sqlalchemy as sa
 
 import mua
-from mua.engine.routed import CONTRACT
+from mua.engine.router_client import CONTRACT
 from mua.rollout.sample import configuration_of, secrets_of
 from mua.rollout.sampler_code import made_with
 from mua.store import database, leases

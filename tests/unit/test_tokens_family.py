@@ -14,9 +14,8 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer
 
-from mua.tokens.chat_family import apply_template
+from mua.tokens.chat_family import apply_template, load_family
 from mua.tokens.codec import content, fixed
-from mua.tokens.family_loading import load_family
 from mua.types import Json, Provenance
 from mua.utils.errors import ModelError
 from tests.tokens_fixtures import CORPUS, chat_family, model_folder, plain_ids
@@ -229,6 +228,6 @@ def test_control_token_that_strips_its_surroundings_is_refused(tmp_path: Path) -
 
 def test_importing_the_package_loads_no_tokenizer_library() -> None:
     heavy = "{'torch', 'transformers', 'tokenizers', 'jinja2', 'sglang'}"
-    code = f"import sys, mua.tokens.conversation, mua.tokens.family_loading; print(sorted({heavy} & set(sys.modules)))"
+    code = f"import sys, mua.tokens.conversation, mua.tokens.chat_family; print(sorted({heavy} & set(sys.modules)))"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert result.stdout.strip() == "[]"

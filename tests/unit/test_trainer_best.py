@@ -48,7 +48,7 @@ class Evaluated:
         )
 
     def _update(self, weights: int, version: int) -> Any:
-        from mua.engine.sync import SyncReport
+        from mua.engine.weight_transfer import SyncReport
 
         self.updates = weights
         self.versions.append(version)

@@ -18,7 +18,7 @@ import pytest
 from disk_support import largest_file
 
 from mua.config.schema import ExperimentConfig
-from mua.engine.sync import SyncReport
+from mua.engine.weight_transfer import SyncReport
 from mua.observe.metrics_log import read_metrics
 from mua.rollout.scheduler import Position, RolloutBatch
 from mua.rollout.scored import require_scored, too_few_scored

@@ -28,8 +28,8 @@ from mua.store.records import EpisodeKey, trajectory_inserts
 from mua.store.stored_groups import demonstrations, stored_groups
 from mua.store.tables import parts
 from mua.store.writer import Insert, execute
-from mua.tokens.family_loading import load_family
-from mua.tokens.same_tokenizer import tokenizer_digest
+from mua.tokens.chat_family import load_family
+from mua.tokens.codec import tokenizer_digest
 from mua.trainer.conversations import load_sets
 from mua.trainer.from_store import train_offline, use_schedule
 from mua.trainer.sft import fine_tune

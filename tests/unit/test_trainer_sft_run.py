@@ -21,7 +21,7 @@ from mua.algorithms.losses import CrossEntropyLoss
 from mua.config.schema import ExperimentConfig
 from mua.megatron.checkpoint import latest_checkpoint
 from mua.observe.metrics_log import read_metrics
-from mua.tokens.family_loading import load_family
+from mua.tokens.chat_family import load_family
 from mua.trainer.conversations import Conversations, load_sets
 from mua.trainer.preempt import Preemption
 from mua.trainer.sft import fine_tune, validation_metrics

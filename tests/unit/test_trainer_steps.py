@@ -20,7 +20,7 @@ import torch
 
 from mua.algorithms.losses import LossFunction, TokenTensors, finish_metrics
 from mua.config.schema import ExperimentConfig, RolloutConfig
-from mua.engine.sync import SyncReport
+from mua.engine.weight_transfer import SyncReport
 from mua.observe.timeline import Timeline
 from mua.rollout.scheduler import Position, RolloutBatch
 from mua.trainer import rl

@@ -21,8 +21,8 @@ from typing import Any
 
 from mua.compat.sglang_cpu import cpu_environment
 from mua.config.schema import EngineConfig
+from mua.engine import SamplingParams
 from mua.engine.pool import EnginePool
-from mua.engine.sampler import SamplingParams
 from tools import kit
 
 PROMPT_TOKENS = 32

@@ -29,7 +29,7 @@ from pathlib import Path
 import numpy as np
 
 from mua.config.schema import ExperimentConfig
-from mua.engine.sampler import SamplingParams
+from mua.engine import SamplingParams
 from mua.environment.domain import Domain
 from mua.environment.endpoint.services import Services
 from mua.environment.protocol import Move, Task
@@ -37,9 +37,8 @@ from mua.environment.registry import get_domain
 from mua.environment.selection import Selection
 from mua.environment.user import STOP_SIGNAL
 from mua.rollout.runner import EpisodeRunner, Placed, without_gc_pauses
-from mua.tokens.chat_family import ChatFamily
+from mua.tokens.chat_family import ChatFamily, load_family
 from mua.tokens.codec import fixed
-from mua.tokens.family_loading import load_family
 from mua.types import Generation, Int32Array, Outcome, Provenance, Trajectory
 from tools import kit
 from workbench.tokenizer import train_tokenizer
@@ -49,7 +48,7 @@ ALONE = 3
 
 
 class ScriptedPolicy:
-    """Token ids of the gold moves, session by session. Implements :class:`mua.engine.sampler.Sampler`."""
+    """Token ids of the gold moves, session by session. Implements :class:`mua.engine.Sampler`."""
 
     def __init__(self, family: ChatFamily, moves: Sequence[Sequence[Move]]) -> None:
         """``moves[i]`` are those of the episodes whose ordinal is ``i``."""

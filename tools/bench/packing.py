@@ -112,8 +112,8 @@ def encoded(
     folder: Path, selection: Selection, played: Sequence[tuple[Task, list[Json]]], style: PromptStyle
 ) -> Iterator[Int32Array]:
     """Token ids of every segment, as an episode would have left them."""
+    from mua.tokens.chat_family import load_family
     from mua.tokens.conversation import Conversation
-    from mua.tokens.family_loading import load_family
 
     family = load_family(folder, thinking=False)
     for task, messages in played:

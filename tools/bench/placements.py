@@ -37,7 +37,7 @@ from typing import Protocol
 
 from mua.config.load import load_config
 from mua.config.schema import ExperimentConfig
-from mua.engine.member import Slots, least_loaded
+from mua.engine.engine_handle import Slots, least_loaded
 from mua.launch.plan.gpu_memory import EngineBytes, engine_bytes, reference_bytes
 from mua.launch.plan.layout import gpus_per_node
 from mua.launch.plan.links import plan_sync

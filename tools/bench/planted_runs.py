@@ -26,9 +26,8 @@ import torch
 from safetensors.torch import load_file
 
 from mua.config.schema import ExperimentConfig
-from mua.engine.pauses import Pauses
-from mua.engine.sampler import SamplingParams
-from mua.engine.sync import SyncReport
+from mua.engine import Pauses, SamplingParams
+from mua.engine.weight_transfer import SyncReport
 from mua.environment.domain import Domain, moves_of, unanswered
 from mua.environment.protocol import Move, Task
 from mua.environment.registry import get_domain
@@ -387,7 +386,7 @@ def settings_of(
 def made_run(plan: Plan, root: Path, output: Path, seed: int) -> Path:
     """Train by ``plan``; the output folder. A run that its own bounds stop is left as it is."""
     from mua.observe.output import output_of, prepare_output
-    from mua.tokens.family_loading import load_family
+    from mua.tokens.chat_family import load_family
     from mua.utils.errors import MuaError
 
     domains = tuple(plan.domain.split("+"))

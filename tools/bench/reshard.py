@@ -81,7 +81,7 @@ def run_rank(rank: int, folder: Path, arguments: argparse.Namespace) -> None:
 
 
 def follow(folder: Path, count: int, arguments: argparse.Namespace) -> None:
-    from mua.engine.member import EnginePlace
+    from mua.engine.engine_handle import EnginePlace
 
     places = [EnginePlace(0, place) for place in range(count)]
     for number, layout in enumerate(LAYOUTS.values(), start=1):
@@ -99,7 +99,8 @@ async def lead(folder: Path, count: int, arguments: argparse.Namespace) -> None:
         await pool.start(folder / "model")
         for name, layout in LAYOUTS.items():
             source, built = make_source(folder, layout, config)
-            pool._members.forget()  # the groups of the source before
+            if pool._weight_groups is not None:
+                pool._weight_groups.forget()  # the groups of the source before
             await pool.update_weights(source, pool.version + 1)  # plans the routes
             reports, limits = [], []
             for _ in range(arguments.repeat):
@@ -147,8 +148,8 @@ def make_source(folder: Path, layout: dict[str, int], engine: Any) -> tuple[Any,
     import torch.distributed as dist
 
     from megatron_bridge.plan import plan_model
-    from mua.engine.host import Nodes
-    from mua.engine.source import TrainerSource
+    from mua.engine.cluster import Nodes
+    from mua.engine.weight_sync import TrainerSource
 
     built = kit.bare_learner(folder / "model", 512, **layout)
     chunks = built.policy.chunks

@@ -28,8 +28,8 @@ from scipy.stats import binom
 
 from mua.config.load import load_config
 from mua.config.schema import ExperimentConfig
+from mua.engine import Sampler
 from mua.engine.pool import EnginePool
-from mua.engine.sampler import Sampler
 from mua.environment.endpoint.services import Services
 from mua.environment.protocol import Task
 from mua.environment.selection import Selection
@@ -38,7 +38,7 @@ from mua.store.database import Store
 from mua.store.recorder import Recorder
 from mua.store.starts import begin_part
 from mua.store.writer import Writer
-from mua.tokens.family_loading import load_family
+from mua.tokens.chat_family import load_family
 from tools import kit
 from tools.bench.episodes import ScriptedPolicy
 from workbench.tokenizer import train_tokenizer

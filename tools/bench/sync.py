@@ -74,7 +74,7 @@ async def measure(folder: Path, arguments: Any) -> None:
 
 
 async def decode(pool: Any, number: int) -> None:
-    from mua.engine.sampler import SamplingParams
+    from mua.engine import SamplingParams
 
     params = SamplingParams(temperature=1.0, max_new_tokens=3000, stop_token_ids=())
     await pool.generate([number + 3] * 16, params, session=str(number), deadline_s=SECONDS)

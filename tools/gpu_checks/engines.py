@@ -20,7 +20,7 @@ import numpy as np
 import torch
 import yaml
 
-from mua.engine.sampler import SamplingParams
+from mua.engine import SamplingParams
 from mua.types import Generation, TrainSequence
 from tools.gpu_checks.child import ENGINE, Found, Place, Skip, absent
 from tools.gpu_checks.parity import FLOAT32, MARGIN, scored

@@ -259,7 +259,7 @@ def _recorded(key: str, place: Path | float | None) -> Iterator[Check]:
 def check_model(start: Start) -> Iterator[Check]:
     """The folder holds a model of a family that is known here, with weights and a tokenizer."""
     from mua.megatron.architecture import architecture_of
-    from mua.tokens.family_loading import family_of_folder, has_chat_template, template_advice
+    from mua.tokens.chat_family import family_of_folder, has_chat_template, template_advice
 
     model, folder = start.config.model, start.config.model.path
     if model.shrink:
@@ -401,8 +401,8 @@ def check_divisions(start: Start) -> Iterator[Check]:
 )  # fmt: skip
 def check_machines(start: Start) -> Iterator[Check]:
     """There are GPUs for the ranks of the layout and for the engines."""
-    from mua.engine.allocator import refuse_expandable_segments
-    from mua.engine.placement import check_trainer_machine, local_ranks, visible_gpus
+    from mua.engine.cluster import check_trainer_machine, local_ranks, visible_gpus
+    from mua.engine.server import refuse_expandable_segments
     from mua.launch.slurm import place_job
 
     config, verb = start.config, start.verb
@@ -563,7 +563,7 @@ def check_tasks(start: Start) -> Iterator[Check]:
 )  # fmt: skip
 def check_template(start: Start) -> Iterator[Check]:
     """The folder's own chat template renders as the family does, in the mode that is asked for."""
-    from mua.tokens.family_loading import load_family
+    from mua.tokens.chat_family import load_family
 
     model = start.config.model
     try:
@@ -645,7 +645,7 @@ def check_reading(
 
 def check_service(model: Path, tensor_parallel: int) -> list[Check]:
     """What ``mua serve`` needs of a model folder; SGLang knows more families than can be trained here."""
-    from mua.engine.placement import visible_gpus
+    from mua.engine.cluster import visible_gpus
 
     if missing := _no_folder(model):
         return [missing]

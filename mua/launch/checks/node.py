@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING
 import psutil
 
 from mua.config.schema import DistillationConfig, EndpointConfig, ExperimentConfig
-from mua.engine.allocator import ALLOCATOR_VARIABLES, expandable
-from mua.engine.placement import check_trainer_machine, first_engine_gpu, trains_beside_engines
+from mua.engine.cluster import check_trainer_machine, first_engine_gpu, trains_beside_engines
+from mua.engine.server import ALLOCATOR_VARIABLES, expandable
 from mua.launch.checks import Check, Start, listed
 from mua.launch.gpus import NodeFacts, Variable, needed_variables, read_node
 from mua.utils.cores import given_cores

@@ -22,7 +22,7 @@ from megatron_bridge.plan import PlannedParameter, attach_hf_config, in_order, p
 from megatron_bridge.reshard import ALIGNMENT, Holders, Routes, Target, bucket_layouts, whole_tensors
 from mua.compat.without_cuda import without_cuda
 from mua.config.schema import ClusterConfig, ExperimentConfig
-from mua.engine.slices import broadcast_roots, engine_target, loaded_together, share_out
+from mua.engine.weight_sync import assign_roots, broadcast_roots, engine_target, fused_key
 from mua.launch.plan.layout import layers_by_stage, trainer_gpus_per_node
 from mua.megatron.architecture import Architecture
 from mua.megatron.model import build_chunks
@@ -82,7 +82,7 @@ def planned_links(architecture: Architecture, config: ExperimentConfig) -> Links
         target,
         config.engine.bucket_bytes,
         alignment=ALIGNMENT if colocated else 1,
-        together=None if slices else loaded_together,
+        together=None if slices else fused_key,
         by_turns=colocated,
     )
     if colocated:
@@ -252,7 +252,7 @@ class Links:
                 for bucket, nbytes in of_bucket.items():
                     for rank in group & own.keys() & set(ranks):
                         own[rank][bucket] += int(nbytes[0])
-        return share_out(own, sizes)
+        return assign_roots(own, sizes)
 
     def broadcast(self, sizes: Sequence[int]) -> None:
         """Every bucket once more out of its root's adapter, and by its own adapter into every engine rank."""

@@ -7,9 +7,9 @@ whole history where they are told to, which is their default.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Literal
 
-from mua.rollout.gateway.chat_calls import ChatCall, Refused, chat_call, flattened, read_object
+from mua.rollout.gateway.chat_calls import ChatCall, Refused, chat_call, flatten_content, read_object, require
 from mua.rollout.gateway.session import ServedTurn
 from mua.types import Json
 
@@ -22,11 +22,10 @@ def response_call(raw: bytes, sampling: Literal["override", "refuse"]) -> ChatCa
     """The body of ``/v1/responses`` as a request for a turn. Raises :class:`Refused`."""
     body = read_object(raw)
     for key in ("previous_response_id", "conversation", "background", "prompt"):
-        if body.get(key):
-            raise Refused(400, f"{key}: not served; send the whole history", param=key)
+        require(not body.get(key), f"{key}: not served; send the whole history", key)
     text_format = (body.get("text") or {}).get("format") if isinstance(body.get("text"), dict) else None
-    if text_format is not None and text_format.get("type") != "text":
-        raise Refused(400, "text.format: constrained decoding is not served", param="text")
+    plain = text_format is None or text_format.get("type") == "text"
+    require(plain, "text.format: constrained decoding is not served", "text")
     chat: Json = {key: body[key] for key in _SAME if key in body}
     chat["messages"] = _messages(body)
     chat["max_tokens"] = body.get("max_output_tokens")
@@ -39,6 +38,7 @@ def response_call(raw: bytes, sampling: Literal["override", "refuse"]) -> ChatCa
 
 
 def _messages(body: Json) -> list[Json]:
+    """The items as messages. Calls join the assistant's message before them, as chat completions have it."""
     messages: list[Json] = []
     if body.get("instructions"):
         messages.append({"role": "system", "content": body["instructions"]})
@@ -48,58 +48,39 @@ def _messages(body: Json) -> list[Json]:
     if not isinstance(items, list):
         raise Refused(400, "input: a string or a list of items", param="input")
     for index, item in enumerate(items):
-        _add(messages, item, f"input[{index}]")
+        where = f"input[{index}]"
+        kind = item.get("type", "message") if isinstance(item, dict) else None
+        if kind == "message":
+            messages.append({"role": item.get("role"), "content": flatten_content(item.get("content"), where)})
+        elif kind == "function_call":
+            function = {"name": item.get("name"), "arguments": item.get("arguments")}
+            if not messages or messages[-1]["role"] != "assistant":
+                messages.append({"role": "assistant", "content": ""})
+            call = {"id": item.get("call_id"), "type": "function", "function": function}
+            messages[-1].setdefault("tool_calls", []).append(call)
+        elif kind == "function_call_output":
+            output = flatten_content(item.get("output"), where)
+            messages.append({"role": "tool", "content": output, "tool_call_id": item.get("call_id")})
+        else:
+            told = f"{where}: items of the type {str(kind)[:40]!r} are not served"
+            require(kind == "reasoning", told, "input")
     return messages
-
-
-def _add(messages: list[Json], item: Any, where: str) -> None:
-    """Calls join the assistant's message before them, as chat completions have it."""
-    kind = item.get("type", "message") if isinstance(item, dict) else None
-    if kind == "message":
-        content = flattened(item.get("content"), where)
-        messages.append({"role": item.get("role"), "content": content})
-    elif kind == "function_call":
-        function = {"name": item.get("name"), "arguments": item.get("arguments")}
-        if not messages or messages[-1]["role"] != "assistant":
-            messages.append({"role": "assistant", "content": ""})
-        call = {"id": item.get("call_id"), "type": "function", "function": function}
-        messages[-1].setdefault("tool_calls", []).append(call)
-    elif kind == "function_call_output":
-        content = flattened(item.get("output"), where)
-        messages.append({"role": "tool", "content": content, "tool_call_id": item.get("call_id")})
-    elif kind != "reasoning":
-        raise Refused(400, f"{where}: items of the type {str(kind)[:40]!r} are not served", param="input")
 
 
 def response_body(turn: ServedTurn, call: ChatCall) -> Json:
     """The response that tells ``turn``."""
     output: list[Json] = []
     if thoughts := turn.message.get("reasoning_content"):
-        output.append(
-            {"type": "reasoning", "id": f"rs_{turn.number}", "summary": [{"type": "summary_text", "text": thoughts}]}
-        )
+        summary = [{"type": "summary_text", "text": thoughts}]
+        output.append({"type": "reasoning", "id": f"rs_{turn.number}", "summary": summary})
     calls = turn.message.get("tool_calls", [])
     if turn.message["content"] or not calls:
         part = {"type": "output_text", "text": turn.message["content"], "annotations": [], "logprobs": []}
-        output.append(
-            {
-                "type": "message",
-                "id": f"msg_{turn.number}",
-                "role": "assistant",
-                "status": "completed",
-                "content": [part],
-            }
-        )
+        said = {"type": "message", "id": f"msg_{turn.number}", "role": "assistant", "status": "completed"}
+        output.append(said | {"content": [part]})
     for one in calls:
-        output.append(
-            {
-                "type": "function_call",
-                "id": f"fc_{one['id']}",
-                "call_id": one["id"],
-                "status": "completed",
-                **one["function"],
-            }
-        )
+        named = {"type": "function_call", "id": f"fc_{one['id']}", "call_id": one["id"], "status": "completed"}
+        output.append(named | one["function"])
     cut = turn.finish == "length"
     return {
         "id": f"resp_{turn.number}",
@@ -178,5 +159,4 @@ def _item_events(item: Json, place: Json) -> Iterator[Json]:
 
 
 def _pieces(kind: str, text: str, place: Json) -> Iterator[Json]:
-    for at in range(0, len(text), PIECE):
-        yield {"type": kind, "delta": text[at : at + PIECE], **place}
+    return ({"type": kind, "delta": text[at : at + PIECE], **place} for at in range(0, len(text), PIECE))

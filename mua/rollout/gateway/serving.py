@@ -21,19 +21,38 @@ import asyncio
 import logging
 import secrets
 from collections.abc import Awaitable, Callable, Iterable
-from typing import TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import orjson
 from aiohttp import web
 
+import mua
 from mua.config.rollout import AgentConfig
 from mua.rollout.gateway.chat_calls import Refused, read_chat, read_object
-from mua.rollout.gateway.domain_tools import answer_mcp
-from mua.rollout.gateway.episode_host import EpisodeHost
 from mua.rollout.gateway.responses import PIECE, response_body, response_call, response_events
 from mua.rollout.gateway.session import GatewaySession, ServedTurn
-from mua.types import Json
+from mua.types import Json, ToolSchema
 from mua.utils.errors import MuaError
+
+
+class EpisodeHost(Protocol):
+    """What an episode offers its agent beside the policy. Raises :class:`Refused` for what cannot be served."""
+
+    def task(self) -> Json:
+        """``id``, ``domain``, ``instructions``, ``user`` (the first message) and ``tools`` in OpenAI's form."""
+
+    def tools(self) -> list[ToolSchema]:
+        """The tools of the domain, as they are now."""
+
+    async def call_tool(self, name: str, arguments: Json) -> Json:
+        """``text``, ``error`` and ``ended``: whether the episode is over by this call."""
+
+    async def tell_user(self, text: str) -> Json:
+        """The user's ``text``, and ``stop``: whether the conversation is over."""
+
+    def report(self, report: Json) -> None:
+        """Take the agent's own verdict."""
+
 
 Handler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
 log = logging.getLogger(__name__)
@@ -249,3 +268,48 @@ def _chunks(turn: ServedTurn, model: str, *, usage: bool) -> list[Json]:
     ]
     chunks.append({**base, "choices": [{"index": 0, "delta": {}, "finish_reason": turn.finish, "logprobs": None}]})
     return chunks + ([{**base, "choices": [], "usage": _usage(turn)}] if usage else [])
+
+
+_VERSIONS = ("2025-06-18", "2025-03-26", "2024-11-05")
+_NO_METHOD, _BAD_REQUEST, _BAD_PARAMETERS = -32601, -32600, -32602
+
+
+async def answer_mcp(message: Json, host: EpisodeHost) -> Json | None:
+    """The answer to one JSON-RPC message; None for a notification."""
+    method, number = message.get("method"), message.get("id")
+    if number is None:
+        return None
+    if message.get("jsonrpc") != "2.0" or not isinstance(method, str):
+        return _error(number, _BAD_REQUEST, "a request of JSON-RPC 2.0 with a method")
+    parameters = message.get("params") or {}
+    if method == "initialize":
+        asked = parameters.get("protocolVersion")
+        version = asked if asked in _VERSIONS else _VERSIONS[0]
+        about = {"name": "mua", "version": mua.__version__}
+        return _result(number, {"protocolVersion": version, "capabilities": {"tools": {}}, "serverInfo": about})
+    if method == "ping":
+        return _result(number, {})
+    if method == "tools/list":
+        tools = [
+            {"name": tool.name, "description": tool.description, "inputSchema": tool.parameters}
+            for tool in host.tools()
+        ]
+        return _result(number, {"tools": tools})
+    if method == "tools/call":
+        name, arguments = parameters.get("name"), parameters.get("arguments") or {}
+        if not isinstance(name, str) or not isinstance(arguments, dict):
+            return _error(number, _BAD_PARAMETERS, "tools/call needs a name and arguments (an object)")
+        try:
+            result = await host.call_tool(name, arguments)
+        except Refused as refused:
+            result = {"text": f"error: {refused}", "error": True}
+        return _result(number, {"content": [{"type": "text", "text": result["text"]}], "isError": result["error"]})
+    return _error(number, _NO_METHOD, f"the method {method[:40]!r} is not served")
+
+
+def _result(number: Any, result: Json) -> Json:
+    return {"jsonrpc": "2.0", "id": number, "result": result}
+
+
+def _error(number: Any, code: int, message: str) -> Json:
+    return {"jsonrpc": "2.0", "id": number, "error": {"code": code, "message": message}}

@@ -15,7 +15,7 @@ from mua.store.recorder import Recorder
 from mua.store.starts import begin_part
 from mua.store.tables import parts, runs
 from mua.store.writer import Update, Writer
-from mua.tokens.same_tokenizer import tokenizer_digest
+from mua.tokens.codec import tokenizer_digest
 
 
 @contextmanager

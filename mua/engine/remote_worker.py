@@ -1,6 +1,6 @@
-"""``mua engines``: a machine without a trainer gives its engines to a run. Rank 0's side: mua/engine/membership.py.
+"""``mua engines``: a machine without a trainer gives its engines to a run. Rank 0's side: mua/engine/cluster.py.
 
-    wait for the address file ─► register ─► EngineHost: engines start, are filled and asked by rank 0
+    wait for the address file ─► register ─► RemoteWorker: engines start, are filled and asked by rank 0
          ▲                                        │ rank 0 says that the run has ended ──► status 0
          └────── (--rejoin) the run is lost ◄─────┤ rank 0 is silent, or ended too soon ─► status 75
                                                   └ SIGTERM, SIGUSR1: drained, then gone ─► status 75
@@ -14,19 +14,24 @@ import asyncio
 import logging
 import os
 import socket
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from pathlib import Path
 from time import monotonic
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import aiohttp
+from aiohttp import web
 
 from mua.config.schema import ExperimentConfig
-from mua.engine.host import PATIENCE_SECONDS, EngineHost
-from mua.engine.membership import ADDRESS_FILE, Address, facts_of
-from mua.engine.placement import address_towards, check_engine_machine, visible_gpus
+from mua.engine.cluster import ADDRESS_FILE, Address, address_towards, check_engine_machine, facts_of, visible_gpus
+from mua.engine.server import PATIENCE_SECONDS, SglangServer, engine_server, request_json, require_key, serve
 from mua.utils.errors import ConfigError, EngineError, Preempted, RankLost, one_line
+
+if TYPE_CHECKING:
+    pass
 
 _log = logging.getLogger(__name__)
 _LOOK_SECONDS = 0.5
@@ -56,7 +61,7 @@ def give_engines(
         raise ConfigError("mua engines needs placement: separate; with colocated the trainer starts its engines itself")
     check_engine_machine(config, visible_gpus())
     while True:
-        member = _Member(config, leave, address)
+        member = _Membership(config, leave, address)
         try:
             asyncio.run(member.serve())
             return
@@ -67,7 +72,7 @@ def give_engines(
             time.sleep(_ALIVE_SECONDS)  # a rank 0 that answers and has no use for this machine is not asked without end
 
 
-class _Member:
+class _Membership:
     """One membership, from the wait for the address to the end."""
 
     def __init__(self, config: ExperimentConfig, leave: Callable[[], bool], address: str | None) -> None:
@@ -82,9 +87,14 @@ class _Member:
         url = urlsplit(rank0.url)
         own = self._own or address_towards(str(url.hostname), url.port or 1)
         # It answers on a thread of its own, so that this one may do what takes time.
-        host = EngineHost(self._config, self._first, rank0.key, address=own)
+        host = RemoteWorker(self._config, self._first, rank0.key, address=own)
         try:
-            await self._ask(rank0, "/ready", {"url": host.url}, _ANSWER_SECONDS)
+            try:
+                status, _ = await self._post(rank0, "/ready", {"url": host.url}, _ANSWER_SECONDS)
+            except (aiohttp.ClientError, TimeoutError, _WrongKey) as error:
+                raise RankLost(f"rank 0 at {rank0.url} is gone: {one_line(error)}") from None
+            if status != 200:
+                raise RankLost(f"rank 0 at {rank0.url} answered /ready with {status}")
             await self._live(rank0, host)
         finally:
             await asyncio.to_thread(host.close)
@@ -135,7 +145,7 @@ class _Member:
 
     # ---- belonging
 
-    async def _live(self, rank0: Address, host: EngineHost) -> None:
+    async def _live(self, rank0: Address, host: RemoteWorker) -> None:
         """Give signs of life until there is a reason to stop; see :func:`give_engines` for what is raised."""
         patience, heard = self._config.trainer.silence_seconds, monotonic()
         said = 0.0
@@ -172,24 +182,98 @@ class _Member:
         except (aiohttp.ClientError, TimeoutError, _WrongKey) as error:
             _log.warning("rank 0 was not told that this machine leaves: %s", one_line(error))
 
-    async def _ask(self, rank0: Address, path: str, body: Any, seconds: float) -> None:
-        try:
-            status, _ = await self._post(rank0, path, body, seconds)
-        except (aiohttp.ClientError, TimeoutError, _WrongKey) as error:
-            raise RankLost(f"rank 0 at {rank0.url} is gone: {one_line(error)}") from None
-        if status != 200:
-            raise RankLost(f"rank 0 at {rank0.url} answered {path} with {status}")
-
     async def _post(self, rank0: Address, path: str, body: Any, seconds: float) -> tuple[int, Any]:
-        key, timeout = {"Authorization": f"Bearer {rank0.key}"}, aiohttp.ClientTimeout(total=seconds)
-        async with (
-            aiohttp.ClientSession(headers=key, timeout=timeout) as session,
-            session.post(rank0.url + path, json=body, params={"name": self._name}) as response,
-        ):
-            if response.status == 401:
-                raise _WrongKey
-            return response.status, await response.json() if response.content_type == "application/json" else None
+        status, answer = await request_json(rank0.url + path, rank0.key, body, seconds=seconds, name=self._name)
+        if status == 401:
+            raise _WrongKey
+        return status, answer
 
 
 class _WrongKey(Exception):
     """Whoever answers has another key."""
+
+
+class RemoteWorker:
+    """Starts and stops this machine's servers when rank 0 says so. Lives on a thread of its own until :meth:`close`.
+
+    They are engines ``first`` and following of the run, and answer at ``address``, as this host does.
+    """
+
+    def __init__(self, config: ExperimentConfig, first: int, api_key: str, *, address: str, first_gpu: int = 0) -> None:
+        self.told: dict[str, Any] | None = None
+        """What rank 0 said when it had no more use for this machine: ``why``, and whether the run has ``finished``."""
+        self._servers = [
+            engine_server(
+                config.engine,
+                dtype=config.model.dtype,
+                context_length=config.model.max_length,
+                seed=config.seed,
+                index=first + place,
+                place=place,
+                first_gpu=first_gpu,
+                log_folder=config.output / "logs",
+                host=address,
+                api_key=api_key,
+                fp32_lm_head=config.model.fp32_lm_head,
+            )
+            for place in range(config.engine.count)
+        ]
+        self._key = api_key
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="engine host", daemon=True)
+        self._thread.start()
+        self._runner, self.url = self._wait(serve(self._application(), address), PATIENCE_SECONDS)
+
+    def close(self) -> None:
+        """Stop the servers and the thread. Safe to call twice."""
+        if self._loop.is_closed():
+            return
+
+        async def stop() -> None:
+            await self._runner.cleanup()
+            await asyncio.gather(*(server.stop() for server in self._servers))
+
+        longest = max(server.stop_seconds for server in self._servers)
+        self._wait(stop(), longest + PATIENCE_SECONDS)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def _wait(self, work: Coroutine[Any, Any, Any], seconds: float) -> Any:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(seconds)
+
+    def _application(self) -> web.Application:
+        routes = web.RouteTableDef()
+
+        def server_of(request: web.Request) -> SglangServer:
+            place = request.match_info["place"]
+            if not place.isdigit() or int(place) >= len(self._servers):
+                raise web.HTTPNotFound
+            return self._servers[int(place)]
+
+        @routes.post("/start/{place}")
+        async def start(request: web.Request) -> web.Response:
+            server, asked = server_of(request), await request.json()
+            try:
+                await server.start(Path(asked["model_path"]))
+            except EngineError as error:
+                return web.json_response({"error": str(error)})
+            return web.json_response({"url": server.url})
+
+        @routes.post("/stop/{place}")
+        async def stop(request: web.Request) -> web.Response:
+            await server_of(request).stop()
+            return web.json_response({})
+
+        @routes.get("/status")
+        async def status(request: web.Request) -> web.Response:
+            return web.json_response({"running": [server.running for server in self._servers]})
+
+        @routes.post("/end")
+        async def end(request: web.Request) -> web.Response:
+            self.told = await request.json()
+            return web.json_response({})
+
+        application = web.Application(middlewares=[require_key(self._key)])
+        application.add_routes(routes)
+        return application

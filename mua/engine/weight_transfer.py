@@ -1,38 +1,90 @@
-"""Control operations on several engines at once: a weight update, bucket by bucket, and proof of what they hold.
+"""Engine side of a weight update: bucket by bucket into all engines at once, and proof of what they hold.
 
     thread (collectives)   assemble 1     assemble 2   assemble 3 ...
     engines                generate ..  │ load 1       load 2     ... │ generate ..
 
 The first bucket is ready, and engines are in their process groups, before generation pauses. While the engines load one
 bucket the next is put together, and no more: two buckets exist at a time. An engine that dies or falls silent is left
-out of the rest (:class:`mua.engine.member.Targets`); when it was the last one, or all are
+out of the rest (:class:`mua.engine.engine_handle.Targets`); when it was the last one, or all are
 reached by one broadcast, the update breaks off and can be made again.
+
+Where the buckets come from: mua/engine/weight_sync.py.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
-from mua.engine.broadcast import Connect, Members, all_or_first_error
-from mua.engine.member import Engine, EnginePlace, Targets
+from mua.engine.engine_handle import EngineHandle, EnginePlace, Targets
 from mua.utils.errors import EngineError
 
 if TYPE_CHECKING:
-    from mua.engine.source import WeightBucket, WeightGenerator, WeightSource
+    from megatron_bridge.reshard import BucketLayout
 
+_log = logging.getLogger(__name__)
+WHOLE_TENSORS = "flattened_bucket"
+"""SGLang's ``load_format`` of whole Hugging Face tensors in one buffer."""
 _HASH_SECONDS = 300.0
 """Deadline of hashing, or overwriting, all weights."""
 _METRICS = (
     "bytes", "tensors", "buckets", "version", "seconds", "pause_seconds", "assemble_seconds", "load_seconds",
     "overlap_seconds",
 )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Connect:
+    """Engines are to join these process groups, while their roots wait for them."""
+
+    groups: Mapping[str, tuple[str, int]]
+    """By name the address and port of the root."""
+    size: int
+    """Processes in each: the root and all engine ranks."""
+    backend: str
+    """gloo or nccl."""
+
+
+@dataclass(frozen=True, slots=True)
+class WeightBucket:
+    """Some named tensors in one flat uint8 buffer ``[layout.nbytes]``, in one variant or several."""
+
+    layout: BucketLayout
+    handles: list[list[str]] = field(default_factory=list)
+    """Of each engine, for each of its tensor-parallel ranks, a handle of memory of its own GPU. Empty where engines are
+    reached by broadcast."""
+    group: str = ""
+    """Name of the process group it is broadcast in."""
+    load_format: str = WHOLE_TENSORS
+    """How SGLang is to take it."""
+
+
+WeightGenerator = Generator[WeightBucket | Connect | None, None, None]
+
+
+class WeightSource(Protocol):
+    """The weights of one policy version; they may be asked for again."""
+
+    moved: int
+    """Bytes between trainer ranks in the last complete pass; see :class:`SyncReport`."""
+    needed: int
+
+    def buckets(self, engines: Sequence[EnginePlace], groups: int = 0) -> WeightGenerator:
+        """All weights for these engines. Advance and close it on one thread.
+
+        By broadcast, a first :class:`Connect` is yielded where ``groups``, which numbers the sets of engines, is a new
+        one. After the last bucket, None may be yielded: the next advance, when all is loaded, settles the pass, and
+        raises :class:`EngineError` where an engine refused a bucket. A bucket is broadcast during the advance after
+        it, and given up when the one after the next is asked for.
+        """
+        ...
 
 
 @dataclass(slots=True)
@@ -87,13 +139,6 @@ class SyncReport:
         finally:
             self.pauses[part] = self.pauses.get(part, 0.0) + monotonic() - started
 
-    def add(self, bucket: WeightBucket) -> None:
-        """Count a bucket that is sent."""
-        self.names += dict.fromkeys(slot.spec.name for slot in bucket.layout.tensors if slot.spec.row == 0)
-        self.bytes += bucket.layout.payload_bytes
-        self.tensors += sum(slot.spec.row == 0 for slot in bucket.layout.tensors)
-        self.buckets += 1
-
     def metrics(self) -> dict[str, float]:
         """``engine/sync/<name>`` of everything that is a number."""
         found = {f"engine/sync/{name}": float(getattr(self, name)) for name in _METRICS}
@@ -105,41 +150,41 @@ class SyncReport:
 class WeightTransfer:
     """One weight update on its way: entered, its first bucket is ready; :meth:`deliver` loads all into quiet engines.
 
-    The engines' own machines hand them the buckets, or ``members`` are the groups they are broadcast in. Whatever
+    The engines' own machines hand them the buckets, or ``groups`` are what they are broadcast in. Whatever
     fails, the other trainer ranks are told at the exit that no further bucket is wanted.
     """
 
-    def __init__(self, targets: Targets, source: WeightSource, version: int, members: Members | None = None) -> None:
+    def __init__(
+        self, targets: Targets, source: WeightSource, version: int, groups: WeightGroups | None = None
+    ) -> None:
         self.report = SyncReport(version=version)
         self._targets = targets
         self._engines = list(targets.engines)
         self._source = source
-        self._members = members
+        self._groups = groups
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="weights")
         self._buckets: WeightGenerator | None = None
-        self._first: WeightBucket | None = None
+        self._first: WeightBucket | Connect | None = None
 
     async def __aenter__(self) -> Self:
         """Raises :class:`EngineGone` when an engine does not join its process groups."""
         try:
-            groups = 0 if self._members is None else await self._members.admit(self._targets)
-            self._buckets = self._source.buckets([EnginePlace(e.node, e.place) for e in self._engines], groups)
-            step = await self._next()
-            if isinstance(step, Connect):
-                assert self._members is not None
-                joining = asyncio.create_task(self._members.connect(self._targets, step))
-                await all_or_first_error([joining, first := asyncio.ensure_future(self._next())])
-                step = first.result()
-            assert not isinstance(step, Connect), "engines are connected once"
-            self._first = step
+            number = 0 if self._groups is None else await self._groups.admit(self._targets)
+            self._buckets = self._source.buckets([EnginePlace(e.node, e.place) for e in self._engines], number)
+            self._first = await self._next(self._buckets)
+            if isinstance(self._first, Connect):
+                assert self._groups is not None
+                joining = asyncio.create_task(self._groups.connect(self._targets, self._first))
+                await all_or_first_error([joining, first := asyncio.ensure_future(self._next(self._buckets))])
+                self._first = first.result()
         except BaseException as error:
             await self.__aexit__(type(error), error, None)
             raise
         return self
 
     async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if error is not None and self._members is not None:
-            self._members.forget()
+        if error is not None and self._groups is not None:
+            self._groups.forget()
         if self._buckets is not None:  # closed on its own thread, behind whatever still runs there
             await asyncio.shield(asyncio.get_running_loop().run_in_executor(self._thread, self._buckets.close))
         self._thread.shutdown(wait=False)
@@ -151,38 +196,40 @@ class WeightTransfer:
         them are unknown then; and :class:`EngineError` where an engine refused.
         """
         sent, bucket = self.report, self._first
+        assert self._buckets is not None
         with sent.pausing("begin"):
             await self._targets.control("/begin_weight_update", lambda _: {}, self._targets.seconds)
         with sent.pausing("load"):
             while bucket is not None:
-                sent.add(bucket)
+                assert isinstance(bucket, WeightBucket), "engines are connected once, before the first bucket"
+                new = [slot.spec.name for slot in bucket.layout.tensors if slot.spec.row == 0]
+                sent.names += dict.fromkeys(new)
+                sent.tensors += len(new)
+                sent.bytes += bucket.layout.payload_bytes
+                sent.buckets += 1
                 loading = asyncio.create_task(self._load(bucket))
                 await asyncio.sleep(0)  # the requests go first
                 try:
-                    step = await self._next()
+                    bucket = await self._next(self._buckets)
                 except BaseException:
                     loading.cancel()
                     await asyncio.gather(loading, return_exceptions=True)
                     raise
                 await loading
-                assert not isinstance(step, Connect), "engines are connected before the first bucket"
-                bucket = step
-            await self._next()  # what there is to settle, now that all is loaded
+            await self._next(self._buckets)  # what there is to settle, now that all is loaded
         if not sent.names:
             raise EngineError("a weight update without tensors")
         with sent.pausing("end"):
             seconds = self._targets.loading_seconds(sent.bytes)
             await self._targets.control("/end_weight_update", lambda _: {}, seconds)
         sent.moved, sent.needed = self._source.moved, self._source.needed
-        if self._members is not None:
-            sent.moved += sent.bytes * self._members.ranks * len(self._engines)
+        if self._groups is not None:
+            sent.moved += sent.bytes * self._groups.ranks * len(self._engines)
             sent.needed += sent.bytes * len(self._engines)
         return sent
 
-    async def _next(self) -> WeightBucket | Connect | None:
+    async def _next(self, buckets: WeightGenerator) -> WeightBucket | Connect | None:
         """One step of the source, on its thread."""
-        assert self._buckets is not None
-        buckets = self._buckets
 
         def assemble() -> WeightBucket | Connect | None:
             started = monotonic()
@@ -195,12 +242,12 @@ class WeightTransfer:
 
     async def _load(self, bucket: WeightBucket) -> None:
         """Have every engine load a bucket. The first one empties their prefix caches: nothing runs on them now."""
-        first = self.report.buckets == 1
+        targets, started = self._targets, monotonic()
+        seconds = targets.loading_seconds(bucket.layout.payload_bytes)
         common: dict[str, Any] = {"load_format": bucket.load_format, "weight_version": str(self.report.version)}
         # A cache that is released is empty, and not there.
-        body = lambda e: common | {"flush_cache": first and "kv_cache" not in e.released}  # noqa: E731
-        seconds, started = self._targets.loading_seconds(bucket.layout.payload_bytes), monotonic()
-        if self._members is not None:
+        flushed = {e: self.report.buckets == 1 and "kv_cache" not in e.released for e in self._engines}
+        if self._groups is not None:
             specs = [slot.spec for slot in bucket.layout.tensors]
             common |= {
                 "names": [spec.name for spec in specs],
@@ -211,23 +258,93 @@ class WeightTransfer:
             path = "/update_weights_from_distributed"
             # Whoever does not take part stops all: what the others got is unknown.
             await all_or_first_error(
-                [self._targets.take_part(engine, path, body(engine), seconds) for engine in self._targets.engines]
+                [targets.take_part(e, path, common | {"flush_cache": flushed[e]}, seconds) for e in targets.engines]
             )
         else:
             handles = dict(zip(self._engines, bucket.handles, strict=True))
-            of_engine = lambda engine: body(engine) | {"serialized_named_tensors": handles[engine]}  # noqa: E731
-            await self._targets.control("/update_weights_from_tensor", of_engine, seconds)
+            await targets.control(
+                "/update_weights_from_tensor",
+                lambda engine: (
+                    common | {"flush_cache": flushed[engine]} | {"serialized_named_tensors": handles[engine]}
+                ),
+                seconds,
+            )
         self.report.loading.append((started, monotonic()))
 
 
-async def checksums(targets: Targets) -> dict[Engine, dict[str, str]]:
+class WeightGroups:
+    """Which engines are in the process groups of a broadcast; rank 0 asks them to come and go.
+
+    root a (rank 0 of its group) ── its buckets ──► engine 0: ranks 1, 2 · engine 1: ranks 3, 4 · ...
+    root b (rank 0 of its group) ── its buckets ──► the same engine ranks
+
+    The groups last while the engines do. When another set of engines is to be filled (one was restarted, has joined or
+    left, or only a restarted one waits for weights) they are left and formed anew.
+    """
+
+    def __init__(self, ranks: int) -> None:
+        self.ranks = ranks
+        """Of one engine, all of which receive every bucket."""
+        self.number = 0
+        """Of the set of engines; another set has another."""
+        self._engines: dict[EngineHandle, int] = {}
+        self._names: list[str] = []
+
+    async def admit(self, targets: Targets) -> int:
+        """The number of the groups of exactly these engines; where others are in them, these leave first."""
+        engines = {engine: engine.stops for engine in targets.engines}
+        if engines != self._engines:
+            for engine, stops in self._engines.items():
+                for name in self._names if engine.up and engine.stops == stops else ():
+                    try:
+                        await engine.client.control("/destroy_weights_update_group", {"group_name": name}, timeout=60.0)
+                    except EngineError as error:
+                        _log.warning("%s did not leave a process group of the weights: %s", engine.label, error)
+            self.number, self._engines, self._names = self.number + 1, engines, []
+        return self.number
+
+    async def connect(self, targets: Targets, groups: Connect) -> None:
+        """Have the engines join. Raises :class:`EngineGone` when one does not come in time."""
+        self._names = list(groups.groups)
+        path = "/init_weights_update_group"
+        for name, (address, port) in groups.groups.items():
+            body = {"master_address": address, "master_port": port, "world_size": groups.size, "group_name": name}
+            body |= {"backend": groups.backend}
+            joining = [
+                targets.take_part(engine, path, body | {"rank_offset": 1 + self.ranks * number}, targets.seconds)
+                for number, engine in enumerate(targets.engines)
+            ]
+            await all_or_first_error(joining)
+
+    def forget(self) -> None:
+        """Give the groups up without a word to the engines; the next update forms new ones."""
+        self._engines, self._names = {}, []
+
+
+async def all_or_first_error(work: Sequence[Awaitable[Any]]) -> None:
+    """Wait for all; the first error ends the wait, because what is left may wait for the one that failed."""
+    tasks = [asyncio.ensure_future(each) for each in work]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+        for task in done:
+            task.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+# ---- proof
+
+
+async def checksums(targets: Targets) -> dict[EngineHandle, dict[str, str]]:
     """Of each engine: hash by parameter name, the hashes of tensor-parallel ranks joined by ``-``."""
     answers = await targets.control("/weights_checker", lambda _: {"action": "checksum"}, _HASH_SECONDS)
     ranks = {engine: [rank["checksums"] for rank in answer["ranks"]] for engine, answer in answers.items()}
     return {engine: {name: "-".join(rank[name] for rank in of) for name in of[0]} for engine, of in ranks.items()}
 
 
-async def differing(targets: Targets, load: Callable[[], Awaitable[SyncReport]]) -> tuple[list[str], bool]:
+async def find_differences(targets: Targets, load: Callable[[], Awaitable[SyncReport]]) -> tuple[list[str], bool]:
     """Names of tensors that the engines do not hold as ``load`` gives them, and whether it gives them everything.
 
     The proof: hash every engine parameter, overwrite all of them with noise, load, hash again. A parameter whose hash

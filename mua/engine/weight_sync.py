@@ -25,67 +25,52 @@ Two buckets exist at a time, one being loaded by the engines and one being put t
 
 from __future__ import annotations
 
+import contextlib
+import logging
+import os
+import re
+import socket
+import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from datetime import timedelta
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 
-from megatron_bridge.plan import ModelPlan
-from megatron_bridge.reshard import BucketLayout, Resharder
+from megatron_bridge.engine_shards import EngineRanks, engine_parameters
+from megatron_bridge.families import family_of
+from megatron_bridge.family import HfConfig
+from megatron_bridge.plan import ModelPlan, PlannedParameter
+from megatron_bridge.reshard import Resharder, Target, engine_slices, whole_tensors
 from mua.compat.sglang_shards import LOADER, RECEIPT_BYTES, refusal
 from mua.compat.shared_weights import shared_buffer, shared_handle, slices_handle
+from mua.compat.torch_outside_group import meeting_socket, outside_group
 from mua.config.schema import EngineConfig
-from mua.engine.broadcast import Connect, FeederGroup
-from mua.engine.host import Nodes
-from mua.engine.member import EnginePlace
-from mua.engine.slices import broadcast_roots, engine_target, loaded_together, share_out
+from mua.engine.cluster import Nodes, address_towards, trainer_address
+from mua.engine.engine_handle import EnginePlace
+from mua.engine.weight_transfer import WHOLE_TENSORS, Connect, WeightBucket, WeightGenerator
 from mua.utils.collective import gathered
 from mua.utils.errors import ConfigError, EngineError
 
+_log = logging.getLogger(__name__)
+_POLL_SECONDS = 0.0005
+_OTHER_LAYOUT = frozenset(
+    {
+        "quantization", "torchao_config", "load_format", "enable_dp_attention", "dp_size", "data_parallel_size",
+        "pp_size", "pipeline_parallel_size", "moe_a2a_backend", "moe_runner_backend", "enable_eplb",
+        "ep_num_redundant_experts", "enable_lora", "moe_dense_tp_size", "enable_dp_lm_head",
+    }
+)  # fmt: skip
+"""Arguments under which an engine keeps parameters otherwise than :mod:`megatron_bridge.engine_shards` says."""
+_LEAST_BAND_BYTES = 1 << 16
+"""Of a parameter in bands; shorter copies would cost more than their bytes."""
+_EXPERT_RANKS = ("ep_size", "expert_parallel_size", "ep")
+
+
 _Value = TypeVar("_Value")
-WHOLE_TENSORS = "flattened_bucket"
-"""SGLang's ``load_format`` of whole Hugging Face tensors in one buffer."""
-
-
-@dataclass(frozen=True, slots=True)
-class WeightBucket:
-    """Some named tensors in one flat uint8 buffer ``[layout.nbytes]``, in one variant or several."""
-
-    layout: BucketLayout
-    handles: list[list[str]] = field(default_factory=list)
-    """Of each engine, for each of its tensor-parallel ranks, a handle of memory of its own GPU. Empty where engines are
-    reached by broadcast."""
-    group: str = ""
-    """Name of the process group it is broadcast in."""
-    load_format: str = WHOLE_TENSORS
-    """How SGLang is to take it."""
-    flat: torch.Tensor | None = field(default=None, repr=False)
-    """The buffer, where rank 0 feeds an engine itself."""
-
-
-WeightGenerator = Generator[WeightBucket | Connect | None, None, None]
-
-
-class WeightSource(Protocol):
-    """The weights of one policy version; they may be asked for again."""
-
-    moved: int
-    """Bytes between trainer ranks in the last complete pass; see :class:`SyncReport`."""
-    needed: int
-
-    def buckets(self, engines: Sequence[EnginePlace], groups: int = 0) -> WeightGenerator:
-        """All weights for these engines. Advance and close it on one thread.
-
-        By broadcast, a first :class:`Connect` is yielded where ``groups``, which numbers the sets of engines, is a new
-        one. After the last bucket, None may be yielded: the next advance, when all is loaded, settles the pass, and
-        raises :class:`EngineError` where an engine refused a bucket. A bucket is broadcast during the advance after
-        it, and given up when the one after the next is asked for.
-        """
-        ...
 
 
 class TrainerSource:
@@ -138,6 +123,7 @@ class TrainerSource:
                 colocated = self._config.transport != "broadcast"
                 self._way = (_Colocated if colocated else _Broadcast)(plan, self._config, self._nodes, self._gathered)
             way = self._way
+            way.refusals.clear()
             way.resharder.reset()
             steps = way.steps(plan, [EnginePlace(*engine) for engine in engines], groups)
             try:
@@ -216,7 +202,7 @@ class _Colocated:
             config.bucket_bytes,
             target=self._target,
             node=nodes.own,
-            together=None if self._slices else loaded_together,
+            together=None if self._slices else fused_key,
         )
 
     def steps(self, plan: ModelPlan, engines: Sequence[EnginePlace], groups: int) -> WeightGenerator:
@@ -256,11 +242,10 @@ class _Colocated:
             yield WeightBucket(layout, of_engine, load_format=load_format, flat=flat)
         yield None
         read(0)
-        self.refusals = [said for of_rank in self._gather(refused) for said in of_rank]
+        self.refusals += [said for of_rank in self._gather(refused) for said in of_rank]
 
     def give_up(self) -> None:
         """The pass is not finished."""
-        self.refusals = []
 
 
 class _Broadcast:
@@ -272,7 +257,7 @@ class _Broadcast:
         self._config = config
         self._rank, world = dist.get_rank(), dist.get_world_size()
         self._roots = broadcast_roots(config, world)
-        self._own = FeederGroup(config, cuda=plan.device.type == "cuda")
+        self._own = BroadcastRoot(config, cuda=plan.device.type == "cuda")
         self._groups = 0
         self.resharder = Resharder(
             plan,
@@ -280,17 +265,24 @@ class _Broadcast:
             config.bucket_bytes,
             node=nodes.own,
             alignment=1,  # what is broadcast has no gaps: its receivers derive the offsets from the shapes
-            together=loaded_together,
+            together=fused_key,
             by_turns=False,
         )
         held = [self.resharder.held] if world == 1 else gathered(self.resharder.held)
         sizes = [layout.nbytes for layout in self.resharder.buckets]
-        self._root_of = share_out({rank: held[rank] for rank in self._roots}, sizes)
+        self._root_of = assign_roots({rank: held[rank] for rank in self._roots}, sizes)
 
     def steps(self, plan: ModelPlan, engines: Sequence[EnginePlace], groups: int) -> WeightGenerator:
         """Groups with ``engines`` if there are none, every bucket, then None."""
-        if groups != self._groups:
-            yield from self._connect(len(engines), groups)
+        if groups != self._groups:  # they are asked for one group after the other
+            self._groups = groups
+            own = self._own.listen() if self._rank in self._roots else None
+            found = self._gather(own)
+            size = 1 + len(engines) * self._config.tensor_parallel
+            where = {self._name(rank): found[rank] for rank in self._roots} if len(found) > max(self._roots) else {}
+            yield Connect({name: address for name, address in where.items() if address}, size, self._own.backend)
+            if own is not None:
+                self._own.form(self._name(self._rank), size)
         layouts = self.resharder.buckets
         buffers = Buffers(plan.device, max(layout.nbytes for layout in layouts))
         for index, (layout, root) in enumerate(zip(layouts, self._root_of, strict=True)):
@@ -301,24 +293,79 @@ class _Broadcast:
         yield None
         self._own.finish()
 
-    def _connect(self, engines: int, groups: int) -> WeightGenerator:
-        """Every root in a group with the ranks of ``engines``; they are asked for one group after the other."""
-        self._groups = groups
-        own = self._own.listen() if self._rank in self._roots else None
-        found = self._gather(own)
-        size = 1 + engines * self._config.tensor_parallel
-        where = {self._name(rank): found[rank] for rank in self._roots} if len(found) > max(self._roots) else {}
-        yield Connect({name: address for name, address in where.items() if address}, size, self._own.backend)
-        if own is not None:
-            self._own.form(self._name(self._rank), size)
-
     def _name(self, root: int) -> str:
         return f"mua-weights-{self._groups}-{root}"
 
     def give_up(self) -> None:
         """The next pass needs new groups: what is under way in these is unknown."""
         self._groups = -1
-        self._own.abandon()
+        self._own.leave()
+
+
+class BroadcastRoot:
+    """A root's side of its process group. It never raises: the engines' answers say whether an update succeeded."""
+
+    def __init__(self, config: EngineConfig, *, cuda: bool) -> None:
+        self._config = config
+        self.backend = "nccl" if cuda else "gloo"
+        self._host = ""
+        self._meeting: socket.socket | None = None
+        self._group: Any = None
+        self._sending: tuple[Any, Any] | None = None
+        """The broadcast under way, and its buffer."""
+
+    def listen(self) -> tuple[str, int]:
+        """Leave the group there was; where engines are to look for the next one. They may come at once."""
+        self.leave()
+        address = trainer_address(self._config)
+        if int(os.environ.get("GROUP_RANK", "0")) > 0:  # not rank 0's machine
+            address = address_towards(address, int(os.environ.get("MASTER_PORT", "1")))
+        self._host, self._meeting = address, meeting_socket()
+        return address, self._meeting.getsockname()[1]
+
+    def form(self, name: str, size: int) -> None:
+        """Wait until all engine ranks have come, or the deadline is over."""
+        meeting, self._meeting = self._meeting, None
+        assert meeting is not None
+        limit = timedelta(seconds=self._config.control_seconds)
+        try:
+            self._group = outside_group(self.backend, self._host, meeting, world_size=size, name=name, timeout=limit)
+        except RuntimeError as error:
+            _log.warning("engines did not join the process group %s of the weights: %s", name, error)
+
+    def send(self, flat: Any) -> None:
+        """Start the broadcast of a buffer, uint8 ``[bytes]``, when the one before is through."""
+        self.finish()
+        if self._group is not None:
+            try:
+                self._sending = dist.broadcast(flat, src=0, group=self._group, async_op=True), flat
+            except RuntimeError as error:
+                _log.warning("a broadcast of weights did not start: %s", error)
+
+    def finish(self) -> None:
+        """Wait for what is under way. Engines that answered have received it; others are given up by rank 0."""
+        if self._sending is None:
+            return
+        (work, _), self._sending = self._sending, None
+        deadline = time.monotonic() + self._config.control_seconds
+        try:
+            while not work.is_completed():
+                if time.monotonic() > deadline:
+                    raise RuntimeError("an engine did not take part in time")
+                time.sleep(_POLL_SECONDS)
+            work.wait()
+        except RuntimeError as error:
+            _log.warning("a broadcast of weights was given up: %s", error)
+
+    def leave(self) -> None:
+        """What is under way will not be finished; the group is of no more use."""
+        self._sending = None
+        if self._meeting is not None:
+            self._meeting.close()
+        if self._group is not None:
+            with contextlib.suppress(ValueError):  # whoever ended torch.distributed ended this group too
+                dist.destroy_process_group(self._group)
+        self._meeting = self._group = None
 
 
 class Buffers:
@@ -347,3 +394,70 @@ class Buffers:
         else:
             self._pair.append(shared_buffer(self._largest if self._reuse else nbytes, self._device))
         return self._pair[-1]
+
+
+# ---- plans, the same of a run and of ``mua plan``
+
+
+def engine_target(
+    parameters: Sequence[PlannedParameter], hf_config: HfConfig, config: EngineConfig
+) -> tuple[Target, bool]:
+    """What colocated engine ranks are handed, and whether it is slices, a variant for each rank.
+
+    Args:
+        parameters: of the whole model; what is in one bucket comes from as many of their owners as possible.
+
+    Raises:
+        ConfigError: slices are asked for and not possible.
+        BridgeError: the model does not divide by the engine's ranks.
+    """
+    specs = [spec for parameter in parameters if not parameter.tied_copy for spec in parameter.sources()]
+    extra = {key.replace("-", "_"): value for key, value in config.extra.items()}
+    family = family_of(hf_config)
+    reason = "engine.load says so" if config.load == "tensors" else ""
+    if family.engine is None:
+        reason = reason or f"the family {family.model_type!r} has no table of SGLang's parameters"
+    if others := sorted(_OTHER_LAYOUT & {key for key, value in extra.items() if value is not False}):
+        reason = reason or f"engine.extra.{others[0]} changes how the engine keeps its weights"
+    if reason:
+        if config.load == "slices":
+            raise ConfigError(f"engine.load: slices is not possible: {reason}; set it to auto or tensors")
+        _log.info("engines are handed whole tensors: %s", reason)
+        return whole_tensors(specs), False
+    assert family.engine is not None
+    experts = next((int(extra[key]) for key in _EXPERT_RANKS if key in extra), 1)
+    ranks = EngineRanks(config.tensor_parallel, experts)
+    held = engine_parameters(family.engine, specs, hf_config, ranks)
+    owners = len({min(parameter.owners) for parameter in parameters})
+    return engine_slices(held, max(config.bucket_bytes // owners, _LEAST_BAND_BYTES)), True
+
+
+def broadcast_roots(config: EngineConfig, world: int) -> list[int]:
+    """Global ranks that broadcast, evenly over pipeline stages and machines."""
+    count = min(config.broadcast_roots, world)
+    return [world * number // count for number in range(count)]
+
+
+def assign_roots(held: Mapping[int, Sequence[int]], sizes: Sequence[int]) -> list[int]:
+    """The root of every bucket: the one that holds the most of it, and of those the one with the least to do.
+
+    Args:
+        held: of every root the bytes of each bucket that it holds itself.
+        sizes: bytes of the buckets.
+    """
+    duties, found = dict.fromkeys(held, 0), []
+    for index, size in enumerate(sizes):
+        found.append(max(held, key=lambda rank: (held[rank][index], -duties[rank], -rank)))
+        duties[found[-1]] += size
+    return found
+
+
+_ONE_CALL = re.compile(r"\.(q_a_proj|kv_a_proj_with_mqa)\.")
+
+
+def fused_key(name: str) -> str:
+    """A key that tensors share which SGLang fuses within one call of its loader, and would lose apart.
+
+    Those are the two down projections of multi-head latent attention; of the others it takes one at a time.
+    """
+    return _ONE_CALL.sub(".fused_qkv_a_proj_with_mqa.", name)

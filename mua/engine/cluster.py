@@ -1,12 +1,12 @@
 """Machines that give engines to a running job and take them away again, as rank 0 sees them.
 
-    mua engines (another machine, mua/engine/joining.py)              rank 0
+    mua engines (another machine, mua/engine/remote_worker.py)        rank 0
     reads <output>/engines/address                     ◄── writes it, mode 0600, removes it at the end
     POST /register  what it was configured with        ──► compares: 200 a name and numbers, or 409 and both sides
-    POST /ready     where its EngineHost answers       ──► EnginePool.admit: its engines start, are filled, are used
+    POST /ready     where its RemoteWorker answers     ──► EnginePool.admit: its engines start, are filled, are used
     POST /alive     every second                       ──► 410: not known (any more), register again
     POST /leave     asked to leave by a signal         ──► EnginePool.drain, then its engines are out
-    EngineHost /end                                    ◄── the run ended, or has no more use for the machine
+    RemoteWorker /end                                  ◄── the run ended, or has no more use for the machine
 
 A machine is lost when it is silent, or when an engine of it cannot be restarted; its requests are sampled anew on
 other engines (those of a machine that leaves go on there), and the run goes on as long as there are some. While there
@@ -24,22 +24,26 @@ import os
 import secrets
 import socket
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from time import monotonic
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import aiohttp
 from aiohttp import web
 
 import mua
 from mua.config.schema import EngineConfig, ExperimentConfig
-from mua.engine.host import PATIENCE_SECONDS, Joining, RemoteServer, authorised
-from mua.engine.member import Engine, Machine
+from mua.engine.engine_handle import EngineHandle, Machine
+from mua.engine.server import PATIENCE_SECONDS, RemoteServer, has_cuda, request_json, require_key, serve
 from mua.utils.atomic import replace_text
-from mua.utils.errors import ModelError, one_line
+from mua.utils.errors import ConfigError, ModelError, one_line
+from mua.utils.ports import LOOPBACK
+
+if TYPE_CHECKING:
+    import torch.distributed as dist
 
 _log = logging.getLogger(__name__)
 ADDRESS_FILE = Path("engines") / "address"
@@ -96,22 +100,14 @@ def facts_of(config: ExperimentConfig) -> dict[str, str]:
     found |= {f"engine.{key}": json.dumps(value) for key, value in engine.items() if key not in _OF_ONE_MACHINE}
     model = {key: getattr(config.model, key) for key in ("dtype", "max_length", "fp32_lm_head")}
     found |= {f"model.{key}": json.dumps(value) for key, value in model.items()}
-    return found | {"model.path": model_digest(config.model.path)}
-
-
-def model_digest(folder: Path) -> str:
-    """Tells models apart by config.json and by the names and sizes of the weight files; it may lie anywhere.
-
-    Raises:
-        ModelError: there is no config.json.
-    """
+    # Tells models apart by config.json and by the names and sizes of the weight files; the folder may lie anywhere.
+    folder = config.model.path
     try:
         digest = hashlib.sha256((folder / "config.json").read_bytes())
     except OSError as error:
         raise ModelError(f"{folder}: is not a model folder (config.json: {error.strerror}); check model.path") from None
-    weights = sorted((file.name, file.stat().st_size) for file in folder.glob("*.safetensors"))
-    digest.update(repr(weights).encode())
-    return f"model {digest.hexdigest()[:16]}"
+    digest.update(repr(sorted((file.name, file.stat().st_size) for file in folder.glob("*.safetensors"))).encode())
+    return found | {"model.path": f"model {digest.hexdigest()[:16]}"}
 
 
 def differences(ours: Mapping[str, str], theirs: Mapping[str, str]) -> list[str]:
@@ -132,11 +128,11 @@ class Pool(Protocol):
     def admit(self, machine: Machine, servers: list[RemoteServer]) -> None:
         """Have one more engine for each of ``servers``, on ``machine``."""
 
-    async def drain(self, engines: list[Engine]) -> None:
+    async def drain(self, engines: list[EngineHandle]) -> None:
         """No more requests for ``engines``; after ``engine.leave_seconds`` what they run is stopped, and
         goes on elsewhere where it was."""
 
-    async def remove(self, engines: list[Engine]) -> None:
+    async def remove(self, engines: list[EngineHandle]) -> None:
         """Have these engines no more; what still runs on them is asked of others."""
 
     def give_up(self, message: str) -> None:
@@ -146,7 +142,7 @@ class Pool(Protocol):
         """Engines there are, up or not."""
 
 
-class Membership:
+class Cluster:
     """Rank 0's register of machines. Lives on the pool's loop between :meth:`start` and :meth:`stop`."""
 
     def __init__(self, pool: Pool, joining: Joining, api_key: str, first_number: int, first_index: int) -> None:
@@ -165,12 +161,8 @@ class Membership:
 
     async def start(self) -> None:
         """Answer, and say where."""
-        self._runner = web.AppRunner(self._application(), access_log=None, handler_cancellation=True)
-        await self._runner.setup()
-        await web.TCPSite(self._runner, self._joining.address, 0).start()
-        port = self._runner.addresses[0][1]
+        self._runner, url = await serve(self._application(), self._joining.address)
         since = datetime.now().astimezone().isoformat(timespec="seconds")
-        url = f"http://{self._joining.address}:{port}"
         Address(url, self._key, self._run, socket.gethostname(), os.getpid(), since).write(self.file)
         self._watch = asyncio.create_task(self._watch_machines(), name="watch of the engine nodes")
 
@@ -205,13 +197,9 @@ class Membership:
         await self._end(machine, f"rank 0 gave this machine up: {why}", finished=False)
 
     async def _end(self, machine: Machine, why: str, *, finished: bool) -> None:
-        headers, timeout = {"Authorization": f"Bearer {self._key}"}, aiohttp.ClientTimeout(total=_END_SECONDS)
         try:
-            async with (
-                aiohttp.ClientSession(headers=headers, timeout=timeout) as session,
-                session.post(f"{machine.url}/end", json={"why": why, "finished": finished}),
-            ):
-                pass
+            body = {"why": why, "finished": finished}
+            await request_json(f"{machine.url}/end", self._key, body, seconds=_END_SECONDS)
         except (aiohttp.ClientError, TimeoutError, ValueError) as error:
             _log.warning("engine node %s was not told that %s: %s", machine.name, why, one_line(error))
 
@@ -263,7 +251,18 @@ class Membership:
         async def ready(request: web.Request) -> web.Response:
             machine = machine_of(request)
             machine.url = (await request.json())["url"]
-            self._admit(machine)
+            config, folder = self._pool.config, self._joining.output / "logs"
+            servers = [
+                RemoteServer(
+                    config, machine.url, self._key, index=machine.first + place, place=place, log_folder=folder,
+                    where=f"engine node {machine.name}",
+                )
+                for place in range(machine.count)
+            ]  # fmt: skip
+            self.counts["joined"] += 1
+            last = machine.first + machine.count - 1
+            _log.info("engine node %s joins with engines %d to %d", machine.name, machine.first, last)
+            self._pool.admit(machine, servers)
             return web.json_response({})
 
         @routes.post("/alive")
@@ -283,21 +282,152 @@ class Membership:
                 self._last_engine = monotonic()
             return web.json_response({})
 
-        application = web.Application(middlewares=[authorised(self._key)])
+        application = web.Application(middlewares=[require_key(self._key)])
         application.add_routes(routes)
         return application
 
-    def _admit(self, machine: Machine) -> None:
-        config, folder = self._pool.config, self._joining.output / "logs"
-        servers = [
-            RemoteServer(
-                config, machine.url, self._key, index=machine.first + place, place=place, log_folder=folder,
-                where=f"engine node {machine.name}",
-            )
-            for place in range(machine.count)
-        ]  # fmt: skip
-        self.counts["joined"] += 1
-        _log.info(
-            "engine node %s joins with engines %d to %d", machine.name, machine.first, machine.first + len(servers) - 1
+
+@dataclass(frozen=True, slots=True)
+class Joining:
+    """How other machines may join a run."""
+
+    address: str
+    """Of this machine, as they see it."""
+    output: Path
+    facts: Mapping[str, str] = field(repr=False)
+    nodes: int = 0
+    """So many are waited for at the start."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hosts:
+    """What rank 0 needs to use the engines of all machines."""
+
+    api_key: str = field(repr=False)
+    urls: tuple[str, ...] = ()
+    """Of the trainer's machines 1, 2, ...: where the engines of each are looked after."""
+    own: bool = True
+    """Whether rank 0's machine has engines too."""
+    first_gpu: int = 0
+    """The first GPU there that is an engine's."""
+    joining: Joining | None = None
+    """How machines without a trainer join; None: they cannot."""
+
+
+@dataclass(frozen=True, slots=True)
+class Nodes:
+    """The machines of a run. Machine 0 is rank 0's."""
+
+    own: int
+    """This rank's machine."""
+    leaders: tuple[int, ...]
+    """Of each machine, the rank that looks after its engines: the one with local rank 0."""
+    ranks: tuple[tuple[int, ...], ...] = ((0,),)
+    """Of each machine its ranks in order of their local rank, which is the number of their GPU."""
+
+    @property
+    def several(self) -> bool:
+        return len(self.leaders) > 1
+
+
+def find_nodes(group: dist.ProcessGroup | None) -> Nodes:
+    """Ask all ranks of ``group`` (all of the run; None for a single process). Collective.
+
+    Reads what torchrun sets: LOCAL_RANK, LOCAL_WORLD_SIZE and GROUP_RANK (or the rank divided by the local size).
+    Raises :class:`ConfigError` when a machine has no local rank 0.
+    """
+    if group is None:
+        return Nodes(0, (0,))
+    import torch.distributed as dist
+
+    from mua.utils.collective import gathered
+
+    rank = dist.get_rank()
+    local_size = int(os.environ.get("LOCAL_WORLD_SIZE", dist.get_world_size()))
+    mine = (int(os.environ.get("GROUP_RANK", rank // local_size)), int(os.environ.get("LOCAL_RANK", rank)))
+    found = gathered(mine, group)
+    numbers = list(dict.fromkeys(node for node, _ in found))
+    leaders = {node: rank for rank, (node, local) in enumerate(found) if local == 0}
+    if missing := [node for node in numbers if node not in leaders]:
+        raise ConfigError(f"machine {missing[0]} of the run has no process with LOCAL_RANK 0; check the launcher")
+    local = {node: sorted((local, rank) for rank, (of, local) in enumerate(found) if of == node) for node in numbers}
+    ranks = tuple(tuple(rank for _, rank in local[node]) for node in numbers)
+    return Nodes(numbers.index(mine[0]), tuple(leaders[node] for node in numbers), ranks)
+
+
+def local_ranks() -> int:
+    """Trainer ranks of this machine, each with the GPU of its number."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+
+
+def visible_gpus() -> int:
+    """CUDA devices that this process sees."""
+    import torch
+
+    return torch.cuda.device_count() if has_cuda() else 0
+
+
+def trains_beside_engines(config: ExperimentConfig) -> bool:
+    """Whether the trainer's machines have engines too."""
+    return config.placement == "colocated" or not config.engine.nodes
+
+
+def first_engine_gpu(config: ExperimentConfig, ranks: int) -> int:
+    """The first GPU of a trainer's machine with ``ranks`` ranks that is an engine's."""
+    return 0 if config.placement == "colocated" else ranks
+
+
+def check_trainer_machine(config: ExperimentConfig, ranks: int, gpus: int) -> None:
+    """Raises :class:`ConfigError` when a trainer's machine with ``gpus`` CUDA devices lacks some for its engines, or
+    when trainer ranks and engine ranks of one NCCL group would share a GPU. Without CUDA everything is possible."""
+    if not gpus:
+        return
+    engine = config.engine
+    if config.placement == "colocated" and engine.transport == "broadcast":
+        raise ConfigError(
+            "engine.transport: broadcast with placement colocated makes a trainer rank and an engine rank of one GPU "
+            "members of one NCCL group, which NCCL refuses; set it to colocated, or placement to separate"
         )
-        self._pool.admit(machine, servers)
+    wanted = engine.count * engine.tensor_parallel
+    if config.placement == "separate" and trains_beside_engines(config) and ranks + wanted > gpus:
+        left = max(0, gpus - ranks)
+        raise ConfigError(
+            f"placement separate: {ranks} trainer ranks and engine.count {engine.count} x engine.tensor_parallel "
+            f"{engine.tensor_parallel} need {ranks + wanted} GPUs, and this machine ({socket.gethostname()}) shows "
+            f"{gpus}: {left} are left for engines; lower engine.count to {left // engine.tensor_parallel} or the "
+            "layout's ranks, or give engines nodes of their own (engine.nodes)"
+        )
+
+
+def check_engine_machine(config: ExperimentConfig, gpus: int) -> None:
+    """Raises :class:`ConfigError` when an engine node of ``gpus`` CUDA devices cannot be filled with engines."""
+    count, tp = config.engine.count, config.engine.tensor_parallel
+    if not gpus:
+        return
+    if gpus % tp:
+        raise ConfigError(
+            f"engine.tensor_parallel {tp} does not divide the {gpus} GPUs of this machine ({socket.gethostname()}): "
+            f"{gpus % tp} would be left over; choose a divisor of {gpus}, or show fewer with CUDA_VISIBLE_DEVICES"
+        )
+    if count * tp > gpus:
+        raise ConfigError(
+            f"engine.count {count} x engine.tensor_parallel {tp} needs {count * tp} GPUs, and this machine "
+            f"({socket.gethostname()}) shows {gpus}; set engine.count to {gpus // tp}"
+        )
+
+
+def trainer_address(engine: EngineConfig) -> str:
+    """Address by which engine nodes reach the trainer's first node; see ``engine.address``."""
+    if engine.address is not None:
+        return engine.address
+    given = os.environ.get("MASTER_ADDR", LOOPBACK)
+    if engine.nodes and given in (LOOPBACK, "localhost"):
+        return socket.gethostbyname(socket.gethostname())
+    return given
+
+
+def address_towards(host: str, port: int) -> str:
+    """Address of this machine by which ``host`` sees it; nothing is sent."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((host, port or 1))
+        return str(probe.getsockname()[0])
