@@ -19,8 +19,9 @@ import torch
 from torch import Tensor
 
 from mua.algorithms.gae import clipped_value_loss
-from mua.algorithms.objectives import OBJECTIVES, Bounds, bounded, kl_estimate, sequence_log_ratio
+from mua.algorithms.objectives import OBJECTIVES, Bounds, PerToken, bounded, kl_estimate, sequence_log_ratio
 from mua.config.schema import AlgorithmConfig
+from mua.utils.hooks import call_hook, is_hook, wrong_result
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +115,8 @@ class PolicyLoss:
     entropy_coefficient: float = 0.0
     clip_low_kept: float | None = None
     clip_high_kept: float | None = None
+    config: AlgorithmConfig | None = None
+    """What a hook in the place of the objective is given."""
 
     @classmethod
     def from_config(cls, config: AlgorithmConfig) -> Self:
@@ -130,6 +133,7 @@ class PolicyLoss:
             config.entropy_coefficient,
             config.clip_low_kept,
             config.clip_high_kept,
+            config,
         )
 
     def __call__(self, logprobs: Tensor, entropy: Tensor, tokens: TokenTensors) -> LossTerms:
@@ -140,8 +144,11 @@ class PolicyLoss:
         log_ratio = logprobs - tokens.old_logprobs
         if self.objective == "gspo":
             log_ratio = sequence_log_ratio(logprobs, log_ratio, tokens.mean_of_sequence(log_ratio))
-        bounds = Bounds(self.clip_low, self.clip_high, self.dual_clip, self.clip_low_kept, self.clip_high_kept)
-        policy = OBJECTIVES[self.objective](logprobs, log_ratio, tokens.advantages, bounds)
+        if is_hook(self.objective):
+            policy = self._of_hook(logprobs, entropy, tokens)
+        else:
+            bounds = Bounds(self.clip_low, self.clip_high, self.dual_clip, self.clip_low_kept, self.clip_high_kept)
+            policy = OBJECTIVES[self.objective](logprobs, log_ratio, tokens.advantages, bounds)
         loss = (tokens.weights * policy.loss).sum()
         ratio = bounded(log_ratio.detach()).exp()
         sums = {
@@ -179,6 +186,20 @@ class PolicyLoss:
         maxima = {"mismatch/logprob_difference_max": difference.abs(), "policy/ratio_max": ratio}
         nothing = logprobs.new_zeros(())
         return LossTerms(loss, sums, {name: v.max() if v.numel() else nothing for name, v in maxima.items()})
+
+    def _of_hook(self, logprobs: Tensor, entropy: Tensor, tokens: TokenTensors) -> PerToken:
+        """Raises :class:`mua.utils.errors.MuaError` for what is no loss of each token."""
+        key, path = "algorithm.loss", self.objective
+        loss = call_hook(key, path, logprobs, entropy, tokens, self.config)
+        if not isinstance(loss, Tensor) or loss.shape != logprobs.shape:
+            shown = f"shape {list(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
+            raise wrong_result(key, path, f"gave {shown} in the place of a tensor {list(logprobs.shape)}")
+        if logprobs.numel() and not loss.requires_grad:
+            raise wrong_result(key, path, "gave a loss without gradient")
+        if not loss.isfinite().all() and logprobs.isfinite().all():  # a diverged policy is no fault of the hook
+            raise wrong_result(key, path, "gave NaN or infinity")
+        nothing = torch.zeros_like(loss, dtype=torch.bool)
+        return PerToken(loss, nothing, nothing)
 
 
 @dataclass(frozen=True, slots=True)

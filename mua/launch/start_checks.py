@@ -30,6 +30,7 @@ from mua.config.messages import Problem
 from mua.config.schema import EndpointConfig, EnvironmentConfig, ExperimentConfig
 from mua.launch.checks import Check, State
 from mua.utils.errors import ConfigError, MuaError, one_line
+from mua.utils.hooks import check_hooks, is_hook
 from mua.utils.masking import mask_credentials
 from mua.utils.optional_deps import PAGES, TOOL_SERVERS, advice, lacking
 
@@ -156,6 +157,11 @@ def _is_key(text: str) -> bool:
 # ---- domains, users, tools
 
 
+def _hooks(start: Start) -> Iterator[Check]:
+    """Every hook exists and has the signature of its kind."""
+    yield from _raised(lambda: check_hooks(start.config))
+
+
 def _domains(start: Start) -> Iterator[Check]:
     """Every domain is known and takes its settings."""
     from mua.environment.registry import domain_names, get_domain
@@ -166,7 +172,7 @@ def _domains(start: Start) -> Iterator[Check]:
     wanted |= dict.fromkeys([name for name in config.evaluation.domains if name not in wanted], "evaluation.domains")
     if start.verb == "eval" and config.evaluation.domains:
         wanted = {name: key for name, key in wanted.items() if name in config.evaluation.domains}
-    unknown = [name for name in wanted if name not in known]
+    unknown = [name for name in wanted if name not in known and not is_hook(name)]
     for name in unknown:
         yield _unknown_domain(wanted[name], name, start, known)
     if unknown:
@@ -234,7 +240,6 @@ def _selections(start: Start) -> Iterator[tuple[EnvironmentConfig, Any]]:
 
 def _users(start: Start) -> Iterator[Check]:
     """The user's files, personas and factory are there, and the agent that plays in the policy's name."""
-    from mua.users.factory import find_factory
     from mua.users.personas import load_prompt, personas_named
 
     config = start.config
@@ -243,8 +248,6 @@ def _users(start: Start) -> Iterator[Check]:
         yield from _raised(made)
     if user.kind == "replay" and user.replay is not None and not user.replay.is_file():
         yield failure("user.replay", f"{user.replay} is no file", "give a trace file (JSON lines)")
-    if ":" in user.kind:
-        yield from _raised(lambda: find_factory(user.kind))
     if config.agent is not None:
         from mua.rollout.gateway.launch import check_agent
 
@@ -294,7 +297,7 @@ def _raised(call: Callable[[], object]) -> Iterator[Check]:
 def _model(start: Start) -> Iterator[Check]:
     """The folder holds a model of a family that is known here, with weights and a tokenizer."""
     from mua.megatron.architecture import architecture_of
-    from mua.tokens.family_loading import family_of_folder, has_chat_template, template_advice
+    from mua.tokens.family_loading import family_class, family_of_folder, has_chat_template, template_advice
 
     model, folder = start.config.model, start.config.model.path
     if model.shrink:
@@ -313,7 +316,7 @@ def _model(start: Start) -> Iterator[Check]:
         fix = "copy the tokenizer's files from the checkpoint it was made of"
         yield failure("model.path", f"{folder} has no tokenizer.json", fix)
     try:
-        family = family_of_folder(folder)
+        family = family_of_folder(folder) if model.chat_family is None else family_class(model.chat_family)
     except MuaError as error:
         yield failure("model.path", str(error), "docs/families.md lists what can be trained")
         return
@@ -385,11 +388,11 @@ def _weights(folder: Path) -> Iterator[Check]:
 
 def _template(start: Start) -> Iterator[Check]:
     """The folder's own chat template renders as the family does, in the mode that is asked for."""
-    from mua.tokens.family_loading import load_family
+    from mua.tokens.family_loading import load_family_of
 
     model = start.config.model
     try:
-        family = load_family(model.path, thinking=model.thinking)
+        family = load_family_of(model)
     except MuaError as error:
         yield failure("model.path", str(error))
         return
@@ -709,6 +712,7 @@ def _reads_config(start: Start) -> bool:
 
 _PLAYED = frozenset({"environment", "evaluation", "user", "judge"})
 CHECKS: tuple[Listed, ...] = (
+    Listed("hooks", _hooks, _PLAYED | {"algorithm", "user", "agent", "model", "trainer"}, lambda s: True),
     Listed("domain", _domains, _PLAYED, lambda s: s.plays),
     Listed("user", _users, frozenset({"user", "agent", "context", "evaluation"}), lambda s: s.plays),
     Listed("tools", _tools, frozenset({"environment"}), lambda s: s.plays),

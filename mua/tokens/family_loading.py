@@ -11,16 +11,22 @@ from mua.tokens.codec import Codec
 from mua.tokens.qwen import Qwen3, Qwen25
 from mua.types import Json, ToolSchema
 from mua.utils.errors import ModelError
+from mua.utils.hooks import is_hook, load_hook
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+    from mua.config.schema import ModelConfig
 
 _FAMILIES: dict[str, type[ChatFamily]] = {cls.name: cls for cls in (Qwen25, Qwen3)}
 _MODEL_TYPES = {"qwen2": "qwen2.5", "qwen3": "qwen3", "qwen3_moe": "qwen3"}
 
 
 def family_class(name: str) -> type[ChatFamily]:
-    """The family registered as ``name`` (``qwen2.5``, ``qwen3``)."""
+    """The family registered as ``name`` (``qwen2.5``, ``qwen3``), or the hook of that path."""
+    if is_hook(name):
+        found: type[ChatFamily] = load_hook("model.chat_family", name)
+        return found
     if name not in _FAMILIES:
         raise ModelError(f"unknown chat family {name!r}; known: {', '.join(_FAMILIES)}")
     return _FAMILIES[name]
@@ -62,8 +68,8 @@ def template_advice(folder: Path, family: type[ChatFamily]) -> str:
     )
 
 
-def load_family(folder: Path, *, thinking: bool) -> ChatFamily:
-    """The chat family of a Hugging Face model folder, bound to its tokenizer.
+def load_family(folder: Path, *, thinking: bool, name: str | None = None) -> ChatFamily:
+    """The chat family of a Hugging Face model folder, or the one called ``name``, bound to its tokenizer.
 
     Loads local files only and checks that the folder's own chat template renders a conversation with tools
     exactly as the family does.
@@ -73,7 +79,7 @@ def load_family(folder: Path, *, thinking: bool) -> ChatFamily:
             template has no such thinking mode, or it renders otherwise than the family.
     """
     folder = Path(folder)
-    cls = family_of_folder(folder)
+    cls = family_of_folder(folder) if name is None else family_class(name)
     tokenizer = _load_tokenizer(folder)
     codec = Codec(tokenizer.backend_tokenizer, folder)
     if missing := [token for token in cls.control_tokens if token not in codec.control]:
@@ -86,6 +92,11 @@ def load_family(folder: Path, *, thinking: bool) -> ChatFamily:
     family = cls(codec, thinking=thinking, opening=cls.opening_of(tokenizer, thinking=thinking, folder=folder))
     _check_template(family, tokenizer, folder)
     return family
+
+
+def load_family_of(model: ModelConfig) -> ChatFamily:
+    """The chat family that the section ``model`` asks for; raises as :func:`load_family`."""
+    return load_family(model.path, thinking=model.thinking, name=model.chat_family)
 
 
 def _load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:

@@ -13,7 +13,7 @@ from mua.algorithms.batch import sft_batch
 from mua.algorithms.losses import CrossEntropyLoss
 from mua.config.schema import ExperimentConfig
 from mua.observe.timeline import trainer_metrics
-from mua.tokens.family_loading import load_family
+from mua.tokens.family_loading import load_family_of
 from mua.trainer.conversations import Conversations, batch_members, load_sets
 from mua.trainer.learner import Learner
 from mua.trainer.preempt import Preemption
@@ -46,7 +46,7 @@ def fine_tune(config: ExperimentConfig, preemption: Preemption | None = None) ->
 
 
 def _sets(config: ExperimentConfig) -> tuple[Conversations, Conversations]:
-    return load_sets(config, load_family(config.model.path, thinking=config.model.thinking))
+    return load_sets(config, load_family_of(config.model))
 
 
 def loop(
