@@ -113,8 +113,8 @@ class PolicyLoss:
     dual_clip: float | None = None
     kl_estimator: str = "k3"
     entropy_coefficient: float = 0.0
-    clip_low_kept: float | None = None
-    clip_high_kept: float | None = None
+    ce_gppo_beta_low: float | None = None
+    ce_gppo_beta_high: float | None = None
     config: AlgorithmConfig | None = None
     """What a hook in the place of the objective is given."""
 
@@ -131,8 +131,8 @@ class PolicyLoss:
             config.dual_clip,
             config.kl_estimator,
             config.entropy_coefficient,
-            config.clip_low_kept,
-            config.clip_high_kept,
+            config.ce_gppo_beta_low,
+            config.ce_gppo_beta_high,
             config,
         )
 
@@ -147,15 +147,15 @@ class PolicyLoss:
         if is_hook(self.objective):
             policy = self._of_hook(logprobs, entropy, tokens)
         else:
-            bounds = Bounds(self.clip_low, self.clip_high, self.dual_clip, self.clip_low_kept, self.clip_high_kept)
+            bounds = Bounds(self.clip_low, self.clip_high, self.dual_clip, self.ce_gppo_beta_low, self.ce_gppo_beta_high)
             policy = OBJECTIVES[self.objective](logprobs, log_ratio, tokens.advantages, bounds)
         loss = (tokens.weights * policy.loss).sum()
         ratio = bounded(log_ratio.detach()).exp()
         sums = {
             "policy/policy_loss": loss.detach(),
             "policy/ratio": ratio.sum(),
-            "policy/clip_fraction_low": policy.at_low.sum().float(),
-            "policy/clip_fraction_high": policy.at_high.sum().float(),
+            "policy/clip_fraction_low": policy.clipped_low.sum().float(),
+            "policy/clip_fraction_high": policy.clipped_high.sum().float(),
             "policy/advantage_abs": tokens.advantages.abs().sum(),
         }
         if self.kl_coefficient > 0:

@@ -206,10 +206,10 @@ class AlgorithmConfig(Section):
     """Lower clip distance of the probability ratio; for sapo the temperature of tokens with a negative advantage."""
     clip_high: PositiveFloat = 0.2
     """The ratio is clipped to [1 - clip_low, 1 + clip_high]; for sapo the temperature of the other tokens."""
-    clip_low_kept: NonNegativeFloat | None = None
+    ce_gppo_beta_low: NonNegativeFloat | None = None
     """grpo: share of the gradient at the lower bound that tokens below it keep (what AgentRL's beta1 is meant to be;
     CE-GPPO); None: they have none."""
-    clip_high_kept: NonNegativeFloat | None = None
+    ce_gppo_beta_high: NonNegativeFloat | None = None
     """The same above the upper bound (AgentRL's beta2)."""
     dual_clip: Annotated[float, Field(gt=1)] | None = None
     """grpo and gspo: bound of the loss of tokens with a negative advantage, in multiples of it (MUA-RL: 3)."""
@@ -248,7 +248,7 @@ class AlgorithmConfig(Section):
     correction_decay: NonNegativeFloat = 0.0
     """``correction: band``: rate at which the band narrows, to exp(-rate x age) of its width for a token that was
     sampled so many policy versions before the one that is trained (AgentRL: out_of_date_decay)."""
-    uncorrected: bool = False
+    allow_off_policy: bool = False
     """Allow a run whose gradient does not depend on the policy that sampled, though that was another one: with
     trainer.max_staleness above 0 neither a correction nor the engine's log-probabilities in the ratio, or several
     optimizer steps on a batch with loss reinforce. Without this such a configuration is refused."""
@@ -302,14 +302,14 @@ class AlgorithmConfig(Section):
 
     @model_validator(mode="after")
     def _combination_works(self) -> Self:
-        if self.loss == "reinforce" and self.epochs * self.minibatches > 1 and not self.uncorrected:
+        if self.loss == "reinforce" and self.epochs * self.minibatches > 1 and not self.allow_off_policy:
             raise ValueError(
                 "loss reinforce takes no account of how far earlier optimizer steps on the same batch have moved the "
                 "policy: set epochs and minibatches to 1, or choose a loss with a ratio (grpo, gspo, cispo, minirl, "
-                "sapo), or say uncorrected: true"
+                "sapo), or say allow_off_policy: true"
             )
-        if self.loss != "grpo" and (self.clip_low_kept, self.clip_high_kept) != (None, None):
-            raise ValueError(f"clip_low_kept and clip_high_kept are of loss grpo; loss {self.loss} does not read them")
+        if self.loss != "grpo" and (self.ce_gppo_beta_low, self.ce_gppo_beta_high) != (None, None):
+            raise ValueError(f"ce_gppo_beta_low and ce_gppo_beta_high are of loss grpo; loss {self.loss} does not read them")
         if self.minimal_advantage is not None or self.drop_zero_advantage:
             later = {
                 "advantage gae": self.advantage == "gae",

@@ -83,18 +83,18 @@ class RolloutConfig(Section):
     temperature: PositiveFloat = 1.0
     """Sampling temperature; training divides the logits by the same value."""
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Nucleus sampling; 1 switches it off. Training refuses less, see ``unreproduced``."""
+    """Nucleus sampling; 1 switches it off. Training refuses less, see ``allow_truncated_sampling``."""
     top_k: int = -1
-    """Sample among the k likeliest tokens only; -1 switches it off. Training refuses others, see ``unreproduced``."""
+    """Sample among the k likeliest tokens only; -1 switches it off. Training refuses others, see ``allow_truncated_sampling``."""
     min_p: Fraction = 0.0
     """Sample among tokens of at least this share of the likeliest one's probability; 0 switches it off. Training
-    refuses more, see ``unreproduced``."""
+    refuses more, see ``allow_truncated_sampling``."""
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
     """Taken from the logits of tokens that the turn holds already, before the temperature. Training refuses others than
-    0, see ``unreproduced``."""
+    0, see ``allow_truncated_sampling``."""
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
     """Likewise, times how often the turn holds the token."""
-    unreproduced: bool = False
+    allow_truncated_sampling: bool = False
     """Train although ``top_p``, ``top_k``, ``min_p`` or a penalty makes the policy sample from another distribution
     than the trainer computes (docs/algorithms.md says what each does to the ratios)."""
     max_turns: Positive = 30
@@ -755,12 +755,12 @@ class ExperimentConfig(Section):
         if found := [name for name, on in needs_engines.items() if on]:
             yield (f"{found[0]} needs engines, which a run with the section offline does not start; leave it "
                              "out, and use mua eval on the result")  # fmt: skip
-        if not algorithm.sees_sampler and not algorithm.uncorrected:
+        if not algorithm.sees_sampler and not algorithm.allow_off_policy:
             yield (
                 f"offline trains on what other policies sampled, and with algorithm.correction {algorithm.correction}, "
                 f"old_logprobs {algorithm.old_logprobs} and loss {algorithm.loss} no gradient depends on how they "
                 "sampled it: set algorithm.correction to truncate, mask or band, or old_logprobs to engine, or loss to "
-                "cross_entropy; algorithm.uncorrected: true trains without a correction"
+                "cross_entropy; algorithm.allow_off_policy: true trains without a correction"
             )
         if offline.recorded_teacher and algorithm.distillation is None:
             yield ("offline.recorded_teacher needs the section algorithm.distillation")
@@ -791,7 +791,7 @@ class ExperimentConfig(Section):
                 "algorithm.refill.carry_versions needs algorithm.refill.oversample above 0: otherwise every group that "
                 "starts is waited for"
             )
-        if (self.trainer.max_staleness or carry) and not algorithm.sees_sampler and not algorithm.uncorrected:
+        if (self.trainer.max_staleness or carry) and not algorithm.sees_sampler and not algorithm.allow_off_policy:
             older = f"algorithm.refill.carry_versions {carry}" if carry else (
                 f"trainer.max_staleness {self.trainer.max_staleness}"
             )  # fmt: skip
@@ -800,7 +800,7 @@ class ExperimentConfig(Section):
                 f"algorithm.correction {algorithm.correction}, algorithm.old_logprobs {algorithm.old_logprobs} and "
                 f"algorithm.loss {algorithm.loss} no gradient depends on how they sampled it: set algorithm.correction "
                 "to truncate, mask or band (with algorithm.old_logprobs recompute), or algorithm.old_logprobs to "
-                f"engine (with a loss other than reinforce), or {older.split()[0]} to 0; algorithm.uncorrected: true "
+                f"engine (with a loss other than reinforce), or {older.split()[0]} to 0; algorithm.allow_off_policy: true "
                 "trains without a correction"
             )
         if self.offline is not None:

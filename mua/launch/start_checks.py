@@ -529,10 +529,10 @@ def _schedule(start: Start) -> Iterator[Check]:
             yield failure(f"{section}.warmup_steps", f"{text} to decay in", fix)
     if start.verb != "train":
         return
-    if config.rollout.other_distribution and not config.rollout.unreproduced and not start.offline:
+    if config.rollout.other_distribution and not config.rollout.allow_truncated_sampling and not start.offline:
         key = next(iter([*config.rollout.truncations, *config.rollout.penalties]))
         fix = (
-            "switch it off for training (mua eval may have it), or set rollout.unreproduced to true; "
+            "switch it off for training (mua eval may have it), or set rollout.allow_truncated_sampling to true; "
             "docs/algorithms.md says what becomes of the ratios"
         )
         yield failure(f"rollout.{key}", config.rollout.other_distribution, fix)

@@ -54,7 +54,7 @@ def stored_groups(
         until: leave out what ended later: a run that continues takes what it began with.
 
     Raises:
-        ConfigError: another temperature, or a truncation or penalty without ``rollout.unreproduced``.
+        ConfigError: another temperature, or a truncation or penalty without ``rollout.allow_truncated_sampling``.
     """
     run = single_run(connection, source.run)
     c = trajectories.c
@@ -139,9 +139,9 @@ def _same_distribution(member: Any, rollout: RolloutConfig) -> None:
             "log-probabilities are of another distribution; set rollout.temperature to that"
         )
     others = {name: value for name, value in known.items() if name not in ("temperature", "logprobs_of")}
-    if others and not rollout.unreproduced:
+    if others and not rollout.allow_truncated_sampling:
         shown = ", ".join(f"{name} {value:g}" for name, value in others.items())
         raise ConfigError(
-            f"rollout.unreproduced: trajectory {member.id} was sampled with {shown}, which the trainer does not "
+            f"rollout.allow_truncated_sampling: trajectory {member.id} was sampled with {shown}, which the trainer does not "
             "reproduce; leave such runs out, or set it to true to train on them all the same"
         )

@@ -27,7 +27,7 @@ from mua.tokens.same_tokenizer import check_recorded_tokenizer
 from mua.trainer.learner import Learner
 from mua.trainer.observers import DoneStep, HookObserver, Learned
 from mua.trainer.preempt import Preemption
-from mua.trainer.rank_processes import become_rank, leads
+from mua.trainer.rank_processes import init_distributed, is_rank0
 from mua.trainer.rl import learn, optimizer_steps
 from mua.trainer.run_folder import Run
 from mua.types import Group, Json
@@ -46,12 +46,12 @@ def train_offline(config: ExperimentConfig, preemption: Preemption | None = None
     """
     preemption = preemption or Preemption()
     check_hooks(config)
-    become_rank(config)
+    init_distributed(config)
     total, critic = optimizer_steps(config)
     with_reference = config.algorithm.kl_coefficient > 0
     learner = Learner(config, total_steps=total, with_reference=with_reference, critic_steps=critic)
-    if not leads():
-        learner.follow()
+    if not is_rank0():
+        learner.worker_loop()
         preemption.check()
         return
     with learner, Run(config, learner) as run:

@@ -44,7 +44,7 @@ from mua.trainer.observers import (
     SpeedObserver,
 )
 from mua.trainer.preempt import Preemption
-from mua.trainer.rank_processes import become_rank, check_ranks, leads
+from mua.trainer.rank_processes import init_distributed, check_ranks, is_rank0
 from mua.trainer.run_folder import Run
 from mua.trainer.run_record import RunRecord
 from mua.types import Group, TrainBatch
@@ -62,25 +62,25 @@ def train(config: ExperimentConfig, preemption: Preemption | None = None) -> Non
     """
     preemption = preemption or Preemption()
     check_hooks(config)
-    check_reproduced(config.rollout)
+    check_sampling(config.rollout)
     refuse_expandable_segments(config.engine)
-    if leads() and (tools := config.environment.tools).sandboxed:
+    if is_rank0() and (tools := config.environment.tools).sandboxed:
         check_backend(tools.sandbox)
-    become_rank(config)
+    init_distributed(config)
     check_trainer_machine(config, local_ranks(), visible_gpus())
     algorithm = config.algorithm
-    if leads() and config.placement == "separate" and not config.trainer.max_staleness:
+    if is_rank0() and config.placement == "separate" and not config.trainer.max_staleness:
         log.warning(
             "placement separate with trainer.max_staleness 0: trainer and engines take turns, so that the GPUs of one "
             "side always wait; set it to 1 or more, or placement to colocated"
         )
     older = config.trainer.max_staleness + algorithm.refill.carry_versions
-    if leads() and older and not algorithm.sees_sampler:
-        log.warning("algorithm.uncorrected: what older policies sampled is trained on as if it were the policy's own")
+    if is_rank0() and older and not algorithm.sees_sampler:
+        log.warning("algorithm.allow_off_policy: what older policies sampled is trained on as if it were the policy's own")
     total, critic = optimizer_steps(config)
     learner = Learner(config, total_steps=total, with_reference=algorithm.kl_coefficient > 0, critic_steps=critic)
-    if not leads():
-        learner.follow()
+    if not is_rank0():
+        learner.worker_loop()
         preemption.check()
         return
     with learner, Run(config, learner) as run, recorded(config, run) as record:
@@ -117,17 +117,17 @@ def recorded(config: ExperimentConfig, run: Run) -> Iterator[RunRecord | None]:
         yield record
 
 
-def check_reproduced(rollout: RolloutConfig) -> None:
+def check_sampling(rollout: RolloutConfig) -> None:
     """Raises :class:`ConfigError` where the policy samples from another distribution than the trainer computes, unless
-    ``rollout.unreproduced`` allows it; then it is logged."""
+    ``rollout.allow_truncated_sampling`` allows it; then it is logged."""
     if not (what := rollout.other_distribution):
         return
-    if not rollout.unreproduced:
+    if not rollout.allow_truncated_sampling:
         raise ConfigError(
-            f"{what}. Switch it off for training (mua eval may have it), or set rollout.unreproduced to true; "
+            f"{what}. Switch it off for training (mua eval may have it), or set rollout.allow_truncated_sampling to true; "
             "docs/algorithms.md says what becomes of the ratios"
         )
-    log.warning("%s (rollout.unreproduced)", what)
+    log.warning("%s (rollout.allow_truncated_sampling)", what)
 
 
 def optimizer_steps(config: ExperimentConfig) -> tuple[int, int | None]:
@@ -389,13 +389,13 @@ def check_sync(config: ExperimentConfig) -> dict[str, float]:
     Raises :class:`EngineError` naming the tensors that differ.
     """
     refuse_expandable_segments(config.engine)
-    if leads() and (tools := config.environment.tools).sandboxed:
+    if is_rank0() and (tools := config.environment.tools).sandboxed:
         check_backend(tools.sandbox)
-    become_rank(config)
+    init_distributed(config)
     check_trainer_machine(config, local_ranks(), visible_gpus())
     learner = Learner(config, total_steps=config.trainer.steps)
-    if not leads():
-        learner.follow()
+    if not is_rank0():
+        learner.worker_loop()
         return {}
     with learner, RolloutService(config, hosts=learner.engine_hosts()) as rollouts:
         synced = rollouts.update_weights(learner.weights(), version=1)

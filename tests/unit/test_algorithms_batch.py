@@ -433,7 +433,7 @@ def test_a_turn_below_the_minimal_advantage_is_left_out_alone():
     [
         ({"minimal_advantage": 0.0, "advantage": "gae"}, "advantage gae changes them"),
         ({"drop_zero_advantage": True, "kl_in": "reward", "kl_coefficient": 0.1}, "kl_in reward changes them"),
-        ({"loss": "gspo", "clip_low_kept": 1.0}, "are of loss grpo"),
+        ({"loss": "gspo", "ce_gppo_beta_low": 1.0}, "are of loss grpo"),
         ({"loss": "cross_entropy", "correction": "truncate"}, "reads neither"),
     ],
 )

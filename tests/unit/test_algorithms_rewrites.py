@@ -164,7 +164,7 @@ def test_five_segments_weigh_no_more_than_one(aggregation: str) -> None:
 @pytest.mark.parametrize("loss", ["grpo", "cispo", "minirl", "sapo", "reinforce"])
 def test_loss_and_gradient_are_those_of_one_segment(loss: str) -> None:
     config = AlgorithmConfig.model_validate(
-        {"loss": loss, "old_logprobs": "engine", "minibatches": 2, "uncorrected": loss == "reinforce"}
+        {"loss": loss, "old_logprobs": "engine", "minibatches": 2, "allow_off_policy": loss == "reinforce"}
     )
     totals, gradients = [], []
     for split in (True, False):

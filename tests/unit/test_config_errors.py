@@ -111,7 +111,7 @@ def errors(text: str | bytes, *overrides: str) -> list[str]:
             "algorithm: {loss: reinforce, epochs: 2}",
             "x.yaml:2: algorithm: loss reinforce takes no account of how far earlier optimizer steps on the same batch "
             "have moved the policy: set epochs and minibatches to 1, or choose a loss with a ratio (grpo, gspo, cispo, "
-            "minirl, sapo), or say uncorrected: true",
+            "minirl, sapo), or say allow_off_policy: true",
         ),
         (
             "critic: {optimizer: {min_learning_rate: 0.1}}",
@@ -373,7 +373,7 @@ def test_carried_groups_need_oversampling_and_a_correction(smallest: Path) -> No
     with pytest.raises(ConfigError, match=r"carry_versions 1 trains on what older.*or algorithm\.refill\.carry_versi"):
         load_config(smallest, chosen)
     assert load_config(smallest, [*chosen, "algorithm.correction=truncate"]).algorithm.refill.carry_versions == 1
-    assert load_config(smallest, [*chosen, "algorithm.uncorrected=true"]).algorithm.uncorrected
+    assert load_config(smallest, [*chosen, "algorithm.allow_off_policy=true"]).algorithm.allow_off_policy
 
 
 @pytest.mark.parametrize(
@@ -391,10 +391,10 @@ def test_stale_samples_without_a_correction_are_refused_unless_said(smallest: Pa
         load_config(smallest, [STALE, *changes])
     (line,) = str(caught.value).splitlines()
     assert "trainer.max_staleness 1 trains on what older policies sampled" in line
-    for way_out in ("truncate, mask or band", "algorithm.old_logprobs to engine", "algorithm.uncorrected: true"):
+    for way_out in ("truncate, mask or band", "algorithm.old_logprobs to engine", "algorithm.allow_off_policy: true"):
         assert way_out in line
     assert load_config(smallest, changes).trainer.max_staleness == 0
-    assert load_config(smallest, [STALE, *changes, "algorithm.uncorrected=true"]).algorithm.uncorrected
+    assert load_config(smallest, [STALE, *changes, "algorithm.allow_off_policy=true"]).algorithm.allow_off_policy
 
 
 @pytest.mark.parametrize(

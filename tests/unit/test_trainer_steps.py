@@ -224,7 +224,7 @@ def test_a_step_is_rolled_out_trained_synchronised_and_only_then_the_next_may_st
 def test_asynchronous_engines_get_new_groups_before_the_step_is_written(tmp_path: Path) -> None:
     """No memory moves between the sync and the next step's training, so that they need not wait for a checkpoint."""
     events: list[str] = []
-    config = config_of(tmp_path, epochs=1, minibatches=1, uncorrected=True)
+    config = config_of(tmp_path, epochs=1, minibatches=1, allow_off_policy=True)
     config = config.model_copy(update={"trainer": config.trainer.model_copy(update={"max_staleness": 1})})
     table, engines = Table(events), Engines(events)
     with Run(config, table) as run:  # type: ignore[arg-type]
@@ -310,12 +310,12 @@ def test_sampling_that_the_trainer_does_not_reproduce_is_refused_unless_it_is_me
     setting: dict[str, float], of: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     ((name, value),), config = setting.items(), config_of(tmp_path)
-    rl.check_reproduced(config.rollout)
+    rl.check_sampling(config.rollout)
     refused = config.model_copy(update={"rollout": RolloutConfig(**setting)})
-    with pytest.raises(ConfigError, match=rf"^rollout\.{name} {value:g}: .*set rollout\.unreproduced to true") as error:
+    with pytest.raises(ConfigError, match=rf"^rollout\.{name} {value:g}: .*set rollout\.allow_truncated_sampling to true") as error:
         rl.train(refused)
     assert f"log-probabilities are of {of}." in str(error.value)
-    rl.check_reproduced(RolloutConfig(**setting, unreproduced=True))
+    rl.check_sampling(RolloutConfig(**setting, allow_truncated_sampling=True))
     assert f"rollout.{name} {value:g}" in caplog.text
     assert RolloutConfig(**setting).sampling(0.7) == {"temperature": 0.7, **setting, "logprobs_of": of}
 

@@ -236,7 +236,7 @@ def bound(make: Callable[..., AbstractContextManager[None]], *given: Any) -> Cal
 def planted(domains: tuple[str, str, str], seeds: range) -> Iterator[Case]:
     """Each cause three times: in another domain, by another way or in another strength, and with another seed."""
     a, b, c = domains
-    stale = {"trainer.max_staleness": 6, "algorithm.uncorrected": True, "optimizer.learning_rate": 1.0e-2}
+    stale = {"trainer.max_staleness": 6, "algorithm.allow_off_policy": True, "optimizer.learning_rate": 1.0e-2}
     steep = {"algorithm.epochs": 2, "algorithm.minibatches": 4, "optimizer.learning_rate": 3.0e-2}
     ways: dict[str, list[tuple[str, Plan]]] = {
         "wrong_tokens": [

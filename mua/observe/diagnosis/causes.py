@@ -398,7 +398,7 @@ def stale_data(seen: Evidence) -> Symptom | None:
     kl = np.where(unknown, seen.of("gap_kl"), kl)
     cut = np.fmax(seen.of("correction_removed"), seen.of("correction_cut"))
     bound = seen.setting("trainer.max_staleness", 0) + seen.setting("algorithm.refill.carry_versions", 0)
-    blind = bool(seen.setting("algorithm.uncorrected", False)) or (
+    blind = bool(seen.setting("algorithm.allow_off_policy", False)) or (
         seen.setting("algorithm.correction", "none") == "none"
         and (seen.setting("algorithm.old_logprobs") == "recompute" or seen.setting("algorithm.loss") == "reinforce")
     )
