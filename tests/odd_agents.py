@@ -1,4 +1,4 @@
-"""Agents for the tests of the gateway, most of them bad ones; ``agent.entry`` names them."""
+"""Agents for the tests of the gateway, most of them bad ones; ``agent.function`` names them."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from typing import Any
 from mua.config.schema import ExperimentConfig
 from mua.megatron.architecture import architecture_of
 from mua.observe.output import prepare_output
-from mua.trainer.rank_processes import leads
+from mua.trainer.rank_processes import is_rank0
 from mua.utils.atomic import replacing
 from mua.utils.errors import ModelError
 
@@ -202,7 +202,7 @@ def _shown(value: Any) -> str:
 def prepare_shrunk(config: ExperimentConfig, record: str) -> ExperimentConfig:
     """The small configuration, recorded in the output folder as ``record``, its policy written, the changes printed."""
     small, architecture = shrunk(config)
-    if leads():
+    if is_rank0():
         print("model.shrink replaces, to try the layout at toy size:")
         print("\n".join(f"  {line}" for line in replaced(config, small, architecture)))
     prepare_output(small, record)

@@ -48,6 +48,7 @@ from mua.algorithms.distillation import distilled
 from mua.algorithms.filters import capped, filtered, penalised, shaped
 from mua.config.schema import AlgorithmConfig
 from mua.types import Group, Segment, TrainBatch, TrainSequence, Trajectory
+from mua.utils.hooks import call_hook, check_numbers, is_hook
 
 
 def make_batches(parts: Sequence[Sequence[Group]], config: AlgorithmConfig, temperature: float) -> list[TrainBatch]:
@@ -129,6 +130,9 @@ def _of_group(members: Sequence[Trajectory], config: AlgorithmConfig) -> Floats:
     if config.advantage == "gae":  # not known before the critic has seen the batch
         return np.zeros(len(members))
     scores = shaped(_scores(members, config), members, config.shaping).tolist()
+    if is_hook(config.advantage):
+        found = call_hook("algorithm.advantage", config.advantage, scores, members, config)
+        return check_numbers("algorithm.advantage", config.advantage, found, len(members))
     k = min(config.pass_k, len(scores))  # a group may have lost members to faults of the infrastructure
     advantages = group_advantages(scores, config.advantage, divide_by_std=config.divide_by_std, k=k)
     return advantages if config.sign_clamp is None else sign_clamped(advantages, scores, config.sign_clamp)

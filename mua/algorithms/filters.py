@@ -27,6 +27,7 @@ from mua.config.schema import (
     ShapingConfig,
 )
 from mua.types import Group, Json, Outcome, Trajectory
+from mua.utils.hooks import call_hook, wrong_result
 from mua.utils.seeds import derived_seed, named_random
 
 
@@ -41,10 +42,12 @@ def filtered(groups: Sequence[Group], config: AlgorithmConfig) -> tuple[list[Gro
         passed = [replace(group, trajectories=_passed(group, chosen)) for group in kept]
         taken[chosen.kind] += sum(len(g.trajectories) - len(p.trajectories) for g, p in zip(kept, passed, strict=True))
         kept = [group for group in passed if group.trajectories]
+    if (path := config.group_filter) is not None:
+        passed = [replace(group, trajectories=_passed_by_hook(group, path, config)) for group in kept]
+        taken["hook"] = sum(len(g.trajectories) - len(p.trajectories) for g, p in zip(kept, passed, strict=True))
+        kept = [group for group in passed if group.trajectories]
     shares = {f"rollout/filters/{kind}": count / before for kind, count in taken.items()} if before else {}
-    return kept, shares | (
-        {"rollout/filters/groups_kept": len(kept) / len(groups)} if groups and config.filters else {}
-    )
+    return kept, shares | ({"rollout/filters/groups_kept": len(kept) / len(groups)} if groups and taken else {})
 
 
 def _passed(group: Group, chosen: GroupFilter) -> list[Trajectory]:
@@ -69,6 +72,14 @@ def _passed(group: Group, chosen: GroupFilter) -> list[Trajectory]:
         overlong = [t for t in wrong if t.outcome in (Outcome.LENGTH, Outcome.MAX_TURNS)]
         dropped = _without(overlong, at_most(chosen.keep, overlong))
     return _without(members, dropped)
+
+
+def _passed_by_hook(group: Group, path: str, config: AlgorithmConfig) -> list[Trajectory]:
+    key, members = "algorithm.group_filter", {id(t) for t in group.trajectories}
+    found = call_hook(key, path, group, config)
+    if not isinstance(found, list | tuple) or not all(id(t) in members for t in found):
+        raise wrong_result(key, path, f"gave {type(found).__name__}, which is no list of the group's trajectories")
+    return list(found)
 
 
 def _without(members: list[Trajectory], dropped: list[Trajectory]) -> list[Trajectory]:

@@ -19,8 +19,9 @@ import torch
 from torch import Tensor
 
 from mua.algorithms.gae import clipped_value_loss
-from mua.algorithms.objectives import OBJECTIVES, Bounds, bounded, kl_estimate, sequence_log_ratio
+from mua.algorithms.objectives import OBJECTIVES, Bounds, PerToken, bounded, kl_estimate, sequence_log_ratio
 from mua.config.schema import AlgorithmConfig
+from mua.utils.hooks import call_hook, is_hook, wrong_result
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +115,8 @@ class PolicyLoss:
     entropy_coefficient: float = 0.0
     ce_gppo_beta1: float | None = None
     ce_gppo_beta2: float | None = None
+    config: AlgorithmConfig | None = None
+    """What a hook in the place of the objective is given."""
 
     @classmethod
     def from_config(cls, config: AlgorithmConfig) -> Self:
@@ -130,6 +133,7 @@ class PolicyLoss:
             config.entropy_coefficient,
             config.ce_gppo_beta1,
             config.ce_gppo_beta2,
+            config,
         )
 
     def __call__(self, logprobs: Tensor, entropy: Tensor, tokens: TokenTensors) -> LossTerms:
@@ -140,15 +144,18 @@ class PolicyLoss:
         log_ratio = logprobs - tokens.old_logprobs
         if self.objective == "gspo":
             log_ratio = sequence_log_ratio(logprobs, log_ratio, tokens.mean_of_sequence(log_ratio))
-        bounds = Bounds(self.clip_low, self.clip_high, self.dual_clip, self.ce_gppo_beta1, self.ce_gppo_beta2)
-        policy = OBJECTIVES[self.objective](logprobs, log_ratio, tokens.advantages, bounds)
+        if is_hook(self.objective):
+            policy = self._of_hook(logprobs, entropy, tokens)
+        else:
+            bounds = Bounds(self.clip_low, self.clip_high, self.dual_clip, self.ce_gppo_beta1, self.ce_gppo_beta2)
+            policy = OBJECTIVES[self.objective](logprobs, log_ratio, tokens.advantages, bounds)
         loss = (tokens.weights * policy.loss).sum()
         ratio = bounded(log_ratio.detach()).exp()
         sums = {
             "policy/policy_loss": loss.detach(),
             "policy/ratio": ratio.sum(),
-            "policy/clip_fraction_low": policy.at_low.sum().float(),
-            "policy/clip_fraction_high": policy.at_high.sum().float(),
+            "policy/clip_fraction_low": policy.clipped_low.sum().float(),
+            "policy/clip_fraction_high": policy.clipped_high.sum().float(),
             "policy/advantage_abs": tokens.advantages.abs().sum(),
         }
         if self.kl_coefficient > 0:
@@ -179,6 +186,20 @@ class PolicyLoss:
         maxima = {"mismatch/logprob_difference_max": difference.abs(), "policy/ratio_max": ratio}
         nothing = logprobs.new_zeros(())
         return LossTerms(loss, sums, {name: v.max() if v.numel() else nothing for name, v in maxima.items()})
+
+    def _of_hook(self, logprobs: Tensor, entropy: Tensor, tokens: TokenTensors) -> PerToken:
+        """Raises :class:`mua.utils.errors.MuaError` for what is no loss of each token."""
+        key, path = "algorithm.loss", self.objective
+        loss = call_hook(key, path, logprobs, entropy, tokens, self.config)
+        if not isinstance(loss, Tensor) or loss.shape != logprobs.shape:
+            shown = f"shape {list(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
+            raise wrong_result(key, path, f"gave {shown} in the place of a tensor {list(logprobs.shape)}")
+        if logprobs.numel() and not loss.requires_grad:
+            raise wrong_result(key, path, "gave a loss without gradient")
+        if not loss.isfinite().all() and logprobs.isfinite().all():  # a diverged policy is no fault of the hook
+            raise wrong_result(key, path, "gave NaN or infinity")
+        nothing = torch.zeros_like(loss, dtype=torch.bool)
+        return PerToken(loss, nothing, nothing)
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,9 +31,9 @@ class Bounds:
     high: float
     dual: float | None = None
     """PPO's second bound for negative advantages: the loss of a token is at most ``dual * |A|``."""
-    keep_low: float | None = None
+    ce_gppo_beta1: float | None = None
     """Share of its gradient at the lower bound that a token keeps below it; None: it has no gradient there."""
-    keep_high: float | None = None
+    ce_gppo_beta2: float | None = None
     """The same above the upper bound."""
 
 
@@ -43,9 +43,9 @@ class PerToken:
 
     loss: Tensor
     """``[N]``, with gradient."""
-    at_low: Tensor
+    clipped_low: Tensor
     """``[N]`` bool: no gradient because the ratio is below its lower bound."""
-    at_high: Tensor
+    clipped_high: Tensor
     """``[N]`` bool: no gradient because the ratio is above its upper bound."""
 
 
@@ -60,29 +60,29 @@ def ppo(logprobs: Tensor, log_ratio: Tensor, advantages: Tensor, bounds: Bounds)
     tokens with ``A < 0`` is at most ``-c A`` (dual clip, arXiv 1912.09729), so that a token grown ever likelier does
     not take over the batch.
 
-    With ``bounds.keep_low`` = b1 tokens that a plain clip silences below the lower bound (``A < 0``, ``r < 1 - low``)
-    have the loss ``-b1 (1 - low) / sg(r) r A``, with ``bounds.keep_high`` = b2 those above the upper one (``A > 0``,
-    ``r > 1 + high``) ``-b2 (1 + high) / sg(r) r A``: whatever their ratio, their gradient is b1 or b2 times that of a
+    With ``bounds.ce_gppo_beta1`` = b1 tokens that a plain clip silences below the lower bound (``A < 0``,
+    ``r < 1 - low``) have the loss ``-b1 (1 - low) / sg(r) r A``, with ``bounds.ce_gppo_beta2`` = b2 those above the
+    upper one (``A > 0``, ``r > 1 + high``) ``-b2 (1 + high) / sg(r) r A``: whatever their ratio, their gradient is b1 or b2 times that of a
     token at the bound. This is what AgentRL's ``beta1`` and ``beta2`` are meant to be (CE-GPPO, arXiv 2509.20712);
     there the replaced branch has no live ratio, so that its gradient is 0 or that of no clip at all.
     """
     ratio = bounded(log_ratio).exp()
     loss = -torch.minimum(ratio * advantages, ratio.clamp(1 - bounds.low, 1 + bounds.high) * advantages)
-    at_low = (advantages < 0) & (ratio < 1 - bounds.low)
-    at_high = (advantages > 0) & (ratio > 1 + bounds.high)
+    clipped_low = (advantages < 0) & (ratio < 1 - bounds.low)
+    clipped_high = (advantages > 0) & (ratio > 1 + bounds.high)
     # A ratio that is clamped for exp has no gradient: log p has, and with r / sg(r) in its place the same one.
     live = 1 + logprobs - logprobs.detach()
-    if bounds.keep_low is not None:
-        loss = torch.where(at_low, -bounds.keep_low * (1 - bounds.low) * live * advantages, loss)
-        at_low = torch.zeros_like(at_low)
-    if bounds.keep_high is not None:
-        loss = torch.where(at_high, -bounds.keep_high * (1 + bounds.high) * live * advantages, loss)
-        at_high = torch.zeros_like(at_high)
+    if bounds.ce_gppo_beta1 is not None:
+        loss = torch.where(clipped_low, -bounds.ce_gppo_beta1 * (1 - bounds.low) * live * advantages, loss)
+        clipped_low = torch.zeros_like(clipped_low)
+    if bounds.ce_gppo_beta2 is not None:
+        loss = torch.where(clipped_high, -bounds.ce_gppo_beta2 * (1 + bounds.high) * live * advantages, loss)
+        clipped_high = torch.zeros_like(clipped_high)
     if bounds.dual is not None:
         ceiling = -bounds.dual * advantages
         over = (advantages < 0) & (loss > ceiling)
-        loss, at_high = torch.where(over, ceiling, loss), at_high | over
-    return PerToken(loss, at_low, at_high)
+        loss, clipped_high = torch.where(over, ceiling, loss), clipped_high | over
+    return PerToken(loss, clipped_low, clipped_high)
 
 
 def cispo(logprobs: Tensor, log_ratio: Tensor, advantages: Tensor, bounds: Bounds) -> PerToken:
@@ -102,10 +102,10 @@ def minirl(logprobs: Tensor, log_ratio: Tensor, advantages: Tensor, bounds: Boun
     AgentRL's variant masks on ``p / m``: it is this function with the engine's log-probabilities as the old ones.
     """
     ratio = bounded(log_ratio).exp().detach()
-    at_low = (advantages < 0) & (ratio < 1 - bounds.low)
-    at_high = (advantages > 0) & (ratio > 1 + bounds.high)
-    kept = (~(at_low | at_high)).to(ratio.dtype)
-    return PerToken(-kept * ratio * advantages * logprobs, at_low, at_high)
+    clipped_low = (advantages < 0) & (ratio < 1 - bounds.low)
+    clipped_high = (advantages > 0) & (ratio > 1 + bounds.high)
+    kept = (~(clipped_low | clipped_high)).to(ratio.dtype)
+    return PerToken(-kept * ratio * advantages * logprobs, clipped_low, clipped_high)
 
 
 def sapo(logprobs: Tensor, log_ratio: Tensor, advantages: Tensor, bounds: Bounds) -> PerToken:

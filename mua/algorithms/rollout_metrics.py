@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from mua.algorithms.advantage import group_relative_advantages
-from mua.algorithms.said import diversity
+from mua.algorithms.diversity import diversity
 from mua.types import Group, Outcome, Provenance, Trajectory
 
 _COUNTED = {

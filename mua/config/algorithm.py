@@ -7,7 +7,16 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, SecretStr, model_validator
 
-from mua.config.section import Fraction, NonNegative, NonNegativeFloat, Positive, PositiveFloat, Section
+from mua.config.section import (
+    Fraction,
+    HookPath,
+    NonNegative,
+    NonNegativeFloat,
+    OrHook,
+    Positive,
+    PositiveFloat,
+    Section,
+)
 
 
 class RangeFilter(Section):
@@ -102,9 +111,10 @@ class RefillConfig(Section):
 class CurriculumConfig(Section):
     """Which task comes next."""
 
-    kind: Literal["off", "success_rate", "failing_kinds"] = "off"
+    kind: Annotated[Literal["off", "success_rate", "failing_kinds"], OrHook] = "off"
     """``off``: epochs, each a fresh permutation; ``success_rate``: tasks solved half of the time come most often;
-    ``failing_kinds``: kinds of task that fail most. See ``mua/rollout/curriculum.py``."""
+    ``failing_kinds``: kinds of task that fail most. See ``mua/rollout/curriculum.py``. Or a hook that gives each task a
+    weight."""
     floor: Annotated[float, Field(gt=0, le=1)] = 0.1
     """Weight of a task that is always or never solved, where one that is solved half of the time has 1; of a kind that
     is always solved, where one that never is has 1."""
@@ -162,10 +172,10 @@ class AlgorithmConfig(Section):
     discount: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Discount of a turn, for ``score: discounted``, ``credit: reward_to_go`` (UserRL: 0.8) and ``advantage: gae``,
     where the tokens of one turn are not discounted among themselves."""
-    advantage: Literal["grpo", "rloo", "reinforce_plus_plus", "pass_at_k", "gae", "none"] = "grpo"
+    advantage: Annotated[Literal["grpo", "rloo", "reinforce_plus_plus", "pass_at_k", "gae", "none"], OrHook] = "grpo"
     """How scores become advantages: against the group's mean (grpo), the mean of the others (rloo), the group's mean
     and then whitened over the batch (reinforce_plus_plus), by the reward of a random k of the group (pass_at_k), token
-    by token against the values of a critic (gae, see the section ``critic``), or not at all (none)."""
+    by token against the values of a critic (gae, see the section ``critic``), or not at all (none); or a hook."""
     divide_by_std: bool = True
     """GRPO divides the centred reward by the group's standard deviation; False gives Dr. GRPO's advantage."""
     whiten: Literal["batch", "environment"] = "batch"
@@ -189,9 +199,9 @@ class AlgorithmConfig(Section):
     credit_form: Literal["robust", "userrl"] = "robust"
     """Credits normalised by the sum of their absolute values, or by their sum as in UserRL's code; they differ where
     a turn was penalised."""
-    loss: Literal["grpo", "gspo", "cispo", "minirl", "sapo", "reinforce", "cross_entropy"] = "grpo"
+    loss: Annotated[Literal["grpo", "gspo", "cispo", "minirl", "sapo", "reinforce", "cross_entropy"], OrHook] = "grpo"
     """The objective; ``mua/algorithms/objectives.py`` has the formulas. cross_entropy reads no advantages: it imitates
-    whatever filters and minimal_advantage let through."""
+    whatever filters and minimal_advantage let through. Or a hook; the KL and entropy terms are added to it."""
     clip_low: PositiveFloat = 0.2
     """Lower clip distance of the probability ratio; for sapo the temperature of tokens with a negative advantage."""
     clip_high: PositiveFloat = 0.2
@@ -244,6 +254,8 @@ class AlgorithmConfig(Section):
     optimizer steps on a batch with loss reinforce. Without this such a configuration is refused."""
     filters: list[GroupFilter] = []
     """Which groups and trajectories train, in order; ``mua/algorithms/filters.py`` says what each does."""
+    group_filter: HookPath | None = None
+    """A hook that says which trajectories of a group train, after ``filters``."""
     shaping: ShapingConfig = ShapingConfig()
     refill: RefillConfig = RefillConfig()
     curriculum: CurriculumConfig = CurriculumConfig()

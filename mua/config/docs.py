@@ -12,7 +12,7 @@ from pydantic import SecretStr
 from pydantic_core import PydanticUndefined
 
 from mua.config.schema import ExperimentConfig
-from mua.config.section import Section, sections_of, tag_of
+from mua.config.section import OrHook, Section, sections_of, tag_of
 
 HEADER = """\
 # Configuration
@@ -112,7 +112,8 @@ def _type(annotation: Any, metadata: list[Any] | tuple[Any, ...] = ()) -> str:
     if origin is Annotated:
         return _type(arguments[0], [*arguments[1:], *metadata])
     if origin is Literal:
-        return ", ".join(f"`{choice}`" for choice in arguments)
+        choices = ", ".join(f"`{choice}`" for choice in arguments)
+        return f"{choices}, `package.module:name`" if OrHook in metadata else choices
     if origin is dict:
         return f"mapping of names to {_type(arguments[1])}"
     if origin is list:

@@ -10,7 +10,16 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, SecretStr, model_validator
 
-from mua.config.section import TOOL_NAME, NonNegative, NonNegativeFloat, Positive, PositiveFloat, Section
+from mua.config.section import (
+    HOOK_PATH,
+    TOOL_NAME,
+    NonNegative,
+    NonNegativeFloat,
+    OrHook,
+    Positive,
+    PositiveFloat,
+    Section,
+)
 from mua.config.tools import ToolsConfig
 
 
@@ -155,15 +164,14 @@ class ScorerConfig(Section):
 NO_DOMAIN = "none"
 """Stands for ``environment.name`` where nothing is played: supervised and offline runs."""
 USER_KINDS = ("scripted", "llm", "replay")
-_FACTORY = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 
 
 class EnvironmentConfig(Section):
     """The tasks and the tools."""
 
     name: str = ""
-    """Registered domain or gym, such as ``retail`` or ``gyms/function``; ``mua env list`` shows all. Either this or
-    ``mix``."""
+    """Registered domain or gym, such as ``retail`` or ``gyms/function``; ``mua env list`` shows all; or a hook. Either
+    this or ``mix``."""
     mix: dict[str, PositiveFloat] = {}
     """Several domains with their shares of the training tasks, such as ``{retail: 2, gyms/turtle: 1}``."""
     data: Annotated[Path, Field(strict=False)] | None = None
@@ -173,8 +181,9 @@ class EnvironmentConfig(Section):
     (docs/qa.md). ``help_desk`` takes none."""
     difficulties: list[Literal["easy", "medium", "hard"]] = []
     """Only tasks of these difficulties; empty: all."""
-    reward: Literal["all_or_nothing", "partial"] = "all_or_nothing"
-    """Domains with a database: 1 or 0, or the share of right changes and told facts among all that were due or made."""
+    reward: Annotated[Literal["all_or_nothing", "partial"], OrHook] = "all_or_nothing"
+    """Domains with a database: 1 or 0, or the share of right changes and told facts among all that were due or made. Or
+    a hook, whose reward takes the place of the one that the environment gives at the end."""
     oracle: Literal["rule", "llm"] = "rule"
     """Gyms: who answers and judges, the rules over each task's structured facts, or the endpoints of ``user.llm`` and
     ``judge.llm``."""
@@ -221,6 +230,11 @@ class EnvironmentConfig(Section):
         if isinstance(data, dict):
             return {key: value for key, value in data.items() if value is not None or key not in ("name", "mix")}
         return data
+
+    @property
+    def of_domains(self) -> Self:
+        """What domains are told: a hook of ``reward`` is no matter of theirs."""
+        return self.model_copy(update={"reward": "all_or_nothing"}) if ":" in self.reward else self
 
     @property
     def shares(self) -> dict[str, float]:
@@ -329,7 +343,7 @@ class UserConfig(Section):
 
     @model_validator(mode="after")
     def _kind_has_its_section(self) -> Self:
-        if self.kind not in USER_KINDS and not _FACTORY.fullmatch(self.kind):
+        if self.kind not in USER_KINDS and not re.fullmatch(HOOK_PATH, self.kind):
             near = difflib.get_close_matches(self.kind, USER_KINDS, n=1)
             hint = f"; did you mean {near[0]!r}?" if near else ""
             raise ValueError(

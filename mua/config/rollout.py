@@ -7,7 +7,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from mua.config.environment import EndpointConfig
-from mua.config.section import Fraction, NonNegative, NonNegativeFloat, Positive, PositiveFloat, Section
+from mua.config.section import Fraction, HookPath, NonNegative, NonNegativeFloat, Positive, PositiveFloat, Section
 from mua.types import Json
 
 
@@ -201,7 +201,7 @@ class AgentConfig(Section):
 
     command: Annotated[list[str], Field(min_length=1)] | None = None
     """Program and arguments; one process an episode."""
-    entry: str | None = None
+    function: HookPath | None = None
     """``package.module:function``, in place of ``command``: called once an episode, with an ``AgentTask``
     (``mua/rollout/gateway/launch.py``). A coroutine runs on the rollout's event loop, a plain function in a thread."""
     reward: Literal["environment", "report", "judge"] = "environment"
@@ -232,8 +232,8 @@ class AgentConfig(Section):
 
     @model_validator(mode="after")
     def _one_agent(self) -> Self:
-        if (self.command is None) == (self.entry is None):
-            raise ValueError("set either command or entry")
+        if (self.command is None) == (self.function is None):
+            raise ValueError("set either command or function")
         if self.reward == "judge" and (self.judge is None or self.judge.weight == 0):
             raise ValueError("reward judge needs agent.judge, with a question and a weight other than 0")
         return self

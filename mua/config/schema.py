@@ -35,7 +35,7 @@ from mua.config.rollout import (
     RolloutConfig,
     SamplersConfig,
 )
-from mua.config.section import Fraction, NonNegative, Positive, PositiveFloat, Section
+from mua.config.section import Fraction, HookPath, NonNegative, OrHook, Positive, PositiveFloat, Section
 from mua.config.storage import ObserveConfig, OfflineConfig, StoreConfig, StoredDemonstrations
 
 __all__ = [
@@ -58,6 +58,8 @@ class ModelConfig(Section):
     """Hugging Face folder: config.json, safetensors, tokenizer files."""
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
     """Parameter and activation type; with bfloat16 the optimizer keeps float32 main weights."""
+    chat_family: Annotated[Literal["qwen2.5", "qwen3"], OrHook] | None = None
+    """How conversations are rendered. None: as the model type in config.json says. Or a hook: a class of your own."""
     thinking: bool = False
     """Whether the chat template lets the model reason before it answers."""
     max_length: Positive = 40960
@@ -105,6 +107,8 @@ class TrainerConfig(Section):
     max_skipped_steps: Positive = 5
     """Steps in a row that changed nothing, because their gradient norm was not finite, after which the run ends. One
     may be an accident of a batch; more are weights, data or a learning rate that time does not fix."""
+    after_step: HookPath | None = None
+    """A hook that rank 0 calls after each step with its metrics and groups; what it gives is logged with the step."""
     silence_seconds: PositiveFloat = 120.0
     """With several ranks: how long those that wait for rank 0 bear its silence. It gives ten signs of life in that
     time, however long a rollout takes."""

@@ -7,7 +7,8 @@ import types
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal, TypeAlias, Union, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic_core import core_schema
 
 KeyPath: TypeAlias = tuple[str, ...]
 Positive = Annotated[int, Field(gt=0)]
@@ -17,6 +18,38 @@ NonNegativeFloat = Annotated[float, Field(ge=0)]
 TOOL_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 """What every chat template and every OpenAI-compatible endpoint takes as the name of a function."""
 Fraction = Annotated[float, Field(ge=0, le=1)]
+HOOK_PATH = r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*"
+"""An import path (docs/hooks.md)."""
+
+
+def check_hook_path(value: str) -> str:
+    """``value``; raises ValueError where it is no ``package.module:name``."""
+    if not re.fullmatch(HOOK_PATH, value):
+        raise ValueError(f"{value!r} is no import path: write package.module:name")
+    return value
+
+
+HookPath = Annotated[str, AfterValidator(check_hook_path)]
+
+
+class OrHook:
+    """Beside its choices a key takes the import path of a hook: ``Annotated[Literal["grpo", "gspo"], OrHook]``."""
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
+        """A text with ``:`` is a path; what else there is must be one of the choices."""
+        return core_schema.no_info_wrap_validator_function(
+            lambda value, choices: (
+                check_hook_path(value) if isinstance(value, str) and ":" in value else choices(value)
+            ),
+            handler(source),
+            serialization=core_schema.plain_serializer_function_ser_schema(lambda value: value),
+        )
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, schema: Any, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        """For editors."""
+        return {"anyOf": [handler(schema["schema"]), {"type": "string", "pattern": f"^{HOOK_PATH}$"}]}
 
 
 class Section(BaseModel):

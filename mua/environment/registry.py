@@ -18,6 +18,7 @@ from types import ModuleType
 
 from mua.environment.domain import Domain
 from mua.utils.errors import ConfigError
+from mua.utils.hooks import is_hook, load_hook
 
 ENTRY_POINT_GROUP = "mua.environments"
 """A third-party package registers ``name = "package.module"``; the module exports ``DOMAIN``, as ours do."""
@@ -37,6 +38,14 @@ def get_domain(name: str) -> Domain:
     Raises :class:`ConfigError` for an unknown name, a module that lacks ``DOMAIN`` or whose imports
     are not installed. Any other exception of the module is its own fault and passes through.
     """
+    if is_hook(name):
+        domain: Domain = load_hook("environment.name", name)
+        if domain.name != name:
+            raise ConfigError(
+                f"environment.name: {name!r}: the domain calls itself {domain.name!r}; its name, and the domain of its "
+                "tasks, must be the path that the configuration names it by (docs/hooks.md)"
+            )
+        return domain
     modules = _modules()
     if name not in modules:
         nearest = difflib.get_close_matches(name, sorted(modules), n=1, cutoff=0.5)
@@ -49,12 +58,12 @@ def get_domain(name: str) -> Domain:
         module = importlib.import_module(path)
     except ImportError as error:
         raise ConfigError(f"environment.name: {name!r} cannot be imported from {path}: {error}") from error
-    domain: Domain | None = getattr(module, "DOMAIN", None)
-    if domain is None:
+    found: Domain | None = getattr(module, "DOMAIN", None)
+    if found is None:
         raise ConfigError(f"environment.name: module {path} of {name!r} has no DOMAIN; export the domain object there")
-    if domain.name != name:
-        raise ConfigError(f"environment.name: {path}.DOMAIN calls itself {domain.name!r} but is registered as {name!r}")
-    return domain
+    if found.name != name:
+        raise ConfigError(f"environment.name: {path}.DOMAIN calls itself {found.name!r} but is registered as {name!r}")
+    return found
 
 
 def _modules() -> dict[str, str]:

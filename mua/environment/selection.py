@@ -32,7 +32,7 @@ class Selection:
         defaults = {key: EnvironmentConfig.model_fields[key].default for key in ("oracle", "reward", "show_reward")}
         for name in config.shares:
             domain = domains[name] = get_domain(name)
-            own = _share_of(domain, config) if config.mix else config
+            own = _share_of(domain, config.of_domains) if config.mix else config.of_domains
             if isinstance(domain, Configurable):
                 domains[name] = domain.configured(own, services or Services())
                 continue

@@ -141,7 +141,7 @@ def _domain(name: str, config: EnvironmentConfig) -> Domain:
         return domain  # the run has seen that nothing is set which it lacks
     from mua.environment.endpoint.services import Services  # brings clients of endpoints, which take long to import
 
-    return domain.configured(config, Services())
+    return domain.configured(config.of_domains, Services())
 
 
 def _read(wire: socket.socket, inbox: _Inbox) -> None:

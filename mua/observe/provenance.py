@@ -19,6 +19,7 @@ import mua
 from mua.config.load import dump_config
 from mua.config.schema import ExperimentConfig
 from mua.types import Json
+from mua.utils.hooks import hook_sources
 from mua.utils.masking import HIDDEN, mask_credentials
 from mua.utils.source_state import ROOT, git_state, installed_version, program_output
 
@@ -30,12 +31,14 @@ _SECRET_VALUE = re.compile(r"\bsk-[\w-]{8,}|\bhf_\w{8,}|\bgh[pousr]_\w{8,}|\beyJ
 
 
 def provenance(config: ExperimentConfig) -> Json:
-    """For a checkpoint's manifest: ``config`` (secrets masked), ``git`` (None outside a repository), ``versions``."""
+    """For a checkpoint's manifest: ``config`` (secrets masked), ``git`` (None outside a repository), ``versions``, and
+    where there are ``hooks`` the file of each with its digest."""
+    hooks = hook_sources(config)
     return {
         "config": yaml.safe_load(dump_config(config)),
         "git": git_state(ROOT),
         "versions": {"mua": mua.__version__, **{name: installed_version(name) for name in _PACKAGES}},
-    }
+    } | ({"hooks": hooks} if hooks else {})
 
 
 def capture_environment(folder: Path) -> Path:

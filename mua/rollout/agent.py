@@ -53,6 +53,8 @@ class EpisodeSetting:
     """Whether every request to the engine carries a seed of its own."""
     context: ContextConfig = field(default_factory=ContextConfig)
     """How a conversation that grows too long is rewritten."""
+    reward: str | None = None
+    """The hook that gives an episode's reward, in the place of the environment."""
     order: int = 0
     """Where requests wait for a slot of an engine, those of episodes with a lower number go first."""
 

@@ -51,7 +51,7 @@ _visit: ContextVar[_Visit] = ContextVar("visit")
 
 
 async def wait_for_person(task: AgentTask) -> None:
-    """The ``agent.entry`` of such episodes: the agent is somewhere else, until it is said to have ended."""
+    """The ``agent.function`` of such episodes: the agent is somewhere else, until it is said to have ended."""
     visit = _visit.get()
     visit.told.set_result(task)
     await visit.done.wait()
@@ -60,7 +60,7 @@ async def wait_for_person(task: AgentTask) -> None:
 def by_hand(config: ExperimentConfig) -> ExperimentConfig:
     """``config`` with episodes that wait for a person's agent."""
     agent: Json = {} if config.agent is None else config.agent.model_dump()
-    agent |= {"command": None, "entry": f"{__name__}:{wait_for_person.__name__}"}
+    agent |= {"command": None, "function": f"{__name__}:{wait_for_person.__name__}"}
     rollout = config.rollout.model_dump() | {"max_retries": 0}
     return ExperimentConfig.model_validate(config.model_dump() | {"agent": agent, "rollout": rollout})
 

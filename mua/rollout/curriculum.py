@@ -38,6 +38,7 @@ from mua.config.schema import CurriculumConfig
 from mua.environment.protocol import Task
 from mua.types import Group, Json
 from mua.utils.errors import ConfigError
+from mua.utils.hooks import call_hook, check_numbers, is_hook, wrong_result
 from mua.utils.seeds import derived_seed
 
 GOLDEN_RATIO = (1 + 5**0.5) / 2
@@ -226,7 +227,34 @@ class FailingKindsOrder(CurriculumOrder):
         return floor + (1 - floor) * (1 - (successes + 1) / (rollouts + 2))
 
 
+class HookOrder(SuccessRateOrder):
+    """Tasks by the weights that a hook gives for their decayed rollouts and successes."""
+
+    def __init__(self, tasks: Sequence[Task], seed: int, config: CurriculumConfig) -> None:
+        super().__init__(tasks, seed, config)
+        self._unknown = []  # the hook decides about tasks that were never drawn, too
+        self._counts = dict.fromkeys(self._tasks, (0.0, 0.0))
+
+    def restore(self, state: Json) -> None:
+        """See :meth:`CurriculumOrder.restore`."""
+        super().restore(state)
+        self._counts = dict.fromkeys(self._tasks, (0.0, 0.0)) | self._counts
+
+    def _draw(self, position: int) -> str:
+        key, path = "algorithm.curriculum.kind", self._config.kind
+        rollouts, successes = ([counts[side] for counts in self._counts.values()] for side in (0, 1))
+        found = call_hook(key, path, list(self._tasks.values()), rollouts, successes, self._config)
+        weights = check_numbers(key, path, found, len(self._tasks))
+        if weights.min() < 0 or not weights.any():
+            raise wrong_result(key, path, "gave a weight below 0, or none above it")
+        busy = set(self._under_way.values())
+        free = [0.0 if task in busy else weight for task, weight in zip(self._tasks, weights.tolist(), strict=True)]
+        return self._random(position).choices(list(self._tasks), free if any(free) else weights.tolist())[0]
+
+
 def curriculum_order(tasks: Sequence[Task], seed: int, config: CurriculumConfig) -> CurriculumOrder:
     """The order that ``config`` asks for."""
+    if is_hook(config.kind):
+        return HookOrder(tasks, seed, config)
     chosen = SuccessRateOrder if config.kind == "success_rate" else FailingKindsOrder
     return chosen(tasks, seed, config)

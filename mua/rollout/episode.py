@@ -38,6 +38,7 @@ from mua.tokens.parsing import AssistantTurn, ToolCall
 from mua.types import Json, Outcome, Segment, ToolSchema
 from mua.users.utterance_check import formless, unusable, with_signal
 from mua.utils.errors import DeadlineExceeded, EnvironmentFault, MuaError, UserFault, UserFaultKind, one_line
+from mua.utils.hooks import await_hook, check_number
 
 
 class EpisodeState(Enum):
@@ -287,7 +288,13 @@ class Episode:
         )
 
     async def _evaluate(self) -> Evaluation:
-        return await self._environment.evaluate(Transcript(self._agent.messages))
+        own = await self._environment.evaluate(Transcript(self._agent.messages))
+        key, path = "environment.reward", self._setting.reward
+        if path is None:
+            return own
+        found = await await_hook(key, path, self._environment.task, list(self._agent.messages), own)
+        details = own.details | {"environment_reward": own.reward}
+        return Evaluation(check_number(key, path, found), own.success, details)
 
     @contextmanager
     def _clock(self, stage: str) -> Iterator[None]:

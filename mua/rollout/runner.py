@@ -41,6 +41,7 @@ from mua.utils.errors import (
     UserFaultKind,
     one_line,
 )
+from mua.utils.hooks import is_hook
 from mua.utils.seeds import derived_seed
 
 log = logging.getLogger(__name__)
@@ -124,6 +125,7 @@ class EpisodeRunner:
             show_tools=config.environment.prompt == "full",
             deterministic=config.engine.deterministic,
             context=config.context,
+            reward=config.environment.reward if is_hook(config.environment.reward) else None,
         )
 
     async def start(self) -> None:

@@ -32,10 +32,11 @@ from mua.rollout.sampler_code import check_code, check_contract, made_with
 from mua.store.database import Store
 from mua.store.faults import NoStore, StoreError, StoreUnreachable
 from mua.store.part_finding import RunningPart, find_part, state_of_run
-from mua.tokens.chat_family import load_family
+from mua.tokens.chat_family import load_family_of
 from mua.tokens.codec import tokenizer_digest
 from mua.types import Json
 from mua.utils.errors import ConfigError, Preempted
+from mua.utils.hooks import check_hooks
 from mua.utils.masking import mask_credentials
 
 log = logging.getLogger(__name__)
@@ -151,7 +152,7 @@ async def _serve(store: Store, config: ExperimentConfig, part: RunningPart, leav
     """Sample for one start of the run; why it is over, or nothing when it was asked to leave."""
     services = Services.from_config(config.user, config.judge)
     selection = Selection.from_config(config.environment, services)
-    family = load_family(config.model.path, thinking=config.model.thinking)
+    family = load_family_of(config.model)
     silence = config.samplers.lease_seconds
     async with RouterClient(part.url, part.key, "", silence) as engines:
         runner = EpisodeRunner(config, selection, family, engines, services, pauses=engines.pauses)
@@ -254,7 +255,8 @@ def configuration_of(part: RunningPart, file: Path | None, overrides: Sequence[s
             f"{file or 'the command line'}: {different[0]}: the run has another value; samplers roll out what the "
             f"run does{'' if len(different) == 1 else ' (also: ' + ', '.join(different[1:5]) + ')'}"
         )
-    check_code(part.run_id, part.made, made_with(loaded.environment.shares), loaded.samplers.other_code)
+    check_hooks(loaded, of_episodes=True)
+    check_code(part.run_id, part.made, made_with(loaded), loaded.samplers.other_code)
     ours, theirs = tokenizer_digest(loaded.model.path), part.provenance.get("tokenizer")
     if theirs is not None and ours != theirs:
         raise ConfigError(

@@ -9,15 +9,16 @@ commit, a changed file or another library may change of an episode, without eith
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
 from importlib.metadata import entry_points
 from typing import Any, Literal
 
 import mua
+from mua.config.schema import ExperimentConfig
 from mua.engine.router_client import CONTRACT
 from mua.environment.registry import ENTRY_POINT_GROUP
 from mua.types import Json
 from mua.utils.errors import ConfigError
+from mua.utils.hooks import hook_sources
 from mua.utils.source_state import ROOT, code_digest, git_state, installed_version
 
 log = logging.getLogger(__name__)
@@ -25,17 +26,18 @@ _OF_EPISODES = ("transformers", "tokenizers", "jinja2", "jsonschema-rs", "rapidf
 """Packages whose other versions may give other tokens, observations or scores."""
 
 
-def made_with(domains: Iterable[str]) -> Json:
-    """What this process would roll out episodes of ``domains`` with: ``mua``, ``contract``, ``code`` (a digest),
-    ``commit`` (for people; None outside a repository), and versions of ``packages``."""
+def made_with(config: ExperimentConfig) -> Json:
+    """What this process would roll out episodes of ``config`` with: ``mua``, ``contract``, ``code`` (a digest),
+    ``commit`` (for people; None outside a repository), versions of ``packages``, and digests of ``hooks`` by path."""
     git = git_state(ROOT)
-    packages = {name: installed_version(name) for name in _OF_EPISODES} | _of_others(set(domains))
+    packages = {name: installed_version(name) for name in _OF_EPISODES} | _of_others(set(config.environment.shares))
     return {
         "mua": mua.__version__,
         "contract": CONTRACT,
         "code": code_digest(),
         "commit": git and git["commit"][:12] + (" with changed files" if git["dirty"] else ""),
         "packages": packages,
+        "hooks": {path: hook["sha256"] for path, hook in hook_sources(config, of_episodes=True).items()},
     }
 
 
@@ -73,9 +75,12 @@ def _differences(theirs: Json, ours: Json) -> list[str]:
         sides = [f"{side.get('code')}{f' (commit {side["commit"]})' if side.get('commit') else ''}" for side in
                  (theirs, ours)]  # fmt: skip
         found.append(f"sources of mua and its environments: the trainer's {sides[0]}, here {sides[1]}")
-    packages: tuple[dict[str, Any], dict[str, Any]] = theirs.get("packages") or {}, ours["packages"]
-    for name in dict.fromkeys([*packages[0], *packages[1]]):
-        sides = [str(side.get(name) or "none") for side in packages]
+    things: tuple[dict[str, Any], dict[str, Any]] = (
+        (theirs.get("packages") or {}) | (theirs.get("hooks") or {}),
+        ours["packages"] | ours["hooks"],
+    )
+    for name in dict.fromkeys([*things[0], *things[1]]):
+        sides = [str(side.get(name) or "none") for side in things]
         if sides[0] != sides[1]:
             found.append(f"{name}: the trainer's {sides[0]}, here {sides[1]}")
     return found

@@ -58,7 +58,7 @@ from mua.store.faults import StoreError
 from mua.store.finished_groups import FinishedGroup, configurations, finished_groups
 from mua.store.part_finding import router_row
 from mua.store.recorder import NotedRequest, Recorder
-from mua.tokens.chat_family import load_family
+from mua.tokens.chat_family import load_family_of
 from mua.types import Group, Json, Trajectory
 from mua.utils.errors import EngineError
 
@@ -98,7 +98,7 @@ class RolloutService:
         evaluated = config.evaluated_splits
         self.held_out = Selection.held_out(config, self._services) if evaluated else None
         """The domains of ``evaluation`` that training does not see."""
-        self.family = load_family(config.model.path, thinking=config.model.thinking)
+        self.family = load_family_of(config.model)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="rollout loop", daemon=True)
         self._pool = EnginePool(
@@ -353,7 +353,7 @@ class RolloutService:
         router = EngineRouter(self._pool, config.samplers)
         await router.start()
         stack.push_async_callback(router.close)
-        secrets, made = secrets_of(config), made_with(config.environment.shares)
+        secrets, made = secrets_of(config), made_with(config)
 
         def presence() -> list[Json]:
             load = self._pool.load()

@@ -24,10 +24,12 @@ from mua.tokens.codec import Codec, TextSpan, fixed, plain_text
 from mua.tokens.parsing import AssistantTurn
 from mua.types import Int32Array, Json, ToolSchema
 from mua.utils.errors import ModelError
-from mua.utils.import_path import named_callable
+from mua.utils.hooks import is_hook, load_hook
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+    from mua.config.schema import ModelConfig
 
 TEMPLATES = Path(__file__).parent / "templates"
 
@@ -169,10 +171,10 @@ _MODEL_TYPES = {"qwen2": "qwen2.5", "qwen3": "qwen3", "qwen3_moe": "qwen3"}
 
 
 def family_class(name: str) -> type[ChatFamily]:
-    """The family registered as ``name`` (``qwen2.5``, ``qwen3``)."""
-    if name not in _FAMILIES:
+    """The family registered as ``name`` (``qwen2.5``, ``qwen3``), or the hook of that path."""
+    if not is_hook(name) and name not in _FAMILIES:
         raise ModelError(f"unknown chat family {name!r}; known: {', '.join(_FAMILIES)}")
-    return cast("type[ChatFamily]", named_callable(_FAMILIES[name], "chat family"))
+    return cast("type[ChatFamily]", load_hook("model.chat_family", _FAMILIES.get(name, name)))
 
 
 def family_of_folder(folder: Path) -> type[ChatFamily]:
@@ -211,8 +213,13 @@ def template_advice(folder: Path, family: type[ChatFamily]) -> str:
     )
 
 
-def load_family(folder: Path, *, thinking: bool) -> ChatFamily:
-    """The chat family of a Hugging Face model folder, bound to its tokenizer.
+def load_family_of(model: ModelConfig) -> ChatFamily:
+    """The chat family that the section ``model`` asks for; raises as :func:`load_family`."""
+    return load_family(model.path, thinking=model.thinking, name=model.chat_family)
+
+
+def load_family(folder: Path, *, thinking: bool, name: str | None = None) -> ChatFamily:
+    """The chat family of a Hugging Face model folder, or the one called ``name``, bound to its tokenizer.
 
     Loads local files only and checks that the folder's own chat template renders a conversation with tools
     exactly as the family does.
@@ -222,7 +229,7 @@ def load_family(folder: Path, *, thinking: bool) -> ChatFamily:
             template has no such thinking mode, or it renders otherwise than the family.
     """
     folder = Path(folder)
-    cls = family_of_folder(folder)
+    cls = family_of_folder(folder) if name is None else family_class(name)
     tokenizer = _load_tokenizer(folder)
     codec = Codec(tokenizer.backend_tokenizer, folder)
     if missing := [token for token in cls.control_tokens if token not in codec.control]:

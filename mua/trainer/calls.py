@@ -3,10 +3,10 @@
 ::
 
     rank 0                                  every other rank
-    works alone (rollouts, evaluation):     follow(), in meet(): waits as long as there are signs of life,
+    works alone (rollouts, evaluation):     worker_loop(): waits as long as there are signs of life,
       a thread gives a sign of life ─────►    RankLost after so many silent seconds
     an announced() method ───────────────►  the same method with the same arguments, entered by all
-    release() ───────────────────────────►  follow() returns
+    release() ───────────────────────────►  worker_loop() returns
 
 So a wait lasts as long as what it waits for, whatever the deadlines of a rollout add up to, and ends soon after rank 0
 did. Whatever rank 0 itself waits for has a deadline of its own.
@@ -119,7 +119,7 @@ class Calls:
             dist.broadcast_object_list(box, src=0, group=self._group)
         return box[0]
 
-    def follow(self, collective: Any) -> None:
+    def worker_loop(self, collective: Any) -> None:
         """On every rank but 0: make the calls that rank 0 announces, of methods of ``collective``, until it releases.
 
         Raises :class:`RankLost` when it ends or falls silent before.
@@ -131,7 +131,7 @@ class Calls:
                 getattr(method, "__wrapped__", method)(collective, *arguments, **named)
 
     def release(self) -> None:
-        """On rank 0: let the others return from :meth:`follow`. No more signs of life."""
+        """On rank 0: let the others return from :meth:`worker_loop`. No more signs of life."""
         try:
             if self._leading:
                 self.announce(_STOP)

@@ -22,15 +22,17 @@ from mua.rollout.scored import too_few_scored
 from mua.rollout.teacher import Teacher
 from mua.store.database import Store
 from mua.store.stored_groups import StoredGroup, recorded_run, stored_groups
-from mua.tokens.chat_family import load_family
+from mua.tokens.chat_family import load_family_of
 from mua.tokens.codec import check_recorded_tokenizer
 from mua.trainer.learner import Learner
+from mua.trainer.observers import DoneStep, HookObserver, Learned
 from mua.trainer.preempt import Preemption
-from mua.trainer.rank_processes import become_rank, leads
-from mua.trainer.rl import learn, optimizer_steps, progress_note
+from mua.trainer.rank_processes import init_distributed, is_rank0
+from mua.trainer.rl import learn, optimizer_steps
 from mua.trainer.run_folder import Run
 from mua.types import Group, Json
 from mua.utils.errors import ConfigError
+from mua.utils.hooks import check_hooks
 from mua.utils.seeds import derived_seed
 
 log = logging.getLogger(__name__)
@@ -43,12 +45,13 @@ def train_offline(config: ExperimentConfig, preemption: Preemption | None = None
     the same call continues the run.
     """
     preemption = preemption or Preemption()
-    become_rank(config)
+    check_hooks(config)
+    init_distributed(config)
     total, critic = optimizer_steps(config)
     with_reference = config.algorithm.kl_coefficient > 0
     learner = Learner(config, total_steps=total, with_reference=with_reference, critic_steps=critic)
-    if not leads():
-        learner.follow()
+    if not is_rank0():
+        learner.worker_loop()
         preemption.check()
         return
     with learner, Run(config, learner) as run:
@@ -67,14 +70,18 @@ def _loop(config: ExperimentConfig, learner: Learner, run: Run, batches: StoredB
             few = too_few_scored([t for group in groups for t in group.trajectories], config.trainer.min_scored_share)
             run.scored(step, few)
             version = batches.newest_version + 1 + step
-            metrics = learn(config, learner, [] if few else groups, version=version, timeline=run.timeline)
-            metrics |= rollout_metrics(groups, divide_by_std=algorithm.divide_by_std, version=version)
+            done = DoneStep(step, groups, [] if few else groups, few, Learned())
+            done.metrics |= learn(config, learner, done.usable, version=version, timeline=run.timeline)
+            done.metrics |= rollout_metrics(groups, divide_by_std=algorithm.divide_by_std, version=version)
+            done.metrics |= trainer_metrics(run.timeline.take(), (TrainerPhase.BATCH,))
+            if config.trainer.after_step is not None:
+                HookObserver(config.trainer.after_step).stepped(done)
             run.position = batches.position
-            run.log(step, metrics | trainer_metrics(run.timeline.take(), (TrainerPhase.BATCH,)))
+            run.log(step, done.metrics)
             run.log_episodes(step, groups)
             if run.learned and run.due(config.trainer.save_every, step):
                 run.save(step)
-            progress.advance(note=progress_note(metrics, groups, few))
+            progress.advance(note=done.note)
 
 
 class StoredBatches:
@@ -148,7 +155,7 @@ class StoredBatches:
         if distillation is None or self._source.recorded_teacher:
             return None
         runner = self._stack.enter_context(asyncio.Runner())
-        family = load_family(self._config.model.path, thinking=self._config.model.thinking)
+        family = load_family_of(self._config.model)
 
         async def made() -> Teacher:  # on the loop that it belongs to
             return Teacher(distillation, family.codec)

@@ -47,7 +47,7 @@ from mua.megatron.packing import Alignment
 from mua.megatron.routing_replay import RoutingReplay
 from mua.megatron.shares import Shares, Whole
 from mua.trainer.calls import Calls, announced, lost_rank, naming_lost_ranks
-from mua.trainer.rank_processes import end_ranks
+from mua.trainer.rank_processes import abort_workers
 from mua.types import Float32Array, Json, TrainBatch, TrainSequence
 from mua.utils.collective import gathered
 from mua.utils.errors import RankLost
@@ -60,7 +60,7 @@ log = logging.getLogger(__name__)
 
 
 class Learner:
-    """What trains. On rank 0 use as a context manager; on the others call :meth:`follow`.
+    """What trains. On rank 0 use as a context manager; on the others call :meth:`worker_loop`.
 
     Args:
         total_steps: optimizer steps of the policy in the run; a decaying schedule ends there.
@@ -148,17 +148,17 @@ class Learner:
                 self.close()
             return
         # The others may be in a collective that this rank has left, and deaf to announcements.
-        end_ranks()
+        abort_workers()
         self.calls.close()
         self._close()
         if lost is not None:
             raise lost from error
 
-    def follow(self) -> None:
-        """On every rank but 0: do what rank 0 does until it stops; see :meth:`mua.trainer.calls.Calls.follow`."""
+    def worker_loop(self) -> None:
+        """On every rank but 0: do what rank 0 does until it stops; see :meth:`mua.trainer.calls.Calls.worker_loop`."""
         assert self.calls is not None, "there are other ranks"
         try:
-            self.calls.follow(self)
+            self.calls.worker_loop(self)
         finally:
             if self._host is not None:
                 self._host.close()

@@ -30,7 +30,7 @@ _meeting_point: TCPStore | None = None
 """Where they find each other, served by this process."""
 
 
-def become_rank(config: ExperimentConfig) -> None:
+def init_distributed(config: ExperimentConfig) -> None:
     """:func:`ensure_processes`, and make this one ready for its GPU: variables, cores."""
     set_variables(config)  # before CUDA starts; the ranks that this process starts have them too
     ensure_processes(config.megatron)
@@ -79,7 +79,7 @@ def ensure_processes(config: MegatronConfig) -> None:
         threading.Thread(target=end_waits_when_a_rank_is_lost, name="ranks", daemon=True).start()
 
 
-def leads() -> bool:
+def is_rank0() -> bool:
     """Whether this process drives the run: rollouts, logs and decisions are its own."""
     return int(os.environ.get("RANK", "0")) == 0
 
@@ -106,7 +106,7 @@ def _gone() -> list[str]:
     ]
 
 
-def end_ranks() -> None:
+def abort_workers() -> None:
     """Kill the ranks that this process has started and wait until they are gone; torchrun ends its own."""
     for process in _started:
         process.kill()

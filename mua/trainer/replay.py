@@ -32,7 +32,7 @@ from mua.store.retention import checkpoint_steps
 from mua.store.starts import RUN_FILE
 from mua.store.tables import parts, steps, trajectories, uses
 from mua.trainer.learner import Learner
-from mua.trainer.rank_processes import become_rank, leads
+from mua.trainer.rank_processes import init_distributed, is_rank0
 from mua.trainer.rl import learn, optimizer_steps
 from mua.trainer.run_record import DIGESTS_OF, OWN_LOGPROBS, Learned, read_by_loss
 from mua.types import Group, Json
@@ -96,15 +96,15 @@ def replay(output: Path, step: int, overrides: Sequence[str] = (), *, store: str
             _check(configs, changed, step)
             experts = config.megatron.routing_replay != "off"
             recorded, stored_uses = list[StoredStep](), StoredUses()
-            if leads():  # before any rank starts: what is not in the store must not cost a model in memory
+            if is_rank0():  # before any rank starts: what is not in the store must not cost a model in memory
                 recorded = [stored_step(connection, run, one, experts=experts) for one in taken]
                 stored_uses = _stored_uses(connection, run, recorded[-1])
-        become_rank(config)
+        init_distributed(config)
         total, critic = optimizer_steps(config)
         reference = any(one.algorithm.kl_coefficient > 0 for one in (config, changed))
         learner = Learner(config, total_steps=total, with_reference=reference, critic_steps=critic)
-        if not leads():
-            learner.follow()
+        if not is_rank0():
+            learner.worker_loop()
             return None
         with learner, tempfile.TemporaryDirectory(prefix="mua-replay-") as spare:
             of_run = _Replay(recorded, stored_uses, configs, learner, output, Path(spare))

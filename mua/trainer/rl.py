@@ -15,42 +15,41 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-
-import yaml
 
 from mua.algorithms.batch import adjusted, make_batches, split_minibatches
 from mua.algorithms.filters import filtered, shuffled
 from mua.algorithms.gae import with_gae
 from mua.algorithms.losses import PolicyLoss, ValueLoss
-from mua.algorithms.rollout_metrics import rollout_metrics
-from mua.config.load import dump_config
 from mua.config.schema import ExperimentConfig, RolloutConfig
 from mua.engine.cluster import check_trainer_machine, local_ranks, visible_gpus
 from mua.engine.server import refuse_expandable_segments
 from mua.environment.protocol import Split
-from mua.observe.diagnosis.verdict import Alarms
-from mua.observe.metrics_log import METRICS_FILE, read_metrics
-from mua.observe.timeline import Timeline, TrainerPhase, episode_metrics, overlap_efficiency, trainer_metrics
+from mua.observe.timeline import Timeline, TrainerPhase
 from mua.rollout.runner import without_gc_pauses
-from mua.rollout.scheduler import RolloutBatch
-from mua.rollout.scored import UnscoredEpisodes, too_few_scored, unscored_among
+from mua.rollout.scored import too_few_scored
 from mua.rollout.service import RolloutService
 from mua.sandbox.backends import check_backend
-from mua.store.traces import TraceWriter
 from mua.trainer.evaluation.evaluator import evaluate_in_training
 from mua.trainer.learner import Learner
 from mua.trainer.memory_phases import Phases
+from mua.trainer.observers import (
+    AlarmObserver,
+    DoneStep,
+    HookObserver,
+    Learned,
+    Observer,
+    RolloutObserver,
+    SpeedObserver,
+)
 from mua.trainer.preempt import Preemption
-from mua.trainer.rank_processes import become_rank, check_ranks, leads
+from mua.trainer.rank_processes import check_ranks, init_distributed, is_rank0
 from mua.trainer.run_folder import Run
-from mua.trainer.run_record import Learned, RunRecord
+from mua.trainer.run_record import RunRecord
 from mua.types import Group, TrainBatch
 from mua.utils.errors import ConfigError, EngineError, MuaError, Preempted, RunStopped
-
-_SHOWN = {"reward": "reward/mean", "success": "reward/success"}
-"""What the line of progress shows of a step's metrics."""
+from mua.utils.hooks import check_hooks
 
 log = logging.getLogger(__name__)
 
@@ -62,27 +61,28 @@ def train(config: ExperimentConfig, preemption: Preemption | None = None) -> Non
     call continues the run.
     """
     preemption = preemption or Preemption()
-    check_reproduced(config.rollout)
+    check_hooks(config)
+    check_sampling(config.rollout)
     refuse_expandable_segments(config.engine)
-    if leads() and (tools := config.environment.tools).sandboxed:
+    if is_rank0() and (tools := config.environment.tools).sandboxed:
         check_backend(tools.sandbox)
-    become_rank(config)
+    init_distributed(config)
     check_trainer_machine(config, local_ranks(), visible_gpus())
     algorithm = config.algorithm
-    if leads() and config.placement == "separate" and not config.trainer.max_staleness:
+    if is_rank0() and config.placement == "separate" and not config.trainer.max_staleness:
         log.warning(
             "placement separate with trainer.max_staleness 0: trainer and engines take turns, so that the GPUs of one "
             "side always wait; set it to 1 or more, or placement to colocated"
         )
     older = config.trainer.max_staleness + algorithm.refill.carry_versions
-    if leads() and older and not algorithm.sees_sampler:
+    if is_rank0() and older and not algorithm.sees_sampler:
         log.warning(
             "algorithm.allow_off_policy: what older policies sampled is trained on as if it were the policy's own"
         )
     total, critic = optimizer_steps(config)
     learner = Learner(config, total_steps=total, with_reference=algorithm.kl_coefficient > 0, critic_steps=critic)
-    if not leads():
-        learner.follow()
+    if not is_rank0():
+        learner.worker_loop()
         preemption.check()
         return
     with learner, Run(config, learner) as run, recorded(config, run) as record:
@@ -119,7 +119,7 @@ def recorded(config: ExperimentConfig, run: Run) -> Iterator[RunRecord | None]:
         yield record
 
 
-def check_reproduced(rollout: RolloutConfig) -> None:
+def check_sampling(rollout: RolloutConfig) -> None:
     """Raises :class:`ConfigError` where the policy samples from another distribution than the trainer computes, unless
     ``rollout.allow_truncated_sampling`` allows it; then it is logged."""
     if not (what := rollout.other_distribution):
@@ -149,52 +149,42 @@ class Training:
         preemption: Preemption,
         record: RunRecord | None = None,
     ) -> None:
-        self._record_of_run = record
         self._config, self._learner, self._run, self._rollouts = config, learner, run, rollouts
         self._preemption = preemption
         self._phases = Phases(config, learner, rollouts, run.timeline)
-        self._traces = TraceWriter(config.output / "traces") if config.writes_traces else None
-        path = config.output / METRICS_FILE
-        self._alarms = Alarms(yaml.safe_load(dump_config(config)), list(read_metrics(path)) if path.exists() else [])
+        self._episodes = RolloutObserver(config, rollouts, self._phases, run.timeline)
+        self._records = [] if record is None else [record]
+        hook = config.trainer.after_step
+        self._observers: list[Observer] = [
+            self._episodes,
+            *self._records,
+            SpeedObserver(run.timeline),
+            *([] if hook is None else [HookObserver(hook)]),
+            AlarmObserver(config),
+        ]
 
     def loop(self) -> None:
         """The run from its next step to its end, or to the safe point after it was asked to leave."""
-        config, run, rollouts = self._config, self._run, self._rollouts
+        config, run = self._config, self._run
         self._begin()
         with run.progress.stage("train", total=config.trainer.steps - run.step) as progress:
             for step in range(run.step, config.trainer.steps):
                 self._preemption.check()
-                began, learned = time.time(), Learned(keeps_logprobs=self._record_of_run is not None)
-                rollout_batch, few = self._roll_out(step)
+                done = self._generate(step)
                 with self._phases.training():
-                    usable = [] if few is not None else rollout_batch.usable
-                    metrics = learn(config, self._learner, usable, version=step, timeline=run.timeline, learned=learned)
-                evaluates = config.trainer.evaluate_every > 0 and run.due(config.trainer.evaluate_every, step)
-                best, leaving = self._sync_and_evaluate(step, metrics, evaluates)
-                metrics |= self._record(step, rollout_batch.groups)
-                if self._record_of_run is not None:
-                    self._record_of_run.stepped(step, rollout_batch.groups, usable, learned, began, metrics)
-                metrics |= self._speed(metrics)
-                if self._record_of_run is not None:
-                    metrics |= self._record_of_run.metrics()
-                for alarm in self._alarms.look(step, metrics):
-                    log.warning("alarm after step %d: %s", step, alarm)
-                run.position = rollouts.position
-                # A step counts as done once its checkpoint is there; what it leaves behind must be there before.
-                if leaving is not None and evaluates:
-                    run.completed(step, unlogged=metrics)
-                else:
-                    run.log(step, metrics)
-                run.log_episodes(step, rollout_batch.groups)
-                if leaving is not None:
-                    self._preemption.check()
-                    raise leaving
+                    done.metrics |= learn(
+                        config, self._learner, done.usable, version=step, timeline=run.timeline, learned=done.learned
+                    )
+                best, leaving = self._sync_and_evaluate(done)
+                for observer in self._observers:
+                    observer.stepped(done)
+                self._log(done, leaving)
                 if run.learned and (best or run.due(config.trainer.save_every, step)):
                     with self._phases.saving():
                         run.save(step)
                 if not config.trainer.max_staleness:
-                    rollouts.release()
-                progress.advance(note=progress_note(metrics, rollout_batch.groups, few))
+                    self._rollouts.release()
+                progress.advance(note=done.note)
         self._hand_over()
 
     def _begin(self) -> None:
@@ -203,9 +193,7 @@ class Training:
         The evaluation that the run before this one owed its last step is made up for.
         """
         config, run = self._config, self._run
-        synced = self._phases.sync(run.step)
-        if self._record_of_run is not None:
-            self._record_of_run.synced(run.step, synced.metrics())
+        self._sync(run.step)
         if run.unlogged is not None:
             late = run.unlogged | self._evaluate(run.step)
             run.evaluated(run.step - 1, late)
@@ -222,82 +210,84 @@ class Training:
         self._rollouts.schedule(run.step, run.position)
         run.timeline.take()  # what went before the first step is no part of it
 
-    def _roll_out(self, step: int) -> tuple[RolloutBatch, UnscoredEpisodes | None]:
-        """The episodes of ``step``, and what was wrong where too few could be scored to train on them.
+    def _generate(self, step: int) -> DoneStep:
+        """The episodes of ``step``, none of which train where too few could be scored.
 
         Traces of a step that stops the run are written, to be looked into.
         """
-        run, algorithm = self._run, self._config.algorithm
+        run, algorithm, began = self._run, self._config.algorithm, time.time()
         expected = None if algorithm.refill.on else algorithm.groups_per_step * algorithm.group_size
         with run.progress.stage(f"episodes of step {step}", total=expected) as progress:
             try:
                 with run.timeline.phase(TrainerPhase.WAIT):
-                    rollout_batch = self._rollouts.take(on_episode=progress.advance)
+                    batch = self._rollouts.take(on_episode=progress.advance)
             except MuaError:
                 self._preemption.check()  # the signal that asks to leave may have ended the engines before
                 raise
-        ended = [t for group in rollout_batch.groups for t in group.trajectories]
-        few = too_few_scored(ended, self._config.trainer.min_scored_share)
+        few = too_few_scored([t for g in batch.groups for t in g.trajectories], self._config.trainer.min_scored_share)
+        learned = Learned(keeps_logprobs=bool(self._records))
+        done = DoneStep(step, batch.groups, [] if few is not None else batch.usable, few, learned, began)
         try:
             run.scored(step, few)
         except RunStopped:
-            if self._traces is not None:
-                self._traces.write(step, ended)
+            self._episodes.write_traces(step, done.trajectories)
             self._preemption.check()
             raise
-        return rollout_batch, few
+        return done
 
-    def _sync_and_evaluate(
-        self, step: int, metrics: dict[str, float], evaluates: bool
-    ) -> tuple[bool, Preempted | EngineError | RunStopped | None]:
-        """Give the engines the weights of ``step``, evaluate them where that is due, and add both to ``metrics``.
+    def _sync(self, version: int) -> dict[str, float]:
+        """Give the engines the learner's weights."""
+        found = self._phases.sync(version).metrics()
+        for observer in self._observers:
+            observer.synced(version, found)
+        return found
+
+    def _sync_and_evaluate(self, done: DoneStep) -> tuple[bool, Preempted | EngineError | RunStopped | None]:
+        """Give the engines the weights of the step, evaluate them where that is due, and add both to its metrics.
 
         Whether no policy was better before, and what ends the run, if anything does, once the step is recorded.
         """
         try:
             if not self._preemption.requested:  # the same signal may have ended the engines
-                synced = self._phases.sync(step + 1).metrics()
-                metrics |= synced
-                if self._record_of_run is not None:
-                    self._record_of_run.synced(step + 1, synced)
+                done.metrics |= self._sync(done.step + 1)
                 if self._config.trainer.max_staleness:  # no memory moves: engines work while the trainer writes
                     self._rollouts.release()
-            if evaluates:
+            if self._evaluates(done.step):
                 self._preemption.check()
-                metrics |= self._evaluate(step + 1)
-                return self._run.evaluated(step, metrics), None
+                done.metrics |= self._evaluate(done.step + 1)
+                return self._run.evaluated(done.step, done.metrics), None
         except (Preempted, EngineError, RunStopped) as error:
             return False, error
         return False, None
 
-    def _record(self, step: int, groups: Sequence[Group]) -> dict[str, float]:
-        """Write the step's traces; metrics of its episodes and engines."""
-        with self._run.timeline.phase(TrainerPhase.RECORDS):
-            if self._traces is not None:
-                self._traces.write(step, (t for group in groups for t in group.trajectories))
-            of_episodes = rollout_metrics(groups, divide_by_std=self._config.algorithm.divide_by_std, version=step)
-            return of_episodes | episode_metrics(groups) | self._rollouts.metrics() | self._phases.take()
-
-    def _speed(self, metrics: Mapping[str, float]) -> dict[str, float]:
-        """Where the time since the last call went, and how many tokens were made and used in it."""
-        seconds = self._run.timeline.take()
-        step = sum(seconds.values())
-        generating = metrics.get("time/engine_generating_seconds", 0.0)
-        return trainer_metrics(seconds) | {
-            "time/overlap_efficiency": overlap_efficiency(seconds, generating),
-            "time/step_seconds": step,
-            "time/sampled_tokens_per_second": metrics["engine/sampled_tokens"] / step,
-            "time/trained_tokens_per_second": metrics["policy/tokens"] / step,
-        }
+    def _evaluates(self, step: int) -> bool:
+        every = self._config.trainer.evaluate_every
+        return every > 0 and self._run.due(every, step)
 
     def _evaluate(self, step: int, split: Split | None = None) -> dict[str, float]:
         """Metrics of the policy after ``step`` steps on ``split``, by default that of the configuration."""
         split = split or self._config.evaluation.split
         with self._run.timeline.phase(TrainerPhase.EVALUATE):
             found = evaluate_in_training(self._config, self._rollouts, self._run.progress, split, step)
-        if self._record_of_run is not None:
-            self._record_of_run.evaluated(step, found)
+        for observer in self._observers:
+            observer.evaluated(step, found)
         return found
+
+    def _log(self, done: DoneStep, leaving: Preempted | EngineError | RunStopped | None) -> None:
+        """Log the step, and raise what ends the run.
+
+        A step counts as done once its checkpoint is there; what it leaves behind must be there before.
+        """
+        run = self._run
+        run.position = self._rollouts.position
+        if leaving is not None and self._evaluates(done.step):
+            run.completed(done.step, unlogged=done.metrics)
+        else:
+            run.log(done.step, done.metrics)
+        run.log_episodes(done.step, done.groups)
+        if leaving is not None:
+            self._preemption.check()
+            raise leaving
 
     def _hand_over(self) -> None:
         """Have the learner have the policy that ``trainer.export`` chooses, and report on it."""
@@ -313,14 +303,6 @@ class Training:
         found = self._evaluate(step, split)
         self._run.log_evaluation(step, found)
         self._run.report.final(step, found)
-
-
-def progress_note(metrics: Mapping[str, float], groups: Sequence[Group], few: UnscoredEpisodes | None) -> str:
-    """What the line of progress says of a step. Without a scored episode there is no reward, and none is shown."""
-    words = [f"{name} {metrics[key]:.3f}" for name, key in _SHOWN.items() if key in metrics]
-    if (failed := unscored_among([t for group in groups for t in group.trajectories])) is not None:
-        words.append(failed.note() + (", trained on nothing" if few is not None else ""))
-    return ", ".join(words)
 
 
 def learn(
@@ -409,13 +391,13 @@ def check_sync(config: ExperimentConfig) -> dict[str, float]:
     Raises :class:`EngineError` naming the tensors that differ.
     """
     refuse_expandable_segments(config.engine)
-    if leads() and (tools := config.environment.tools).sandboxed:
+    if is_rank0() and (tools := config.environment.tools).sandboxed:
         check_backend(tools.sandbox)
-    become_rank(config)
+    init_distributed(config)
     check_trainer_machine(config, local_ranks(), visible_gpus())
     learner = Learner(config, total_steps=config.trainer.steps)
-    if not leads():
-        learner.follow()
+    if not is_rank0():
+        learner.worker_loop()
         return {}
     with learner, RolloutService(config, hosts=learner.engine_hosts()) as rollouts:
         synced = rollouts.update_weights(learner.weights(), version=1)

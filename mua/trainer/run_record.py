@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Self
@@ -29,7 +29,8 @@ from mua.store.starts import begin_part, missing_steps
 from mua.store.tables import parts, runs, steps, tasks, uses, versions
 from mua.store.writer import Insert, Update, Write, Writer
 from mua.tokens.codec import tokenizer_digest
-from mua.types import Float32Array, Group, Json, TrainBatch, TrainSequence
+from mua.trainer.observers import DoneStep, Learned, Observer
+from mua.types import Float32Array, Json, TrainSequence
 
 LOSS_ARRAYS = (
     "weights", "advantages", "old_logprobs", "reference_logprobs", "values", "returns",
@@ -44,7 +45,7 @@ OWN_LOGPROBS = "update_logprobs"
 log = logging.getLogger(__name__)
 
 
-class RunRecord:
+class RunRecord(Observer):
     """One start of a run in its store. Use as a context manager."""
 
     def __init__(self, config: ExperimentConfig, from_step: int) -> None:
@@ -129,9 +130,9 @@ class RunRecord:
         where = {"run_id": self.run, "version": version, "part": self.part}
         self.writer.put([Update(versions, where, {"metrics": dict(known)})])
 
-    def stepped(self, step: int, groups: Sequence[Group], usable: Sequence[Group], learned: Learned, began: float,
-                metrics: Mapping[str, float]) -> None:  # fmt: skip
-        """``step`` is done: it took ``groups``, learned from what is ``usable`` of them."""
+    def stepped(self, done: DoneStep) -> None:
+        """The step is done; adds what writing took, see :meth:`metrics`."""
+        step, groups, usable, learned, metrics = done.step, done.groups, done.usable, done.learned, done.metrics
         ended = time.time()
         of = {(g.ordinal, t.sample): self.recorder.key(g.ordinal, t.sample).trajectory_id
               for g in groups for t in g.trajectories}  # fmt: skip
@@ -149,8 +150,8 @@ class RunRecord:
             "run_id": self.run, "step": step, "part": self.part, "state": "done", "version": step,
             "metrics": without_evaluation(metrics),
             "denominators": learned.batches[0].denominators if learned.batches else {},
-            "gradient": next(iter(learned.digests.get("policy", [])), None), "details": details, "started_at": began,
-            "ended_at": ended,
+            "gradient": next(iter(learned.digests.get("policy", [])), None), "details": details,
+            "started_at": done.began, "ended_at": ended,
         }  # fmt: skip
         lengths = {
             (g.ordinal, t.sample, number): len(segment)
@@ -167,6 +168,7 @@ class RunRecord:
 
         size = sum(4 * len(LOSS_ARRAYS) * len(s) for batch in learned.batches for s in batch)
         self.writer.put(made, size + 4096)
+        done.metrics |= self.metrics()
 
     def before_checkpoint(self) -> None:
         """Everything so far is in the store. Raises where it does not come there in ``store.flush_seconds``."""
@@ -195,25 +197,6 @@ class RunRecord:
                         "arrays": None if epoch else pack_arrays(read_by_loss(sequence, lengths[sequence.origin], own)),
                     })  # fmt: skip
         return [Insert(uses, rows)] if rows else []
-
-
-class Learned:
-    """What the optimizer steps of one step read; :func:`mua.trainer.rl.learn` fills it in."""
-
-    def __init__(self, *, keeps_logprobs: bool = False) -> None:
-        """``keeps_logprobs``: whether somebody wants the log-probabilities that losses computed themselves."""
-        self.keeps_logprobs = keeps_logprobs
-        self.batches: list[TrainBatch] = []
-        self.logprobs: list[list[Float32Array] | None] = []
-        """Of each batch's first update, of each sequence float32 ``[T]``; None where they were there before."""
-        self.epochs = 0
-        self.digests: dict[str, list[str]] = {}
-        """Of the gradients of each network's optimizer steps; none where they are not watched."""
-
-    def read(self) -> Iterator[tuple[TrainBatch, Sequence[Float32Array | None]]]:
-        """Each batch with the log-probabilities of its sequences."""
-        for batch, logprobs in zip(self.batches, self.logprobs or [None] * len(self.batches), strict=True):
-            yield batch, logprobs or [None] * len(batch.sequences)
 
 
 def layout_of(config: ExperimentConfig) -> str:

@@ -13,11 +13,11 @@ from mua.algorithms.batch import sft_batch
 from mua.algorithms.losses import CrossEntropyLoss
 from mua.config.schema import ExperimentConfig
 from mua.observe.timeline import trainer_metrics
-from mua.tokens.chat_family import load_family
+from mua.tokens.chat_family import load_family_of
 from mua.trainer.conversations import Conversations, batch_members, load_sets
 from mua.trainer.learner import Learner
 from mua.trainer.preempt import Preemption
-from mua.trainer.rank_processes import become_rank, leads
+from mua.trainer.rank_processes import init_distributed, is_rank0
 from mua.trainer.run_folder import Run
 from mua.utils.errors import Preempted
 
@@ -30,12 +30,12 @@ def fine_tune(config: ExperimentConfig, preemption: Preemption | None = None) ->
     """
     preemption = preemption or Preemption()
     assert config.sft is not None, "the command line checks that the section is there"
-    become_rank(config)
+    init_distributed(config)
     # Alone, what is wrong with the data is found before the model is built. Other ranks would wait for it in silence.
     sets = _sets(config) if config.megatron.world_size == 1 else None
     learner = Learner(config, total_steps=config.trainer.steps)
-    if not leads():
-        learner.follow()
+    if not is_rank0():
+        learner.worker_loop()
         preemption.check()
         return
     conversations, held_out = sets or _sets(config)
@@ -46,7 +46,7 @@ def fine_tune(config: ExperimentConfig, preemption: Preemption | None = None) ->
 
 
 def _sets(config: ExperimentConfig) -> tuple[Conversations, Conversations]:
-    return load_sets(config, load_family(config.model.path, thinking=config.model.thinking))
+    return load_sets(config, load_family_of(config.model))
 
 
 def loop(

@@ -1,16 +1,15 @@
 """Users by configuration: one factory a run, one user an episode.
 
-A kind of user of your own is a callable that ``user.kind: package.module:name`` names. It gets a :class:`Placement` and
-gives a :class:`mua.environment.user.User`.
+A kind of user of your own is a hook (:mod:`mua.utils.hooks`). It gets a :class:`Placement` and gives a
+:class:`mua.environment.user.User`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
-from mua.config.environment import USER_KINDS
 from mua.config.schema import UserConfig
 from mua.environment.domain import Domain, scripted_user
 from mua.environment.endpoint.services import ChatClient, Services
@@ -22,7 +21,7 @@ from mua.users.personas import load_prompt, personas_named, style_of
 from mua.users.recorded import ReplayedUser, load_recordings
 from mua.users.task_check import Vocabulary
 from mua.utils.errors import ConfigError
-from mua.utils.import_path import named_callable
+from mua.utils.hooks import call_hook, check_attributes, is_hook, load_hook
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +38,6 @@ class Placement:
     """The pool of ``user.llm``, shared and kept open by the run; None where the section is absent."""
 
 
-MakeUser: TypeAlias = Callable[[Placement], User]
-
-
 class UserFactory:
     """Makes the users of one run; holds what they share. Belongs to one event loop.
 
@@ -56,7 +52,8 @@ class UserFactory:
         self._endpoint = services.user
         self._recordings = load_recordings(config.replay) if config.kind == "replay" and config.replay else {}
         self._prompt = load_prompt(config.prompt)
-        self._own = None if config.kind in USER_KINDS else find_factory(config.kind)
+        if is_hook(config.kind):
+            load_hook("user.kind", config.kind)
         self._vocabularies: dict[str, Vocabulary] = {}
 
     def make(self, task: Task, seed: int) -> User:
@@ -74,13 +71,10 @@ class UserFactory:
             return ReplayedUser(task.id, recordings[seed % len(recordings)])
         if getattr(domain, "user_in_tools", False):
             return scripted_user(domain, task, seed, config.personas)
-        if self._own is not None:
-            user = self._own(Placement(domain, task, seed, config.options, self._endpoint))
-            if not isinstance(user, User):
-                raise ConfigError(
-                    f"user.kind: {config.kind} gave {type(user).__name__}, which is no user; it needs open, reply "
-                    "and close (mua.environment.user.User)"
-                )
+        if is_hook(config.kind):
+            placement = Placement(domain, task, seed, config.options, self._endpoint)
+            user: User = call_hook("user.kind", config.kind, placement)
+            check_attributes("user.kind", config.kind, user)
             return user
         if self._endpoint is None:
             return scripted_user(domain, task, seed, config.personas)
@@ -103,9 +97,3 @@ class UserFactory:
         domain = self._selection.domain(task)
         scripted = self._config.kind == "scripted" or getattr(domain, "user_in_tools", False)
         return scripted and (getattr(domain, "needs_data", False) or self._selection.config.data is not None)
-
-
-def find_factory(path: str) -> MakeUser:
-    """What ``package.module:name`` names. Raises :class:`ConfigError` where there is no such callable."""
-    make: MakeUser = named_callable(path, "user.kind")
-    return make

@@ -190,7 +190,7 @@ def test_a_router_out_of_reach_is_told(recipe: Path, tmp_path: Path) -> None:
     loaded = load_config(recipe, ["samplers.lease_seconds=3", "samplers.heartbeat_seconds=1"])
     config = provenance(loaded)["config"]
     with Store.open(tmp_path / "store.sqlite") as store, store.begin() as connection:
-        made = made_with(loaded.environment.shares)
+        made = made_with(loaded)
         row = router_row(1, f"http://127.0.0.1:{free_port()}", "k", [], made, version=0, capacity=1)
         execute(connection, [
             Insert(runs, [{"id": "r", "output": "out", "state": "running", "started_at": 1.0}]),

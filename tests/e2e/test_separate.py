@@ -179,7 +179,7 @@ def _sync_twice(command: tuple[Any, ...], second: int) -> dict[str, Any]:
     config = load_config(command[0], command[1:])
     learner = Learner(config, total_steps=1)
     if rank != "0":
-        learner.follow()
+        learner.worker_loop()
         return {}
     with learner, RolloutService(config, hosts=learner.engine_hosts()) as rollouts:
         found: dict[str, Any] = {}

@@ -19,7 +19,8 @@ import pytest
 from e2e_support import ROOT, metrics_of, mua
 
 from environments.help_desk import DOMAIN
-from mua.users.factory import Placement, find_factory
+from mua.users.factory import Placement
+from mua.utils.hooks import load_hook
 from tests.made_once import made_once
 from tools.bench.agent_libraries import play
 
@@ -76,7 +77,9 @@ def test_a_command_is_one_of_the_program_and_its_configuration_loads(
 def test_the_user_of_the_page_talks(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(checkout)
     task = DOMAIN.tasks("train")[0]
-    user = find_factory("my_users:InAHurry")(Placement(DOMAIN, task, 1, {"sigh": "I have a train to catch."}, None))
+    user = load_hook("user.kind", "my_users:InAHurry")(
+        Placement(DOMAIN, task, 1, {"sigh": "I have a train to catch."}, None)
+    )
 
     async def talk() -> None:
         assert (await user.open()).text.endswith("I have a train to catch.")

@@ -68,7 +68,7 @@ def _run(recipe: Path, folder: Path, transport: str) -> dict[str, Any]:
     )  # fmt: skip
     learner = Learner(config, total_steps=1)
     if rank != "0":
-        learner.follow()
+        learner.worker_loop()
         return {}
     with learner, RolloutService(config, hosts=learner.engine_hosts()) as rollouts:
         return _lead(learner, rollouts)

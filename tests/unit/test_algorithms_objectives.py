@@ -86,7 +86,7 @@ def test_gradients_are_those_of_finite_differences(name: str):
 @pytest.mark.parametrize("name", ["grpo", "minirl"])
 def test_tokens_out_of_bounds_are_told(name: str):
     result, gradient = run(name)
-    out = (result.at_low | result.at_high).tolist()
+    out = (result.clipped_low | result.clipped_high).tolist()
     for (_, advantage), gone, slope in zip(GRID, out, gradient.tolist(), strict=True):
         assert gone == (advantage != 0 and slope == 0)
 
@@ -107,7 +107,7 @@ def test_minirl_and_grpo_have_the_same_gradients_under_the_same_bounds():
 def test_kept_gradients_are_of_constant_size_beyond_the_clip(b1: float, b2: float):
     """AgentRL's beta1 and beta2 as they are meant: b times the gradient at the bound, whatever the ratio."""
     grid = [*GRID, (1e-12, -1.0), (1e12, 1.0)]  # beyond where a ratio is clamped too
-    result, gradient = run("grpo", Bounds(0.2, 0.3, keep_low=b1, keep_high=b2), grid)
+    result, gradient = run("grpo", Bounds(0.2, 0.3, ce_gppo_beta1=b1, ce_gppo_beta2=b2), grid)
     plain, unkept = run("grpo", BOUNDS, grid)
     for i, (r, a) in enumerate(grid):
         if a < 0 and r < 0.8:
@@ -118,10 +118,10 @@ def test_kept_gradients_are_of_constant_size_beyond_the_clip(b1: float, b2: floa
             wanted = float(unkept[i])
             assert result.loss[i].item() == plain.loss[i].item()
         assert float(gradient[i]) == pytest.approx(wanted, abs=1e-12), (r, a)
-    assert not result.at_low.any()
-    assert not result.at_high.any()
-    low_only, of_low = run("grpo", Bounds(0.2, 0.3, 3.0, keep_low=b1), grid)
-    assert low_only.at_high.sum() == run("grpo", Bounds(0.2, 0.3, 3.0), grid)[0].at_high.sum()
+    assert not result.clipped_low.any()
+    assert not result.clipped_high.any()
+    low_only, of_low = run("grpo", Bounds(0.2, 0.3, 3.0, ce_gppo_beta1=b1), grid)
+    assert low_only.clipped_high.sum() == run("grpo", Bounds(0.2, 0.3, 3.0), grid)[0].clipped_high.sum()
     assert float(of_low[grid.index((6.0, -2.0))]) == 0.0, "the dual clip still holds"
 
 
@@ -129,7 +129,7 @@ def test_negative_advantages_grow_with_the_ratio_unless_bounded_twice():
     grid = [(6.0, -1.0)]
     assert run("grpo", BOUNDS, grid)[0].loss.item() == pytest.approx(6.0)
     bounded, gradient = run("grpo", Bounds(0.2, 0.3, dual=3.0), grid)
-    assert (bounded.loss.item(), gradient.item(), bool(bounded.at_high)) == (3.0, 0.0, True)
+    assert (bounded.loss.item(), gradient.item(), bool(bounded.clipped_high)) == (3.0, 0.0, True)
 
 
 @given(st.lists(st.tuples(st.floats(-2, 0), st.floats(-2, 0)), min_size=1, max_size=6), st.sampled_from([-1.0, 1.0]))

@@ -151,7 +151,7 @@ def test_only_what_changes_results_changes_the_setting() -> None:
         {"environment": {"reward": "partial"}},
         {"evaluation": {"temperature": 0.5}},
         {"user": llm},
-        {"agent": {"entry": "one:agent"}},
+        {"agent": {"function": "one:agent"}},
         {"context": {"stop_on_repetition": 3}},
     ):
         assert digests(**other) != base, other

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -68,7 +69,7 @@ class Stage:
 
 
 async def play(folder: Path, script: Script, entry: str, **sections: Any) -> Trajectory:
-    agent = {"entry": f"tests.odd_agents:{entry}", **sections.pop("agent", {})}
+    agent = {"function": f"tests.odd_agents:{entry}", **sections.pop("agent", {})}
     return (await Stage(folder, script, agent, **sections).play())[0]
 
 
@@ -81,7 +82,7 @@ async def test_an_agent_that_asks_the_same_gets_the_built_in_episode(tmp_path: P
     for prompt in ("short", "full"):
         environment = {"name": "help_desk", "prompt": prompt}
         alone = await Stage(tmp_path, script, None, environment=environment).play(size=3)
-        agent = {"entry": "tests.odd_agents:good"}
+        agent = {"function": "tests.odd_agents:good"}
         mine = await Stage(tmp_path, script, agent, environment=environment).play(size=3)
         for trajectory, built in zip(mine, alone, strict=True):  # each in a session of its own
             (ours,), (theirs,) = trajectory.segments, built.segments
@@ -93,6 +94,16 @@ async def test_an_agent_that_asks_the_same_gets_the_built_in_episode(tmp_path: P
             assert (trajectory.outcome, trajectory.metrics["malformed"]) == (built.outcome, 1)
             roles = [(m["role"], m.get("content")) for m in built.messages]
             assert [(m["role"], m.get("content")) for m in trajectory.messages] == roles
+
+
+async def test_the_agent_of_the_page_of_hooks_plays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "hooks.md").read_text(encoding="utf-8")
+    (block,) = [block for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "def rollout(" in block]
+    (tmp_path / "page_rollout.py").write_text(block)
+    monkeypatch.syspath_prepend(tmp_path)
+    (found,) = await Stage(tmp_path, lines("Your name?"), {"function": "page_rollout:rollout"}).play()
+    assert found.error is None
+    assert [m["content"] for m in found.messages if m["role"] == "assistant"] == ["Your name?"]
 
 
 @pytest.mark.parametrize(
@@ -116,7 +127,7 @@ async def test_whose_doing_an_end_is(tmp_path: Path, entry: str, outcome: Outcom
 
 
 async def test_odd_requests_cost_nothing_and_an_answer_is_sampled_once(tmp_path: Path) -> None:
-    stage = Stage(tmp_path, endless, {"entry": "tests.odd_agents:odd_requests"})
+    stage = Stage(tmp_path, endless, {"function": "tests.odd_agents:odd_requests"})
     (trajectory,) = await stage.play()
     refused = (401, "invalid_api_key")
     assert [refused, refused, refused, refused, 200, 200, 401, 413, 400, 404, 400, 200, 1] == odd_agents.SEEN
@@ -175,7 +186,7 @@ async def test_a_judge_beside_the_environment_or_in_its_place(tmp_path: Path) ->
 
         async def judged(entry: str = "good", **agent: Any) -> Trajectory:
             question = {"question": "Was it polite?", "most_characters": 300}
-            section = {"entry": f"tests.odd_agents:{entry}"} | agent | {"judge": question | agent.get("judge", {})}
+            section = {"function": f"tests.odd_agents:{entry}"} | agent | {"judge": question | agent.get("judge", {})}
             stage = Stage(tmp_path, SOLVED, section, judge={"llm": {"base_url": server.url, "model": "m"}})
             stage.judge = judge
             return (await stage.play())[0]
@@ -198,11 +209,11 @@ async def test_a_judge_beside_the_environment_or_in_its_place(tmp_path: Path) ->
         fault = await judged()
         assert (fault.outcome, fault.scored) == (Outcome.JUDGE_ERROR, False)
     with pytest.raises(ValueError, match="reward judge needs"):
-        Stage(tmp_path, SOLVED, {"entry": "tests.odd_agents:good", "reward": "judge"})
+        Stage(tmp_path, SOLVED, {"function": "tests.odd_agents:good", "reward": "judge"})
     with pytest.raises(ValueError, match="add the section judge"):
-        Stage(tmp_path, SOLVED, {"entry": "tests.odd_agents:good", "judge": {"question": "?"}})
+        Stage(tmp_path, SOLVED, {"function": "tests.odd_agents:good", "judge": {"question": "?"}})
     with pytest.raises(ValueError, match="must be below high"):
-        Stage(tmp_path, SOLVED, {"entry": "tests.odd_agents:good", "judge": {"question": "?", "low": 1.0}})
+        Stage(tmp_path, SOLVED, {"function": "tests.odd_agents:good", "judge": {"question": "?", "low": 1.0}})
 
 
 async def test_clients_of_openai_and_mcp(tmp_path: Path) -> None:
@@ -314,7 +325,7 @@ async def test_a_session_dies_with_its_episode(tmp_path: Path) -> None:
         await odd_agents.good(task)
 
     odd_agents.keeps = keeps  # type: ignore[attr-defined]
-    stage = Stage(tmp_path, SOLVED, {"entry": "tests.odd_agents:keeps"})
+    stage = Stage(tmp_path, SOLVED, {"function": "tests.odd_agents:keeps"})
     runner = EpisodeRunner(stage.config, only(stage.domain), FAMILY, stage.sampler, Services())
     await runner.group(TASK, 4, 1, temperature=1.0)
     async with aiohttp.ClientSession() as http:
@@ -357,11 +368,11 @@ async def test_a_person_opens_a_session_and_ends_it(tmp_path: Path) -> None:
 def test_agents_that_cannot_be_run_are_mistakes_of_the_configuration(tmp_path: Path) -> None:
     for agent, said in (
         ({"command": ["no-such-program"]}, "no program"),
-        ({"entry": "tests.no_such:agent"}, "cannot be imported"),
-        ({"entry": "tests.odd_agents:nobody"}, "no callable"),
+        ({"function": "tests.no_such:agent"}, "cannot be imported"),
+        ({"function": "tests.odd_agents:nobody"}, "has no"),
     ):
         with pytest.raises(ConfigError, match=said):
             asyncio.run(Stage(tmp_path, endless, agent).play())
-    for wrong in ({}, {"command": ["x"], "entry": "a:b"}):
-        with pytest.raises(ValueError, match="either command or entry"):
+    for wrong in ({}, {"command": ["x"], "function": "a:b"}):
+        with pytest.raises(ValueError, match="either command or function"):
             experiment(agent=wrong)

@@ -105,7 +105,7 @@ def driven(folder: str, sizes: dict[str, Any]) -> dict[str, Any]:
                 found = steps(built)
                 built.give_back()
         else:
-            built.follow()
+            built.worker_loop()
     return {
         "metrics": found,
         "different": [name for pair in zip(found, expected, strict=False) for name in differing(*pair)],

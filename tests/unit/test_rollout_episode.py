@@ -18,7 +18,7 @@ from environments.help_desk.tasks import generate
 from mua.algorithms.filters import malformed_turns, repeated_turns
 from mua.config.schema import EnvironmentConfig, RolloutConfig
 from mua.environment.manager import EnvironmentManager
-from mua.environment.protocol import Task, ToolResult
+from mua.environment.protocol import Evaluation, Task, ToolResult
 from mua.environment.user import User
 from mua.rollout.agent import EpisodeSetting, TokenPolicy
 from mua.rollout.episode import Episode, EpisodeResult
@@ -94,6 +94,18 @@ async def test_a_whole_episode_ends_when_the_user_stops() -> None:
     ]  # fmt: skip
     assert "###STOP###" in result.messages[-1]["content"]
     assert [request.session for request in sampler.requests] == ["s"] * 6
+
+
+def half_reward(task: Task, messages: list[Json], evaluation: Evaluation) -> float:
+    return evaluation.reward / 2
+
+
+async def test_a_hook_gives_the_reward_in_place_of_the_environment() -> None:
+    texts = (call("check_owner", order=ORDER, name=NAME), CANCELLED, "It is cancelled.")
+    (own, _), (mine, _) = await play(*texts), await play(*texts, setting={"reward": f"{__name__}:half_reward"})
+    assert own.reward == 1.0
+    assert (mine.reward, mine.evaluation.success) == (0.5, own.evaluation.success)
+    assert mine.evaluation.details["environment_reward"] == 1.0
 
 
 async def test_the_same_words_without_the_deed_are_no_success() -> None:

@@ -56,7 +56,7 @@ async def episode(script: Script, agent: str = "", ordinal: int = 4, **environme
     """What one episode at the help desk gives, nothing left of its sandbox."""
     sections: dict[str, Any] = {"environment": {"tools": BOTH, **environment}, "rollout": {"max_retries": 0}}
     if agent:
-        sections["agent"] = {"entry": f"tests.odd_agents:{agent}", "stop_seconds": 0.5}
+        sections["agent"] = {"function": f"tests.odd_agents:{agent}", "stop_seconds": 0.5}
     domain, config = TestDesk(), experiment(**sections)
     runner = EpisodeRunner(config, only(domain), FAMILY, ScriptedSampler(FAMILY, script), Services())
     try:

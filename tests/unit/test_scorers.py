@@ -355,8 +355,8 @@ def test_a_reference_that_is_none_is_an_error_with_its_place(name: str, referenc
         ("list", {"items": "numeric", "item_options": {"percen": 1}}, "options.percen"),
         ("judge", {}, "needs the section judge.llm"),
         ("no_such_module:make", {}, "no_such_module cannot be imported"),
-        ("json:make", {}, "module json has no callable 'make'"),
-        ("test_scorers:no_scorer", {}, "which is no scorer; it lacks forms, check, correct, score, close"),
+        ("json:make", {}, "module json has no 'make'"),
+        ("test_scorers:no_scorer", {}, "lacks forms, check, correct, score, close"),
     ],
 )
 def test_wrong_scorers_and_options_are_one_error(name: str, options: dict[str, Any], says: str):

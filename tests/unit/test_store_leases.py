@@ -297,7 +297,7 @@ def test_a_sampler_needs_the_configuration_of_the_run(tmp_path: Path) -> None:
     assert "secret-key" not in str(stored)
 
     def part(*secrets: str) -> RunningPart:
-        return RunningPart(RUN, 1, "out", stored, {}, "http://x", "k", secrets, made_with(["help_desk"]))
+        return RunningPart(RUN, 1, "out", stored, {}, "http://x", "k", secrets, made_with(config))
 
     with pytest.raises(ConfigError, match=r"judge.llm.api_key.*--config"):
         configuration_of(part("judge.llm.api_key"), None, ())
@@ -320,7 +320,8 @@ def test_a_sampler_of_another_mua_or_other_code_is_refused(
 
     file = tmp_path / "config.yaml"
     file.write_text(CONFIG.format(model=tmp_path, key="none"))
-    stored, ours = provenance(load_config(file))["config"], made_with(["help_desk"])
+    config = load_config(file)
+    stored, ours = provenance(config)["config"], made_with(config)
     assert (ours["mua"], ours["contract"], len(ours["code"])) == (mua.__version__, CONTRACT, 16)
 
     def asked(made: dict[str, Any], *overrides: str) -> None:
@@ -350,8 +351,9 @@ def test_a_sampler_of_another_mua_or_other_code_is_refused(
         name, value, dist = "book_shop", "books.shop", Dist
 
     monkeypatch.setattr(sampler_code, "entry_points", lambda group: [Point])
-    assert made_with(["book_shop"])["packages"]["books"] == "2.0"
-    assert "books" not in made_with(["help_desk"])["packages"]
+    assert "books" not in made_with(config)["packages"]
+    shop = config.environment.model_copy(update={"name": "book_shop"})
+    assert made_with(config.model_copy(update={"environment": shop}))["packages"]["books"] == "2.0"
 
 
 def test_the_digest_of_code_sees_changed_files(tmp_path: Path) -> None:

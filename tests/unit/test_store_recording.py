@@ -108,7 +108,7 @@ async def test_requests_say_where_their_tokens_are_and_calls_what_they_answered(
 
 @pytest.mark.parametrize("entry", ["good", "forks"])
 async def test_requests_over_the_gateway_are_their_own_episodes(store: Store, tmp_path: Path, entry: str) -> None:
-    agent = {"entry": f"tests.odd_agents:{entry}", "stop_seconds": 0.5}
+    agent = {"function": f"tests.odd_agents:{entry}", "stop_seconds": 0.5}
     script = SOLVED if entry == "good" else lambda session, turn: f"This is {turn} of {session}."
     (group,) = await play(store, tmp_path, script, size=3, agent=agent)
     found = rows(store, sa.select(requests).order_by(requests.c.sample, requests.c.number))

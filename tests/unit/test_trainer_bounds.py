@@ -25,8 +25,9 @@ from mua.rollout.scored import require_scored, too_few_scored
 from mua.rollout.service import RolloutService
 from mua.store.traces import read_traces
 from mua.trainer.learner import Learner
+from mua.trainer.observers import progress_note
 from mua.trainer.preempt import Preemption
-from mua.trainer.rl import Training, progress_note
+from mua.trainer.rl import Training
 from mua.trainer.run_folder import Run
 from mua.types import Group, Outcome, Provenance, Segment, TrainBatch, Trajectory
 from mua.utils.errors import DiskError, RunStopped, exit_status

@@ -14,7 +14,7 @@ import pytest
 from mua.config.schema import ExperimentConfig
 from mua.megatron.checkpoint import checkpoint_folder
 from mua.trainer.learner import Learner
-from mua.trainer.rank_processes import leads
+from mua.trainer.rank_processes import is_rank0
 from mua.trainer.rl import learn
 from mua.types import Group, Outcome, Provenance, Segment, Trajectory
 from tests.distributed import run_distributed
@@ -89,8 +89,8 @@ def learned(folder: Path, last: int, *, source: Path | None = None, saved: Path 
     config = config_of(folder)
     config = config.model_copy(update={"megatron": config.megatron.model_copy(update={"tensor_parallel": ranks})})
     learner = Learner(config, total_steps=8, critic_steps=10)
-    if not leads():
-        learner.follow()
+    if not is_rank0():
+        learner.worker_loop()
         return None
     with learner:
         first = 0 if source is None else learner.load(source)["step"]

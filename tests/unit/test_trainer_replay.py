@@ -17,8 +17,8 @@ from mua.store.database import Store
 from mua.store.faults import StoreError
 from mua.store.records import EpisodeKey
 from mua.store.tables import segments, steps, trajectories
+from mua.trainer.observers import Learned
 from mua.trainer.replay import _check, _same_arrays, replay, stored_step
-from mua.trainer.run_record import Learned
 from mua.types import Json, TrainBatch, TrainSequence
 from mua.utils.errors import ConfigError
 from tests.rollout_fixtures import experiment

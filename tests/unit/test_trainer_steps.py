@@ -310,14 +310,14 @@ def test_sampling_that_the_trainer_does_not_reproduce_is_refused_unless_it_is_me
     setting: dict[str, float], of: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     ((name, value),), config = setting.items(), config_of(tmp_path)
-    rl.check_reproduced(config.rollout)
+    rl.check_sampling(config.rollout)
     refused = config.model_copy(update={"rollout": RolloutConfig(**setting)})
     with pytest.raises(
         ConfigError, match=rf"^rollout\.{name} {value:g}: .*set rollout\.allow_truncated_sampling to true"
     ) as error:
         rl.train(refused)
     assert f"log-probabilities are of {of}." in str(error.value)
-    rl.check_reproduced(RolloutConfig(**setting, allow_truncated_sampling=True))
+    rl.check_sampling(RolloutConfig(**setting, allow_truncated_sampling=True))
     assert f"rollout.{name} {value:g}" in caplog.text
     assert RolloutConfig(**setting).sampling(0.7) == {"temperature": 0.7, **setting, "logprobs_of": of}
 

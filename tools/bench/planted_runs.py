@@ -38,7 +38,7 @@ from mua.tokens.chat_family import ChatFamily
 from mua.tokens.codec import fixed
 from mua.trainer.learner import Learner
 from mua.trainer.preempt import Preemption
-from mua.trainer.rank_processes import become_rank
+from mua.trainer.rank_processes import init_distributed
 from mua.trainer.rl import Training, optimizer_steps, recorded
 from mua.trainer.run_folder import Run
 from mua.types import Generation, Int32Array, Provenance
@@ -394,7 +394,7 @@ def made_run(plan: Plan, root: Path, output: Path, seed: int) -> Path:
     config = ExperimentConfig.model_validate(settings_of(model, output, domains, plan.settings, plan.steps, seed))
     family = load_family(model, thinking=config.model.thinking)
     engine = ScriptedEngine(model, family, plan)
-    become_rank(config)
+    init_distributed(config)
     total, critic = optimizer_steps(config)
     with ExitStack() as stack:
         stack.enter_context(output_of(config))

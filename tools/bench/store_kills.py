@@ -44,8 +44,9 @@ from mua.store.starts import missing_steps, run_of
 from mua.store.tables import parts, steps, tasks, trajectories, uses
 from mua.store.verification import verify
 from mua.trainer import run_folder, run_record
+from mua.trainer.observers import DoneStep, Learned
 from mua.trainer.run_folder import Run
-from mua.trainer.run_record import Learned, RunRecord
+from mua.trainer.run_record import RunRecord
 from mua.types import Group, Outcome, Segment, Trajectory
 from mua.utils.atomic import hidden_folder, publish_folder
 
@@ -222,7 +223,7 @@ def _step(config: ExperimentConfig, run: Run, record: RunRecord, step: int) -> N
         recorder.completed(groups[-1])
     learned = Learned()
     learned.batches, learned.epochs = make_batches([groups], config.algorithm, 1.0), config.algorithm.epochs
-    record.stepped(step, groups, groups, learned, time.time(), {"policy/loss": 0.0})
+    record.stepped(DoneStep(step, groups, groups, None, learned, metrics={"policy/loss": 0.0}))
     run.log(step, {"policy/loss": 0.0})
     if run.due(config.trainer.save_every, step):
         run.save(step)

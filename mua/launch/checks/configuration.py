@@ -24,7 +24,7 @@ from mua.config.messages import Problem
 from mua.config.schema import EndpointConfig, EnvironmentConfig, ExperimentConfig
 from mua.launch.checks import Check, Start, State, Verb, failure, is_key, listed, raised, run_checks, warning
 from mua.utils.errors import PAGES, TOOL_SERVERS, ConfigError, MuaError, find_missing, one_line
-from mua.utils.import_path import named_callable
+from mua.utils.hooks import check_hooks, is_hook
 from mua.utils.masking import mask_credentials
 
 OPTIMIZER_BYTES = 12
@@ -58,6 +58,12 @@ def _reads_config(start: Start) -> bool:
 # ---- domains, users, tools
 
 
+@listed("hooks", *_PLAYED, "algorithm", "agent", "model", "trainer")
+def check_hook_paths(start: Start) -> Iterator[Check]:
+    """Every hook exists and has the signature of its kind."""
+    yield from raised(lambda: check_hooks(start.config))
+
+
 @listed("domain", *_PLAYED, applies=_plays)
 def check_domains(start: Start) -> Iterator[Check]:
     """Every domain is known and takes its settings."""
@@ -70,7 +76,7 @@ def check_domains(start: Start) -> Iterator[Check]:
     wanted |= dict.fromkeys([name for name in config.evaluation.domains if name not in wanted], "evaluation.domains")
     if start.verb == "eval" and config.evaluation.domains:
         wanted = {name: key for name, key in wanted.items() if name in config.evaluation.domains}
-    unknown = [name for name in wanted if name not in known]
+    unknown = [name for name in wanted if name not in known and not is_hook(name)]
     yield from (_unknown_domain(wanted[name], name, start, known) for name in unknown)
     if unknown:
         return
@@ -131,7 +137,6 @@ def _selections(start: Start) -> Iterator[tuple[EnvironmentConfig, Any]]:
 @listed("user", "user", "agent", "context", "evaluation", applies=_plays)
 def check_users(start: Start) -> Iterator[Check]:
     """The user's files, personas and factory are there, and the agent that plays in the policy's name."""
-    from mua.users.factory import find_factory
     from mua.users.personas import load_prompt, personas_named
 
     config, user, agent = start.config, start.config.user, start.config.agent
@@ -139,14 +144,9 @@ def check_users(start: Start) -> Iterator[Check]:
     yield from raised(lambda: load_prompt(user.prompt))
     if user.kind == "replay" and user.replay is not None and not user.replay.is_file():
         yield failure("user.replay", f"{user.replay} is no file", "give a trace file (JSON lines)")
-    if ":" in user.kind:
-        yield from raised(lambda: find_factory(user.kind))
     if agent is None:
         return
-    if agent.entry is not None:
-        entry = agent.entry
-        yield from raised(lambda: named_callable(entry, "agent.entry"))
-    elif agent.command and shutil.which(agent.command[0]) is None:
+    if agent.command and shutil.which(agent.command[0]) is None:
         text = f"there is no program {agent.command[0]!r}"
         yield failure("agent.command", text, "give its path, or put it on PATH")
     if not start.has_model:
@@ -259,7 +259,7 @@ def _recorded(key: str, place: Path | float | None) -> Iterator[Check]:
 def check_model(start: Start) -> Iterator[Check]:
     """The folder holds a model of a family that is known here, with weights and a tokenizer."""
     from mua.megatron.architecture import architecture_of
-    from mua.tokens.chat_family import family_of_folder, has_chat_template, template_advice
+    from mua.tokens.chat_family import family_class, family_of_folder, has_chat_template, template_advice
 
     model, folder = start.config.model, start.config.model.path
     if model.shrink:
@@ -278,7 +278,7 @@ def check_model(start: Start) -> Iterator[Check]:
         fix = "copy the tokenizer's files from the checkpoint it was made of"
         yield failure("model.path", f"{folder} has no tokenizer.json", fix)
     try:
-        family = family_of_folder(folder)
+        family = family_of_folder(folder) if model.chat_family is None else family_class(model.chat_family)
     except MuaError as error:
         yield failure("model.path", str(error), "docs/families.md lists what can be trained")
         return
@@ -563,11 +563,10 @@ def check_tasks(start: Start) -> Iterator[Check]:
 )  # fmt: skip
 def check_template(start: Start) -> Iterator[Check]:
     """The folder's own chat template renders as the family does, in the mode that is asked for."""
-    from mua.tokens.chat_family import load_family
+    from mua.tokens.chat_family import load_family_of
 
-    model = start.config.model
     try:
-        family = load_family(model.path, thinking=model.thinking)
+        family = load_family_of(start.config.model)
     except MuaError as error:
         yield failure("model.path", str(error))
         return

@@ -25,7 +25,7 @@ from mua.config.rollout import AgentConfig
 from mua.engine.server import GUARDIAN
 from mua.types import Json
 from mua.utils.errors import ConfigError, one_line
-from mua.utils.import_path import named_callable
+from mua.utils.hooks import load_hook
 
 _INHERITED = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "TZ")
 _MOST_LOG = 1 << 20
@@ -68,15 +68,15 @@ class AgentEnd:
 
 
 def check_agent(config: AgentConfig) -> Callable[[AgentTask], Any] | None:
-    """The function of ``agent.entry``, if that is set. Raises :class:`ConfigError` for what cannot be run."""
+    """The function of ``agent.function``, if that is set. Raises :class:`ConfigError` for what cannot be run."""
     if config.command is not None:
         if shutil.which(config.command[0]) is None:
             raise ConfigError(
                 f"agent.command: there is no program {config.command[0]!r}; give its path, or put it on PATH"
             )
         return None
-    assert config.entry is not None
-    function: Callable[[AgentTask], Any] = named_callable(config.entry, "agent.entry")
+    assert config.function is not None
+    function: Callable[[AgentTask], Any] = load_hook("agent.function", config.function)
     return function
 
 

@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import difflib
 import importlib.util
-from collections.abc import Callable, Mapping
-from typing import Any, TypeAlias
+from collections.abc import Mapping
+from typing import Any
 
 from mua.config.environment import ScorerConfig
 from mua.environment.endpoint.services import Services
 from mua.users.scoring.scorer import Grader, Scorer
 from mua.utils.errors import ConfigError
-from mua.utils.import_path import named_callable
+from mua.utils.hooks import call_hook, check_attributes, is_hook
 
-Factory: TypeAlias = Callable[[Mapping[str, Any], Services], Scorer]
 SCORERS: Mapping[str, str] = {
     "exact": "mua.users.scoring.text_answers:exact",
     "numeric": "mua.users.scoring.numeric_answers:numeric",
@@ -44,23 +43,13 @@ def make_scorer(name: str, options: Mapping[str, Any], services: Services) -> Sc
     """The scorer ``name``; raises as :func:`grader`."""
     if name in _NEEDS and importlib.util.find_spec(_NEEDS[name][0]) is None:
         raise ConfigError(f"{_KEY}: scorer {name!r} needs {_NEEDS[name][1]}: install the extra 'tools' (mua[tools])")
-    scorer = _factory(name)(options, services)
-    missing = [part for part in ("forms", "check", "correct", "score", "close") if not hasattr(scorer, part)]
-    if missing:
-        raise ConfigError(
-            f"{_KEY}: {name} gave {type(scorer).__name__}, which is no scorer; it lacks {', '.join(missing)} "
-            "(mua.users.scoring.scorer.Scorer)"
-        )
-    return scorer
-
-
-def _factory(name: str) -> Factory:
     path = SCORERS.get(name, name)
-    if ":" not in path:
+    if not is_hook(path):
         near = difflib.get_close_matches(name, SCORERS, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         raise ConfigError(
             f"{_KEY}: unknown scorer {name!r}; known: {', '.join(sorted(SCORERS))}, or package.module:function{hint}"
         )
-    factory: Factory = named_callable(path, _KEY)
-    return factory
+    scorer: Scorer = call_hook(_KEY, path, options, services)
+    check_attributes(_KEY, path, scorer)
+    return scorer
