@@ -238,8 +238,7 @@ class _Colocated:
             receipts.append(told)
             every = {to: handle for of_rank in self._gather(handles) for to, handle in of_rank.items()}
             of_engine = [[every.get((n, rank), "") for rank in range(self._tp)] for n in range(len(engines))]
-            load_format, flat = LOADER if self._slices else WHOLE_TENSORS, next(iter(flats.values()), None)
-            yield WeightBucket(layout, of_engine, load_format=load_format, flat=flat)
+            yield WeightBucket(layout, of_engine, load_format=LOADER if self._slices else WHOLE_TENSORS)
         yield None
         read(0)
         self.refusals += [said for of_rank in self._gather(refused) for said in of_rank]

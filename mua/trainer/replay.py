@@ -32,9 +32,10 @@ from mua.store.retention import checkpoint_steps
 from mua.store.starts import RUN_FILE
 from mua.store.tables import parts, steps, trajectories, uses
 from mua.trainer.learner import Learner
+from mua.trainer.observers import Learned
 from mua.trainer.rank_processes import init_distributed, is_rank0
 from mua.trainer.rl import learn, optimizer_steps
-from mua.trainer.run_record import DIGESTS_OF, OWN_LOGPROBS, Learned, read_by_loss
+from mua.trainer.run_record import DIGESTS_OF, OWN_LOGPROBS, read_by_loss
 from mua.types import Group, Json
 from mua.utils.errors import ConfigError
 

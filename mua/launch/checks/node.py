@@ -229,9 +229,9 @@ def check_variables(node: RunNode, environment: Mapping[str, str] = os.environ) 
 
     if not _configured(node):  # nobody knows what is to run
         found = [name for name in ALLOCATOR_VARIABLES if expandable(environment.get(name, ""))]
-        fix = "expandable segments can be neither shared with engines nor released"
+        why = "expandable segments can be neither shared with engines nor released"
         return (
-            Check("variables", "warning", ", ".join(found), fix)
+            Check("variables", "warning", ", ".join(found), why)
             if found
             else Check("variables", "ok", "none in the way")
         )

@@ -162,7 +162,7 @@ def flatten_content(content: Any, where: str) -> str:
         text = part.get("text", part.get("refusal")) if isinstance(part, dict) else part
         kind = part.get("type") if isinstance(part, dict) else type(part).__name__
         require(isinstance(text, str), f"{where}.content: parts of text only, not {str(kind)[:40]!r}", where)
-        texts.append(_text(text, where))
+        texts.append(_text(str(text), where))
     return "".join(texts)
 
 
