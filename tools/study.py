@@ -220,7 +220,7 @@ def folder_of(study: Study, seed: int, stage: str) -> Path:
 
 def report(study: Study, seeds: Sequence[int]) -> None:
     """Write and print what the study found."""
-    from mua.trainer.evaluation.presentation import interval_text, markdown_table
+    from mua.trainer.evaluation.report import interval_text, markdown_table
     from workbench.compare import difference, load_result, paired
 
     found = {n: [load_result(folder_of(study, s, n) / "evaluation") for s in seeds] for n in study.stages}

@@ -147,7 +147,9 @@ class PolicyLoss:
         if is_hook(self.objective):
             policy = self._of_hook(logprobs, entropy, tokens)
         else:
-            bounds = Bounds(self.clip_low, self.clip_high, self.dual_clip, self.ce_gppo_beta_low, self.ce_gppo_beta_high)
+            bounds = Bounds(
+                self.clip_low, self.clip_high, self.dual_clip, self.ce_gppo_beta_low, self.ce_gppo_beta_high
+            )
             policy = OBJECTIVES[self.objective](logprobs, log_ratio, tokens.advantages, bounds)
         loss = (tokens.weights * policy.loss).sum()
         ratio = bounded(log_ratio.detach()).exp()

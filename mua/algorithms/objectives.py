@@ -60,10 +60,11 @@ def ppo(logprobs: Tensor, log_ratio: Tensor, advantages: Tensor, bounds: Bounds)
     tokens with ``A < 0`` is at most ``-c A`` (dual clip, arXiv 1912.09729), so that a token grown ever likelier does
     not take over the batch.
 
-    With ``bounds.ce_gppo_beta_low`` = b1 tokens that a plain clip silences below the lower bound (``A < 0``, ``r < 1 - low``)
-    have the loss ``-b1 (1 - low) / sg(r) r A``, with ``bounds.ce_gppo_beta_high`` = b2 those above the upper one (``A > 0``,
-    ``r > 1 + high``) ``-b2 (1 + high) / sg(r) r A``: whatever their ratio, their gradient is b1 or b2 times that of a
-    token at the bound. This is what AgentRL's ``beta1`` and ``beta2`` are meant to be (CE-GPPO, arXiv 2509.20712);
+    With ``bounds.ce_gppo_beta_low`` = b1 tokens that a plain clip silences below the lower bound (``A < 0``,
+    ``r < 1 - low``) have the loss ``-b1 (1 - low) / sg(r) r A``, with ``bounds.ce_gppo_beta_high`` = b2 those above the
+    upper one (``A > 0``, ``r > 1 + high``) ``-b2 (1 + high) / sg(r) r A``: whatever their ratio, their gradient is b1
+    or b2 times that of a token at the bound. This is what AgentRL's ``beta1`` and ``beta2`` are meant to be (CE-GPPO,
+    arXiv 2509.20712);
     there the replaced branch has no live ratio, so that its gradient is 0 or that of no clip at all.
     """
     ratio = bounded(log_ratio).exp()

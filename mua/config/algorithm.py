@@ -309,7 +309,9 @@ class AlgorithmConfig(Section):
                 "sapo), or say allow_off_policy: true"
             )
         if self.loss != "grpo" and (self.ce_gppo_beta_low, self.ce_gppo_beta_high) != (None, None):
-            raise ValueError(f"ce_gppo_beta_low and ce_gppo_beta_high are of loss grpo; loss {self.loss} does not read them")
+            raise ValueError(
+                f"ce_gppo_beta_low and ce_gppo_beta_high are of loss grpo; loss {self.loss} does not read them"
+            )
         if self.minimal_advantage is not None or self.drop_zero_advantage:
             later = {
                 "advantage gae": self.advantage == "gae",

@@ -85,7 +85,8 @@ class RolloutConfig(Section):
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Nucleus sampling; 1 switches it off. Training refuses less, see ``allow_truncated_sampling``."""
     top_k: int = -1
-    """Sample among the k likeliest tokens only; -1 switches it off. Training refuses others, see ``allow_truncated_sampling``."""
+    """Sample among the k likeliest tokens only; -1 switches it off. Training refuses others, see
+    ``allow_truncated_sampling``."""
     min_p: Fraction = 0.0
     """Sample among tokens of at least this share of the likeliest one's probability; 0 switches it off. Training
     refuses more, see ``allow_truncated_sampling``."""
@@ -800,8 +801,8 @@ class ExperimentConfig(Section):
                 f"algorithm.correction {algorithm.correction}, algorithm.old_logprobs {algorithm.old_logprobs} and "
                 f"algorithm.loss {algorithm.loss} no gradient depends on how they sampled it: set algorithm.correction "
                 "to truncate, mask or band (with algorithm.old_logprobs recompute), or algorithm.old_logprobs to "
-                f"engine (with a loss other than reinforce), or {older.split()[0]} to 0; algorithm.allow_off_policy: true "
-                "trains without a correction"
+                f"engine (with a loss other than reinforce), or {older.split()[0]} to 0; "
+                "algorithm.allow_off_policy: true trains without a correction"
             )
         if self.offline is not None:
             yield from self._offline_fits(self.offline)

@@ -142,6 +142,6 @@ def _same_distribution(member: Any, rollout: RolloutConfig) -> None:
     if others and not rollout.allow_truncated_sampling:
         shown = ", ".join(f"{name} {value:g}" for name, value in others.items())
         raise ConfigError(
-            f"rollout.allow_truncated_sampling: trajectory {member.id} was sampled with {shown}, which the trainer does not "
-            "reproduce; leave such runs out, or set it to true to train on them all the same"
+            f"rollout.allow_truncated_sampling: trajectory {member.id} was sampled with {shown}, which the trainer "
+            "does not reproduce; leave such runs out, or set it to true to train on them all the same"
         )

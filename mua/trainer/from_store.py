@@ -27,8 +27,8 @@ from mua.tokens.same_tokenizer import check_recorded_tokenizer
 from mua.trainer.learner import Learner
 from mua.trainer.observers import DoneStep, HookObserver, Learned
 from mua.trainer.preempt import Preemption
-from mua.trainer.rank_processes import init_distributed, is_rank0
-from mua.trainer.rl import learn, optimizer_steps
+from mua.trainer.ranks import init_distributed, is_rank0
+from mua.trainer.rl import learn
 from mua.trainer.run_folder import Run
 from mua.types import Group, Json
 from mua.utils.errors import ConfigError
@@ -47,9 +47,7 @@ def train_offline(config: ExperimentConfig, preemption: Preemption | None = None
     preemption = preemption or Preemption()
     check_hooks(config)
     init_distributed(config)
-    total, critic = optimizer_steps(config)
-    with_reference = config.algorithm.kl_coefficient > 0
-    learner = Learner(config, total_steps=total, with_reference=with_reference, critic_steps=critic)
+    learner = Learner.for_rl(config)
     if not is_rank0():
         learner.worker_loop()
         preemption.check()

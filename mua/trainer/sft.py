@@ -17,7 +17,7 @@ from mua.tokens.family_loading import load_family_of
 from mua.trainer.conversations import Conversations, batch_members, load_sets
 from mua.trainer.learner import Learner
 from mua.trainer.preempt import Preemption
-from mua.trainer.rank_processes import init_distributed, is_rank0
+from mua.trainer.ranks import init_distributed, is_rank0
 from mua.trainer.run_folder import Run
 from mua.utils.errors import Preempted
 

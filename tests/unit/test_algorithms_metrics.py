@@ -10,8 +10,8 @@ import math
 import numpy as np
 import pytest
 
-from mua.algorithms.rollout_metrics import rollout_metrics
 from mua.algorithms.diversity import diversity
+from mua.algorithms.rollout_metrics import rollout_metrics
 from mua.observe.catalogue import unknown
 from mua.types import Group, Outcome, Provenance, Segment, Trajectory
 

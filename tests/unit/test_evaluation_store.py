@@ -11,8 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mua.trainer.evaluation.identity import folder_digest, policy_digest, policy_of, setting_of
-from mua.trainer.evaluation.store import EpisodeStore, Key
+from mua.trainer.evaluation.store import EpisodeStore, Key, folder_digest, policy_digest, policy_of, setting_of
 from mua.types import Json, Outcome, Segment, Trajectory
 from mua.utils.errors import ModelError, MuaError
 from tests.rollout_fixtures import experiment

@@ -125,7 +125,12 @@ def test_schedule_is_drawn_anew_for_every_use_and_seed() -> None:
 
 
 def groups_of(
-    store: Store, temperature: float = 1.0, until: float | None = None, *, allow_truncated_sampling: bool = False, **source: Any
+    store: Store,
+    temperature: float = 1.0,
+    until: float | None = None,
+    *,
+    allow_truncated_sampling: bool = False,
+    **source: Any,
 ) -> list[tuple[str, ...]]:
     with store.read() as connection:
         asked = StoredSource(store="unused", **source)
@@ -153,7 +158,9 @@ def test_only_whole_groups_are_trained_on(store: Store) -> None:
     with pytest.raises(ConfigError, match=r"rollout.temperature: 1, and trajectory r/1/0/3/0/1 was sampled at 0.7"):
         groups_of(store)
     spoil(store, "UPDATE trajectories SET sampling = ?", json.dumps({"temperature": 1.0, "min_p": 0.1}))
-    with pytest.raises(ConfigError, match=r"rollout.allow_truncated_sampling: trajectory r/1/0/3/0/1 was sampled with min_p 0.1"):
+    with pytest.raises(
+        ConfigError, match=r"allow_truncated_sampling: trajectory r/1/0/3/0/1 was sampled with min_p 0.1"
+    ):
         groups_of(store)
     assert groups_of(store, allow_truncated_sampling=True) == every[3:]
 

@@ -13,7 +13,7 @@ from statistics import fmean
 from mua.environment.domain import Domain
 from mua.environment.registry import domain_names, get_domain
 from mua.rollout.episode import EpisodeResult
-from mua.trainer.evaluation.presentation import markdown_table
+from mua.trainer.evaluation.report import markdown_table
 from tools import kit
 from workbench.canned import CEILING, SHARE_OF_EXPERT, Attacked, Canned, play_canned
 from workbench.demonstrate import demonstrate

@@ -39,7 +39,7 @@ from mua.rollout.runner import EpisodeRunner
 from mua.tokens.chat_family import ChatFamily
 from mua.tokens.family_loading import load_family
 from mua.trainer.evaluation.estimators import percentile_interval
-from mua.trainer.evaluation.recording import recording
+from mua.trainer.evaluation.store import recording
 from mua.types import Generation, Json, Outcome, Trajectory
 from mua.utils.errors import MuaError
 from tools import kit

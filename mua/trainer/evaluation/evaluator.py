@@ -30,11 +30,18 @@ from mua.rollout.scored import require_scored
 from mua.rollout.service import RolloutService
 from mua.store.recorder import Recorder
 from mua.store.traces import TraceWriter
-from mua.trainer.evaluation.identity import json_digest, policy_digest, policy_of, setting_of, task_digest
-from mua.trainer.evaluation.presentation import console_table, draw, markdown
-from mua.trainer.evaluation.recording import recording
-from mua.trainer.evaluation.store import FILE, EpisodeStore, Key
-from mua.trainer.evaluation.summary import TaskResult, summarize, training_metrics
+from mua.trainer.evaluation.report import TaskResult, console_table, draw, markdown, summarize, training_metrics
+from mua.trainer.evaluation.store import (
+    FILE,
+    EpisodeStore,
+    Key,
+    json_digest,
+    policy_digest,
+    policy_of,
+    recording,
+    setting_of,
+    task_digest,
+)
 from mua.types import Json, Trajectory
 from mua.utils.atomic import replace_text
 from mua.utils.errors import ConfigError
