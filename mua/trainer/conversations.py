@@ -28,12 +28,13 @@ import random
 import re
 import zlib
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
+from sqlalchemy.engine import Connection
 
 from mua.config.schema import ExperimentConfig, StoredDemonstrations
 from mua.store.database import Store
@@ -294,24 +295,9 @@ def load_conversations(
     ``model.max_length`` unless ``sft.overlong`` leaves it out.
     """
     assert config.sft is not None
-    limit = config.model.max_length
-    conversations, skipped = [], 0
-    for where, record in recorded_rows(path, key):
-        segments = _segments(where, record, family, config.sft.train_on)
-        if (longest := max(len(s) for s in segments)) <= limit:
-            conversations.append(segments)
-        elif config.sft.overlong == "skip":
-            skipped += 1
-        else:
-            raise ConfigError(
-                f"{where}: {longest} tokens exceed model.max_length {limit}; raise it, or leave such "
-                "conversations out with sft.overlong: skip"
-            )
-    if skipped:
-        log.warning("%s: %d conversations are longer than model.max_length %d and left out", path, skipped, limit)
-    if not conversations:
-        raise ConfigError(f"{key}: {path} holds no conversation" + (f" of at most {limit} tokens" if skipped else ""))
-    return conversations
+    train_on = config.sft.train_on
+    read = ((where, _segments(where, record, family, train_on)) for where, record in recorded_rows(path, key))
+    return _within_limit(read, config, str(path), f"{key}: {path} holds no conversation")
 
 
 def load_stored(
@@ -325,31 +311,48 @@ def load_stored(
     store cannot be read.
     """
     assert config.sft is not None
-    limit, size = config.model.max_length, family.codec.vocabulary_size
-    conversations, skipped = [], 0
+    chosen, size = config.sft, family.codec.vocabulary_size
+
+    def read(connection: Connection) -> Iterator[tuple[str, list[Segment]]]:
+        for name, trajectory in demonstrations(connection, source):
+            if segments := _imitated(trajectory, chosen.train_on):
+                if (largest := max(int(segment.ids.max()) for segment in segments)) >= size:
+                    raise ConfigError(
+                        f"sft.stored: trajectory {name} has the token id {largest}; the policy knows {size}"
+                    )
+                yield f"sft.stored: trajectory {name}", segments
+
     with Store.open(source.store, create=False, write=False) as store, store.read() as connection:
         check_recorded_tokenizer(config.model.path, recorded_run(connection, source))
-        for name, trajectory in demonstrations(connection, source):
-            segments = _imitated(trajectory, config.sft.train_on)
-            if not segments:
-                continue
-            if (largest := max(int(segment.ids.max()) for segment in segments)) >= size:
-                raise ConfigError(f"sft.stored: trajectory {name} has the token id {largest}; the policy knows {size}")
-            if (longest := max(map(len, segments))) <= limit:
-                conversations.append(segments)
-            elif config.sft.overlong == "skip":
-                skipped += 1
-            else:
-                raise ConfigError(
-                    f"sft.stored: trajectory {name}: {longest} tokens exceed model.max_length {limit}; raise it, or "
-                    "leave such episodes out with sft.overlong: skip"
-                )
-    if skipped:
-        log.warning("%s: %d episodes are longer than model.max_length %d and left out", store.name, skipped, limit)
-    if not conversations:
-        raise ConfigError(f"sft.stored: {store.name} holds no episode that this section asks for")
+        empty = f"sft.stored: {store.name} holds no episode that this section asks for"
+        conversations = _within_limit(read(connection), config, store.name, empty)
     log.info("%s: %d episodes", store.name, len(conversations))
     return store.name, conversations
+
+
+def _within_limit(
+    read: Iterable[tuple[str, list[Segment]]], config: ExperimentConfig, name: str, empty: str
+) -> Conversations:
+    """Those that fit ``model.max_length``. Raises :class:`ConfigError` for one that does not, unless ``sft.overlong``
+    leaves it out, and with ``empty`` where none is left."""
+    assert config.sft is not None
+    limit = config.model.max_length
+    conversations, skipped = [], 0
+    for where, segments in read:
+        if (longest := max(map(len, segments))) <= limit:
+            conversations.append(segments)
+        elif config.sft.overlong == "skip":
+            skipped += 1
+        else:
+            raise ConfigError(
+                f"{where}: {longest} tokens exceed model.max_length {limit}; raise it, or leave such conversations "
+                "out with sft.overlong: skip"
+            )
+    if skipped:
+        log.warning("%s: %d conversations are longer than model.max_length %d and left out", name, skipped, limit)
+    if not conversations:
+        raise ConfigError(empty + (f" of at most {limit} tokens" if skipped else ""))
+    return conversations
 
 
 def _imitated(trajectory: Trajectory, train_on: Literal["all", "last"]) -> list[Segment]:

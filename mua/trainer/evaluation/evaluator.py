@@ -265,13 +265,9 @@ def play_missing(
             of_kind = play_at_endpoint if config.evaluation.policy.kind == "endpoint" else play_on_engine
             store.add_roles((play or of_kind)(config, missing, keep, seconds))
         if note is None:
-            shown.advance(0, note=_so_far([store.get(key_of(placed)) for placed in every]))
-
-
-def _so_far(episodes: Sequence[Trajectory | None]) -> str:
-    """Success of the scored ones, in words."""
-    scored = [episode.success for episode in episodes if episode is not None and episode.scored]
-    return f"{sum(scored)} of {len(scored)} scored episodes succeeded"
+            kept = [store.get(key_of(placed)) for placed in every]
+            scored = [episode.success for episode in kept if episode is not None and episode.scored]
+            shown.advance(0, note=f"{sum(scored)} of {len(scored)} scored episodes succeeded")
 
 
 def key_of(placed: Placed) -> Key:
