@@ -9,6 +9,19 @@
 
 ``trainer.max_staleness`` 0 is synchronous training; above it the same loop trains while the next groups roll out
 (see :mod:`mua.rollout.scheduler`).
+
+The walk of a token from the engine to the loss, file by file; :mod:`mua.algorithms.batch` draws its second half::
+
+    1  engine/sglang_client.py   ids and log-probabilities of one turn      Generation   (engine/pool.py picks it)
+    2  rollout/agent.py          the policy's turn in an episode            TokenPolicy
+    3  tokens/conversation.py    joined with what others wrote              Segment
+    4  rollout/episode.py        the whole conversation and its reward      EpisodeResult
+    5  rollout/runner.py         with its task, after retries               Trajectory, Group
+    6  rollout/scheduler.py      groups that are fresh enough               RolloutBatch
+    7  rollout/service.py        handed to this loop
+    8  trainer/rl.py             filtered, cut into minibatches
+    9  algorithms/batch.py       with weights and advantages                TrainBatch
+    10 to 15                     planned, packed, sent to ranks, scored     LossTerms
 """
 
 from __future__ import annotations
@@ -19,9 +32,9 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from mua.algorithms.batch import adjusted, make_batches, split_minibatches
-from mua.algorithms.filters import filtered, shuffled
-from mua.algorithms.gae import with_gae
+from mua.algorithms.batch import adjust_batch, make_batches, split_minibatches
+from mua.algorithms.filters import filter_groups, shuffle_rewards
+from mua.algorithms.gae import estimate_advantages
 from mua.algorithms.losses import PolicyLoss, ValueLoss
 from mua.config.schema import ExperimentConfig, RolloutConfig
 from mua.engine.allocator import refuse_expandable_segments
@@ -336,8 +349,8 @@ def _make_batches(
     """What the optimizer steps of one step train on, and how it came to be."""
     algorithm = config.algorithm
     if algorithm.shuffle_rewards:
-        groups = shuffled(groups, version)
-    groups, found = filtered(groups, algorithm)
+        groups = shuffle_rewards(groups, version)
+    groups, found = filter_groups(groups, algorithm)
     parts = split_minibatches(groups, min(algorithm.minibatches, len(groups))) if groups else []
     made = make_batches(parts, algorithm, config.rollout.temperature)
     with timeline.phase(TrainerPhase.LOGPROBS):
@@ -345,9 +358,9 @@ def _make_batches(
         if algorithm.advantage == "gae":
             batches = [learner.with_values(batch) for batch in batches]
     if algorithm.advantage == "gae":
-        batches, of_values = with_gae(batches, algorithm)
+        batches, of_values = estimate_advantages(batches, algorithm)
         found |= of_values
-    done = [adjusted(batch, algorithm, version) for batch in batches]
+    done = [adjust_batch(batch, algorithm, version) for batch in batches]
     found |= _mean([metrics for _, metrics in done])
     return [batch for batch, _ in done if batch.sequences], found
 

@@ -22,7 +22,7 @@ from tokens_fixtures import chat_family
 
 from environments.help_desk import DOMAIN
 from mua.algorithms.batch import make_batch
-from mua.algorithms.filters import filtered
+from mua.algorithms.filters import filter_groups
 from mua.algorithms.losses import PolicyLoss, TokenTensors
 from mua.config.load import dump_config, load_config
 from mua.config.schema import AlgorithmConfig, CurriculumConfig, EnvironmentConfig, UserConfig
@@ -85,7 +85,7 @@ def use_advantage(path: str) -> Any:
 
 
 def use_group_filter(path: str) -> Any:
-    kept, shares = filtered([GROUP], AlgorithmConfig(group_filter=path))
+    kept, shares = filter_groups([GROUP], AlgorithmConfig(group_filter=path))
     return [[t.sample for t in group.trajectories] for group in kept], shares
 
 
