@@ -150,7 +150,7 @@ def test_only_what_changes_results_changes_the_setting() -> None:
         {"environment": {"reward": "partial"}},
         {"evaluation": {"temperature": 0.5}},
         {"user": llm},
-        {"agent": {"function": "one:agent"}},
+        {"agent": {"function": "tests.odd_agents:good"}},
         {"context": {"stop_on_repetition": 3}},
     ):
         assert digests(**other) != base, other

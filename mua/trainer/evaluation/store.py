@@ -45,6 +45,7 @@ from mua.tokens.same_tokenizer import tokenizer_digest
 from mua.types import Json, Trajectory
 from mua.utils.errors import ModelError, MuaError
 from mua.utils.files import LineFile
+from mua.utils.hooks import hook_sources
 from mua.utils.masking import masked_tree
 from mua.utils.strict_json import MAX_FILE_DEPTH, JsonError, is_number, read_json
 
@@ -79,6 +80,8 @@ def setting_of(config: ExperimentConfig) -> Json:
     }
     if config.agent is not None:  # by its command; what its program says is not looked into
         setting["agent"] = config.agent.model_dump(mode="json", exclude={"host", "port"})
+    if hooks := hook_sources(config, of_episodes=True):
+        setting["hooks"] = {path: hook["sha256"] for path, hook in hooks.items()}
     if config.context != ContextConfig():
         setting["context"] = config.context.model_dump(mode="json")
     return _without_speed(masked_tree(setting))
@@ -97,7 +100,7 @@ def policy_of(config: ExperimentConfig) -> Json:
         "dtype": config.engine.dtype or model.dtype,
         "thinking": model.thinking,
         "deterministic": config.engine.deterministic,
-    }
+    } | ({} if model.chat_family is None else {"chat_family": model.chat_family})
 
 
 def folder_digest(folder: Path) -> str:
