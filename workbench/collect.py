@@ -28,8 +28,7 @@ from mua.environment.selection import Selection
 from mua.rollout.runner import Placed
 from mua.rollout.scored import require_scored
 from mua.trainer.evaluation.evaluator import key_of, planned_episodes, play_missing
-from mua.trainer.evaluation.identity import json_digest, policy_digest, policy_of, setting_of
-from mua.trainer.evaluation.store import EpisodeStore
+from mua.trainer.evaluation.store import EpisodeStore, json_digest, policy_digest, policy_of, setting_of
 from mua.types import Json, ToolSchema, Trajectory
 from mua.utils.atomic import replace_text
 from mua.utils.errors import MuaError

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from mua.trainer.evaluation.estimators import paired_test, percentile_interval
-from mua.trainer.evaluation.presentation import markdown_table
+from mua.trainer.evaluation.report import markdown_table
 from mua.types import Json
 from mua.utils.errors import MuaError
 from mua.utils.strict_json import MAX_FILE_DEPTH, printable, read_file, read_json

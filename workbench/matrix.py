@@ -27,8 +27,7 @@ from mua.observe.output import prepare_output
 from mua.rollout.runner import Placed, without_gc_pauses
 from mua.rollout.service import RolloutService
 from mua.trainer.evaluation.evaluator import OnTrajectory, Roles, evaluated, play_at_endpoint, roles_of, servable
-from mua.trainer.evaluation.presentation import interval_text, markdown_table
-from mua.trainer.evaluation.summary import interval_of
+from mua.trainer.evaluation.report import interval_of, interval_text, markdown_table
 from mua.types import Json
 from mua.utils.atomic import replace_text
 from mua.utils.errors import MuaError, RunStopped

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mua.observe.metrics_log import read_metrics
-from mua.trainer.evaluation.presentation import COLOURS, new_figure
+from mua.trainer.evaluation.report import COLOURS, new_figure
 from mua.utils.errors import MuaError
 
 

@@ -18,7 +18,7 @@ from typing import Any
 from mua.config.schema import ExperimentConfig
 from mua.megatron.architecture import architecture_of
 from mua.observe.output import prepare_output
-from mua.trainer.rank_processes import is_rank0
+from mua.trainer.ranks import is_rank0
 from mua.utils.atomic import replacing
 from mua.utils.errors import ModelError
 

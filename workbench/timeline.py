@@ -16,7 +16,7 @@ from typing import Any
 
 from mua.observe.metrics_log import METRICS_FILE, read_metrics
 from mua.observe.timeline import EngineActivity, TrainerPhase
-from mua.trainer.evaluation.presentation import markdown_table
+from mua.trainer.evaluation.report import markdown_table
 from mua.types import Json
 from mua.utils.errors import MuaError
 

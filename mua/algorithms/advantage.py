@@ -3,7 +3,7 @@ earned it.
 
 Every estimator sees the scores of one group (``[n]``, scored members only) and gives an advantage each. A group whose
 scores are all equal, one-element groups included, gives exactly 0 everywhere: without a difference there is nothing to
-be relative to. Only the estimators of :data:`GLOBAL` compare across groups as well, see :func:`whitened`.
+be relative to. Only the estimators of :data:`GLOBAL` compare across groups as well, see :func:`whiten`.
 
 Credit: a trajectory's score comes from its turns' rewards, and its advantage is spread over its turns. Notation: turns
 ``t = 1..T`` with rewards ``r_t``; ``gamma`` the discount; ``A`` the trajectory's advantage; ``n_t`` tokens of turn
@@ -78,7 +78,7 @@ def pass_at_k_advantages(rewards: Sequence[float], k: int) -> Floats:
     return np.where(values > 0, (1 - mean) / std, of_failure / std)
 
 
-def whitened(advantages: Floats, tokens: npt.NDArray[np.int64], epsilon: float = 1e-8) -> Floats:
+def whiten(advantages: Floats, tokens: npt.NDArray[np.int64], epsilon: float = 1e-8) -> Floats:
     """Zero mean and unit variance over all trained tokens of the step, ``[N]``.
 
     REINFORCE++ (arXiv 2501.03262) whitens token advantages over the global batch, all minibatches of the step; a
@@ -93,16 +93,16 @@ def whitened(advantages: Floats, tokens: npt.NDArray[np.int64], epsilon: float =
     return advantages if variance == 0 else (advantages - mean) / sqrt(variance + epsilon)
 
 
-def whitened_apart(advantages: Floats, tokens: npt.NDArray[np.int64], labels: Sequence[str]) -> Floats:
-    """:func:`whitened` over the trajectories of each label by themselves, ``[N]``; ``labels`` are of trajectories."""
+def whiten_by_label(advantages: Floats, tokens: npt.NDArray[np.int64], labels: Sequence[str]) -> Floats:
+    """:func:`whiten` over the trajectories of each label by themselves, ``[N]``; ``labels`` are of trajectories."""
     result, marks = np.empty_like(advantages), np.asarray(labels)
     for label in set(labels):
         members = marks == label
-        result[members] = whitened(advantages[members], tokens[members])
+        result[members] = whiten(advantages[members], tokens[members])
     return result
 
 
-def sign_clamped(advantages: Floats, rewards: Sequence[float], threshold: float) -> Floats:
+def clamp_signs(advantages: Floats, rewards: Sequence[float], threshold: float) -> Floats:
     """AgentRL's clamp: no trajectory scored at most ``threshold`` is encouraged, none above it discouraged."""
     above = np.asarray(rewards, dtype=np.float64) > threshold
     return np.where(above, np.maximum(advantages, 0.0), np.minimum(advantages, 0.0))
@@ -111,7 +111,7 @@ def sign_clamped(advantages: Floats, rewards: Sequence[float], threshold: float)
 def group_advantages(
     rewards: Sequence[float], name: AdvantageName, *, divide_by_std: bool = True, k: int = 4
 ) -> Floats:
-    """One group's advantages by the estimator's name, before :func:`whitened`.
+    """One group's advantages by the estimator's name, before :func:`whiten`.
 
     ``none`` is REINFORCE: the score itself. ``reinforce_plus_plus`` is centred here and whitened over the step.
     """
@@ -177,7 +177,9 @@ def turn_credits(rewards: Sequence[float], name: CreditName, *, gamma: float = 1
     return credits
 
 
-def spread(advantage: float, credits: Floats, tokens: npt.NDArray[np.int64], *, signed_sum: bool = False) -> Floats:
+def spread_advantage(
+    advantage: float, credits: Floats, tokens: npt.NDArray[np.int64], *, signed_sum: bool = False
+) -> Floats:
     """The advantage of the tokens of each turn, ``[T]``, from the trajectory's and the turns' credits.
 
     With ``n+`` the tokens of turns whose credit is not 0 and ``Z = sum_t n_t |c_t|``::

@@ -3,24 +3,25 @@
 The global denominators are divided into the per-token weights here, once. Whatever layout trains the batch
 afterwards (data, context, pipeline, micro-batches) only adds up, so it cannot change the loss.
 
-The way of a step's groups to its gradients, one line per function; a batch only ever goes down::
+The way of a step's groups to its gradients, one line per function. The numbers are files, of the walk of a token that
+begins at the top of :mod:`mua.trainer.rl`; what has none is optional, or computes without passing tokens on::
 
-    filtered(groups)               which trajectories train                     mua.algorithms.filters
-    make_batches(parts)            advantages, weights of tokens                here
-    Learner.with_logprobs(batch)   the trainer's and the reference's scores     mua.trainer.learner
-    with_gae(batches)              with a critic: its advantages                mua.algorithms.gae
-    adjusted(batch)                KL penalty, teacher, the engine's mismatch   here, distillation, correction
-    Learner.train_step(batch)      announced to all ranks                       mua.trainer.learner
-      Network.plan(sequences)                                                   mua.megatron.network
-        pack(ids)                  sequences into micro-batches, ranks          mua.megatron.packing
-      Shares.share(whole)          each rank gets its own                       mua.megatron.shares
-      Network.train(share)                                                      mua.megatron.network
-        micro_batch(sequences)     one micro-batch as tensors                   mua.megatron.microbatch
-        Megatron's schedule        forward and backward of each micro-batch     mua.megatron.network
-          PackedAttention          inside the model                             mua.megatron.attention
-          log_probabilities        of the scored tokens                         mua.megatron.logprobs
-          PolicyLoss               the loss, and sums for metrics               mua.algorithms.losses
-        Optimizer.step()           clip, AdamW                                  mua.megatron.optimizer
+    filter_groups(groups)          which trajectories train                        mua.algorithms.filters
+    make_batches(parts)            advantages, weights of tokens               9   here, advantage
+    Learner.with_logprobs(batch)   the trainer's and the reference's scores    10  mua.trainer.learner
+    estimate_advantages(batches)   with a critic: its advantages                   mua.algorithms.gae
+    adjust_batch(batch)            KL penalty, teacher, the engine's mismatch      here, distillation, correction
+    Learner.train_step(batch)      announced to all ranks                      10  mua.trainer.learner
+      Network.plan(sequences)      once per batch                              11  mua.megatron.network
+        pack(ids)                  sequences into micro-batches, ranks         12  mua.megatron.packing
+      Shares.share(whole)          each rank gets its own                      13  mua.megatron.shares
+      Network.train(share)                                                     11  mua.megatron.network
+        micro_batch(sequences)     one micro-batch as tensors                  14  mua.megatron.microbatch
+        Megatron's schedule        forward and backward of each micro-batch    11  mua.megatron.network
+          PackedAttention          inside the model                                mua.megatron.attention
+          log_probabilities        of the scored tokens                            mua.megatron.logprobs
+          PolicyLoss               the loss, and sums for metrics              15  mua.algorithms.losses
+        Optimizer.step()           clip, AdamW                                     mua.megatron.optimizer
 """
 
 from __future__ import annotations
@@ -36,16 +37,16 @@ import numpy.typing as npt
 from mua.algorithms.advantage import (
     GLOBAL,
     Floats,
+    clamp_signs,
     group_advantages,
-    sign_clamped,
-    spread,
+    spread_advantage,
     trajectory_score,
     turn_credits,
-    whitened_apart,
+    whiten_by_label,
 )
-from mua.algorithms.correction import corrected, without
-from mua.algorithms.distillation import distilled
-from mua.algorithms.filters import capped, filtered, penalised, shaped
+from mua.algorithms.correction import correct_mismatch, drop_tokens
+from mua.algorithms.distillation import distill
+from mua.algorithms.filters import cap_faulty_turns, filter_groups, penalize_turns, shape_scores
 from mua.config.schema import AlgorithmConfig
 from mua.types import Group, Segment, TrainBatch, TrainSequence, Trajectory
 from mua.utils.hooks import call_hook, check_numbers, is_hook
@@ -74,7 +75,7 @@ def make_batches(parts: Sequence[Sequence[Group]], config: AlgorithmConfig, temp
     had never been sampled.
 
     ``old_logprobs`` are the engine's; a trainer that recomputes them replaces them, and then has the batch
-    :func:`adjusted`. ``temperature`` is that of sampling. A batch whose advantages are all 0 is legal, and so is an
+    :func:`adjust_batch`. ``temperature`` is that of sampling. A batch whose advantages are all 0 is legal, and so is an
     empty one (nothing was scored).
     """
     cut = [[_penalised(group, config) for group in part] for part in parts]
@@ -83,10 +84,13 @@ def make_batches(parts: Sequence[Sequence[Group]], config: AlgorithmConfig, temp
         _batch(part, list(itertools.islice(credited, sum(len(group.scored) for group in part))), config, temperature)
         for part in cut
     ]
-    return [without(batch, [s.trained & admitted(s.advantages, config) for s in batch], config) for batch in batches]
+    return [
+        drop_tokens(batch, [s.trained & select_tokens(s.advantages, config) for s in batch], config)
+        for batch in batches
+    ]
 
 
-def admitted(advantages: npt.NDArray[Any], config: AlgorithmConfig) -> npt.NDArray[np.bool_]:
+def select_tokens(advantages: npt.NDArray[Any], config: AlgorithmConfig) -> npt.NDArray[np.bool_]:
     """Which tokens ``algorithm.minimal_advantage`` and ``drop_zero_advantage`` let train, of the shape of
     ``advantages``."""
     stays = np.ones(np.shape(advantages), dtype=np.bool_)
@@ -103,7 +107,7 @@ def make_batch(groups: Sequence[Group], config: AlgorithmConfig, temperature: fl
 
 
 def _penalised(group: Group, config: AlgorithmConfig) -> Group:
-    return replace(group, trajectories=[penalised(t, config.shaping) for t in group.trajectories])
+    return replace(group, trajectories=[penalize_turns(t, config.shaping) for t in group.trajectories])
 
 
 def _with_advantages(groups: Sequence[Group], config: AlgorithmConfig) -> Iterator[tuple[Trajectory, Floats]]:
@@ -113,7 +117,7 @@ def _with_advantages(groups: Sequence[Group], config: AlgorithmConfig) -> Iterat
     advantages = np.concatenate(found) if found else np.zeros(0)
     if config.advantage in GLOBAL:
         apart = [t.domain if config.whiten == "environment" else "" for t in scored]
-        advantages = whitened_apart(advantages, np.array([t.sampled_tokens for t in scored]), apart)
+        advantages = whiten_by_label(advantages, np.array([t.sampled_tokens for t in scored]), apart)
     for trajectory, advantage in zip(scored, (advantages * config.advantage_scale).tolist(), strict=True):
         turns = len(trajectory.turn_rewards)
         by_turn = np.full(turns, advantage)
@@ -122,20 +126,20 @@ def _with_advantages(groups: Sequence[Group], config: AlgorithmConfig) -> Iterat
             for segment in trajectory.segments:
                 tokens += np.bincount(segment.turn[segment.loss_mask], minlength=turns)
             credits = turn_credits(trajectory.turn_rewards, config.credit, gamma=config.discount, k=config.credit_k)
-            by_turn = spread(advantage, credits, tokens, signed_sum=config.credit_form == "userrl")
-        yield trajectory, capped(by_turn, trajectory, config.shaping)
+            by_turn = spread_advantage(advantage, credits, tokens, signed_sum=config.credit_form == "userrl")
+        yield trajectory, cap_faulty_turns(by_turn, trajectory, config.shaping)
 
 
 def _of_group(members: Sequence[Trajectory], config: AlgorithmConfig) -> Floats:
     if config.advantage == "gae":  # not known before the critic has seen the batch
         return np.zeros(len(members))
-    scores = shaped(_scores(members, config), members, config.shaping).tolist()
+    scores = shape_scores(_scores(members, config), members, config.shaping).tolist()
     if is_hook(config.advantage):
         found = call_hook("algorithm.advantage", config.advantage, scores, members, config)
         return check_numbers("algorithm.advantage", config.advantage, found, len(members))
     k = min(config.pass_k, len(scores))  # a group may have lost members to faults of the infrastructure
     advantages = group_advantages(scores, config.advantage, divide_by_std=config.divide_by_std, k=k)
-    return advantages if config.sign_clamp is None else sign_clamped(advantages, scores, config.sign_clamp)
+    return advantages if config.sign_clamp is None else clamp_signs(advantages, scores, config.sign_clamp)
 
 
 def _scores(members: Sequence[Trajectory], config: AlgorithmConfig) -> Floats:
@@ -172,7 +176,7 @@ def _batch(
     if config.advantage == "gae":  # the rewards of turns; what shaping adds to a score comes with the last
         for group in groups:
             scores = _scores(group.scored, config)
-            bonuses = shaped(scores, group.scored, config.shaping) - scores
+            bonuses = shape_scores(scores, group.scored, config.shaping) - scores
             for trajectory, bonus in zip(group.scored, bonuses, strict=True):
                 if trajectory.sampled_tokens:
                     rewards.append(np.array(trajectory.turn_rewards, dtype=np.float64))
@@ -204,13 +208,13 @@ def _train_sequence(segment: Segment, weight: float, advantages: Floats | None, 
     )
 
 
-def adjusted(batch: TrainBatch, config: AlgorithmConfig, version: int) -> tuple[TrainBatch, dict[str, float]]:
+def adjust_batch(batch: TrainBatch, config: AlgorithmConfig, version: int) -> tuple[TrainBatch, dict[str, float]]:
     """``batch``, whose old and reference log-probabilities are the trainer's, with what is decided by them; metrics.
 
     It happens on whole sequences and in numpy, before anything is packed or split over ranks. A KL penalty in the
     reward (``algorithm.kl_in``) and the distance to the teacher (``algorithm.distillation``) are taken from the
     advantages, token by token; the policy's side is the old log-probabilities. Then the engine's mismatch is weighed or
-    masked, see :func:`mua.algorithms.correction.corrected`.
+    masked, see :func:`mua.algorithms.correction.correct_mismatch`.
 
     Args:
         batch: of :func:`make_batch`.
@@ -224,10 +228,10 @@ def adjusted(batch: TrainBatch, config: AlgorithmConfig, version: int) -> tuple[
         penalties = [config.kl_coefficient * kl_to_reference(s, config.kl_estimator) * s.trained for s in batch]
         batch = batch.with_advantages([s.advantages - penalty for s, penalty in zip(batch, penalties, strict=True)])
     if config.distillation is not None:
-        batch, metrics = distilled(batch, config.distillation)
+        batch, metrics = distill(batch, config.distillation)
     if not config.recomputes:
         return batch, metrics
-    batch, of_correction = corrected(batch, config, version)
+    batch, of_correction = correct_mismatch(batch, config, version)
     return batch, metrics | of_correction
 
 
@@ -239,11 +243,11 @@ def usable(group: Group, config: AlgorithmConfig) -> bool:
     """
     if not enough_scored(group, config):
         return False
-    kept, _ = filtered([group], config)
+    kept, _ = filter_groups([group], config)
     if config.advantage == "gae" or config.distillation is not None:
         return bool(kept)
     found = [_of_group(_penalised(left, config).scored, config) * config.advantage_scale for left in kept]
-    return any(bool((advantages[admitted(advantages, config)] != 0).any()) for advantages in found)
+    return any(bool((advantages[select_tokens(advantages, config)] != 0).any()) for advantages in found)
 
 
 def enough_scored(group: Group, config: AlgorithmConfig) -> bool:

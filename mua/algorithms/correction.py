@@ -126,12 +126,12 @@ def mismatch_metrics(old: Floats, behaviour: Floats) -> dict[str, float]:
     }
 
 
-def corrected(batch: TrainBatch, config: AlgorithmConfig, version: int) -> tuple[TrainBatch, dict[str, float]]:
+def correct_mismatch(batch: TrainBatch, config: AlgorithmConfig, version: int) -> tuple[TrainBatch, dict[str, float]]:
     """``batch``, whose old log-probabilities are the trainer's, with the engine's mismatch weighed or masked; metrics.
 
-    Importance weights multiply the advantages. ``correction: band`` takes tokens out of the batch, see :func:`without`.
-    With ``old_logprobs: engine`` the objective's ratio holds the mismatch already: nothing is multiplied, and the old
-    log-probabilities are the engine's again.
+    Importance weights multiply the advantages. ``correction: band`` takes tokens out of the batch, see
+    :func:`drop_tokens`. With ``old_logprobs: engine`` the objective's ratio holds the mismatch already: nothing is
+    multiplied, and the old log-probabilities are the engine's again.
 
     Args:
         version: the policy version that is about to be trained; a token's age counts from it.
@@ -148,7 +148,7 @@ def corrected(batch: TrainBatch, config: AlgorithmConfig, version: int) -> tuple
         metrics["mismatch/correction/removed"] = 1 - sum(m.sum() for m in stays) / max(
             1, sum(s.trained.sum() for s in batch)
         )
-        batch = without(batch, stays, config)
+        batch = drop_tokens(batch, stays, config)
         if config.old_logprobs != "engine":
             how = Correction(config.correction, config.correction_level, config.correction_low, config.correction_high)
             weights = [correction_weights(*_sides(s), s.trained, how) for s in batch]
@@ -162,7 +162,7 @@ def corrected(batch: TrainBatch, config: AlgorithmConfig, version: int) -> tuple
     return batch, metrics
 
 
-def without(batch: TrainBatch, stays: Sequence[Mask], config: AlgorithmConfig) -> TrainBatch:
+def drop_tokens(batch: TrainBatch, stays: Sequence[Mask], config: AlgorithmConfig) -> TrainBatch:
     """``batch`` as if the trained tokens outside ``stays`` (a mask ``[T]`` per sequence) had never been sampled.
 
     Their weights become 0, the others' what they would be then: ``token_mean`` divides by the tokens left in the whole

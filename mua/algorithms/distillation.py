@@ -52,7 +52,7 @@ def distillation_advantages(
     return advantages
 
 
-def distilled(batch: TrainBatch, how: DistillationConfig) -> tuple[TrainBatch, dict[str, float]]:
+def distill(batch: TrainBatch, how: DistillationConfig) -> tuple[TrainBatch, dict[str, float]]:
     """``batch`` with the distance to the teacher in its advantages; the policy's side is the old log-probabilities.
 
     Returns:

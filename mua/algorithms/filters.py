@@ -31,7 +31,7 @@ from mua.utils.hooks import call_hook, wrong_result
 from mua.utils.seeds import derived_seed, named_random
 
 
-def filtered(groups: Sequence[Group], config: AlgorithmConfig) -> tuple[list[Group], dict[str, float]]:
+def filter_groups(groups: Sequence[Group], config: AlgorithmConfig) -> tuple[list[Group], dict[str, float]]:
     """The groups that are left, without their unscored members, and what share of trajectories each filter took.
 
     A group that is left without members is dropped. Deterministic: what is drawn depends on the group's ordinal alone.
@@ -87,7 +87,7 @@ def _without(members: list[Trajectory], dropped: list[Trajectory]) -> list[Traje
     return [t for t in members if id(t) not in gone]
 
 
-def penalised(trajectory: Trajectory, shaping: ShapingConfig) -> Trajectory:
+def penalize_turns(trajectory: Trajectory, shaping: ShapingConfig) -> Trajectory:
     """``trajectory`` with the penalties of its malformed and repeated turns in its turn rewards and its reward."""
     if not (shaping.malformed_turn or shaping.repeated_turn) or not trajectory.sampled_tokens:
         return trajectory
@@ -99,7 +99,7 @@ def penalised(trajectory: Trajectory, shaping: ShapingConfig) -> Trajectory:
     return replace(trajectory, turn_rewards=rewards, reward=trajectory.reward - sum(penalties))
 
 
-def capped(advantages: Floats, trajectory: Trajectory, shaping: ShapingConfig) -> Floats:
+def cap_faulty_turns(advantages: Floats, trajectory: Trajectory, shaping: ShapingConfig) -> Floats:
     """``advantages`` of the trajectory's turns, ``[T]``, at most 0 where a turn was malformed or repeated.
 
     AgentRL's treatment of such turns: what was discouraged stays so, and their rewards are left alone.
@@ -110,7 +110,7 @@ def capped(advantages: Floats, trajectory: Trajectory, shaping: ShapingConfig) -
     return np.where(faulty, np.minimum(advantages, 0.0), advantages)
 
 
-def shaped(scores: Floats, members: Sequence[Trajectory], shaping: ShapingConfig) -> Floats:
+def shape_scores(scores: Floats, members: Sequence[Trajectory], shaping: ShapingConfig) -> Floats:
     """The scores of one group after shaping, ``[n]``; what the advantages are computed from.
 
     ``turn_efficiency`` (AgentRL's efficient rewarding) adds ranks by turns in [-1, 1] with mean 0: successes earn more
@@ -170,7 +170,7 @@ def repeated_turns(messages: Sequence[Json]) -> list[bool]:
     return repeated
 
 
-def shuffled(groups: Sequence[Group], version: int) -> list[Group]:
+def shuffle_rewards(groups: Sequence[Group], version: int) -> list[Group]:
     """The groups with the rewards of all scored trajectories of the step dealt anew among them.
 
     A control for every claim that rewards taught something: the same run, its rewards dealt at random. Their

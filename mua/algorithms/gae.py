@@ -23,7 +23,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from mua.algorithms.advantage import Floats, whitened
+from mua.algorithms.advantage import Floats, whiten
 from mua.algorithms.objectives import kl_to_reference
 from mua.config.schema import AlgorithmConfig
 from mua.types import Float32Array, TrainBatch, TrainSequence
@@ -71,7 +71,9 @@ def gae(rewards: Floats, values: Floats, discounts: Floats, lam: float) -> Float
     return advantages
 
 
-def with_gae(batches: Sequence[TrainBatch], config: AlgorithmConfig) -> tuple[list[TrainBatch], dict[str, float]]:
+def estimate_advantages(
+    batches: Sequence[TrainBatch], config: AlgorithmConfig
+) -> tuple[list[TrainBatch], dict[str, float]]:
     """All minibatches of a step with advantages and returns, and what the critic knew before it learned from them.
 
     Sequences hold ``values`` and ``turns``, those of a trajectory side by side in order; batches ``turn_rewards``. With
@@ -98,7 +100,7 @@ def with_gae(batches: Sequence[TrainBatch], config: AlgorithmConfig) -> tuple[li
     if (variance := float(returns.var())) > 0:
         metrics["critic/explained_variance"] = 1.0 - float((returns - values).var()) / variance
     if config.gae_whiten:
-        advantages = whitened(advantages, np.ones(len(advantages), dtype=np.int64))
+        advantages = whiten(advantages, np.ones(len(advantages), dtype=np.int64))
     spread = iter(np.split(advantages * config.advantage_scale, np.cumsum([s.trained.sum() for s in trained])))
     return [batch.with_advantages([_on_trained(s, next(spread)) for s in batch]) for batch in estimated], metrics
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from mua.algorithms.gae import clipped_value_loss
-from mua.algorithms.objectives import OBJECTIVES, Bounds, PerToken, bounded, kl_estimate, sequence_log_ratio
+from mua.algorithms.objectives import OBJECTIVES, Bounds, PerToken, clamp_log_ratio, kl_estimate, sequence_log_ratio
 from mua.config.schema import AlgorithmConfig
 from mua.utils.hooks import call_hook, is_hook, wrong_result
 
@@ -133,7 +133,7 @@ class PolicyLoss:
             config.entropy_coefficient,
             config.ce_gppo_beta1,
             config.ce_gppo_beta2,
-            config,
+            config if is_hook(config.loss) else None,
         )
 
     def __call__(self, logprobs: Tensor, entropy: Tensor, tokens: TokenTensors) -> LossTerms:
@@ -150,7 +150,7 @@ class PolicyLoss:
             bounds = Bounds(self.clip_low, self.clip_high, self.dual_clip, self.ce_gppo_beta1, self.ce_gppo_beta2)
             policy = OBJECTIVES[self.objective](logprobs, log_ratio, tokens.advantages, bounds)
         loss = (tokens.weights * policy.loss).sum()
-        ratio = bounded(log_ratio.detach()).exp()
+        ratio = clamp_log_ratio(log_ratio.detach()).exp()
         sums = {
             "policy/policy_loss": loss.detach(),
             "policy/ratio": ratio.sum(),
@@ -179,8 +179,8 @@ class PolicyLoss:
             "mismatch/logprob_difference": difference.abs().sum(),
             "mismatch/kl": -difference.sum(),
             "mismatch/kl_k3": kl_estimate("k3", -difference).sum(),
-            "mismatch/ratio": bounded(difference).exp().sum(),
-            "mismatch/probability_error": bounded(difference.abs()).exp().sum(),
+            "mismatch/ratio": clamp_log_ratio(difference).exp().sum(),
+            "mismatch/probability_error": clamp_log_ratio(difference.abs()).exp().sum(),
         }
         # All are at least 0, so that 0 for no tokens leaves every maximum over micro-batches as it is.
         maxima = {"mismatch/logprob_difference_max": difference.abs(), "policy/ratio_max": ratio}

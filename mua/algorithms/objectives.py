@@ -66,7 +66,7 @@ def ppo(logprobs: Tensor, log_ratio: Tensor, advantages: Tensor, bounds: Bounds)
     or b2 times that of a token at the bound. This is what AgentRL's ``beta1`` and ``beta2`` are meant to be (CE-GPPO,
     arXiv 2509.20712); there the replaced branch has no live ratio, so that its gradient is 0 or that of no clip at all.
     """
-    ratio = bounded(log_ratio).exp()
+    ratio = clamp_log_ratio(log_ratio).exp()
     loss = -torch.minimum(ratio * advantages, ratio.clamp(1 - bounds.low, 1 + bounds.high) * advantages)
     clipped_low = (advantages < 0) & (ratio < 1 - bounds.low)
     clipped_high = (advantages > 0) & (ratio > 1 + bounds.high)
@@ -90,7 +90,7 @@ def cispo(logprobs: Tensor, log_ratio: Tensor, advantages: Tensor, bounds: Bound
 
     MiniMax-M1 (arXiv 2506.13585), which leaves the lower bound open: ``bounds.low`` of 1 or more does that.
     """
-    weight = bounded(log_ratio).exp().detach().clamp(max(0.0, 1 - bounds.low), 1 + bounds.high)
+    weight = clamp_log_ratio(log_ratio).exp().detach().clamp(max(0.0, 1 - bounds.low), 1 + bounds.high)
     return _never_bounded(-weight * advantages * logprobs)
 
 
@@ -101,7 +101,7 @@ def minirl(logprobs: Tensor, log_ratio: Tensor, advantages: Tensor, bounds: Boun
     advantage beforehand, and its cap is that of the correction. The mask is on ``p / q``, the trainer's own ratio.
     AgentRL's variant masks on ``p / m``: it is this function with the engine's log-probabilities as the old ones.
     """
-    ratio = bounded(log_ratio).exp().detach()
+    ratio = clamp_log_ratio(log_ratio).exp().detach()
     clipped_low = (advantages < 0) & (ratio < 1 - bounds.low)
     clipped_high = (advantages > 0) & (ratio > 1 + bounds.high)
     kept = (~(clipped_low | clipped_high)).to(ratio.dtype)
@@ -114,7 +114,7 @@ def sapo(logprobs: Tensor, log_ratio: Tensor, advantages: Tensor, bounds: Bounds
     ``tau`` is ``bounds.high`` for ``A > 0`` and ``bounds.low`` otherwise (published: 1.0 and 1.05): the larger, the
     sooner a token's gradient fades as its ratio leaves 1. At ``r = 1`` the gradient is that of ``-r A``.
     """
-    ratio = bounded(log_ratio).exp()
+    ratio = clamp_log_ratio(log_ratio).exp()
     tau = torch.full_like(advantages, bounds.low).masked_fill(advantages > 0, bounds.high)
     return _never_bounded(-(4 / tau) * torch.sigmoid(tau * (ratio - 1)) * advantages)
 
@@ -172,7 +172,7 @@ def kl_estimate(name: str, log_ratio: Tensor) -> Tensor:
     - ``k2``: ``log_ratio^2 / 2``, whose gradient is that of the reverse KL in expectation;
     - ``k3``: ``exp(-log_ratio) - 1 + log_ratio``, unbiased and never negative.
     """
-    x = bounded(log_ratio)
+    x = clamp_log_ratio(log_ratio)
     if name == "k1":
         return x
     return x.square() / 2 if name == "k2" else (-x).exp() - 1 + x
@@ -185,6 +185,6 @@ def kl_to_reference(sequence: TrainSequence, estimator: str) -> npt.NDArray[np.f
     return np.asarray(kl_estimate(estimator, difference).numpy())
 
 
-def bounded(log_ratio: Tensor) -> Tensor:
+def clamp_log_ratio(log_ratio: Tensor) -> Tensor:
     """``log_ratio`` clamped to what ``exp`` can take."""
     return log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)

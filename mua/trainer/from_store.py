@@ -27,8 +27,8 @@ from mua.tokens.codec import check_recorded_tokenizer
 from mua.trainer.learner import Learner
 from mua.trainer.observers import DoneStep, HookObserver, Learned
 from mua.trainer.preempt import Preemption
-from mua.trainer.rank_processes import init_distributed, is_rank0
-from mua.trainer.rl import learn, optimizer_steps
+from mua.trainer.ranks import init_distributed, is_rank0
+from mua.trainer.rl import learn
 from mua.trainer.run_folder import Run
 from mua.types import Group, Json
 from mua.utils.errors import ConfigError
@@ -47,41 +47,36 @@ def train_offline(config: ExperimentConfig, preemption: Preemption | None = None
     preemption = preemption or Preemption()
     check_hooks(config)
     init_distributed(config)
-    total, critic = optimizer_steps(config)
-    with_reference = config.algorithm.kl_coefficient > 0
-    learner = Learner(config, total_steps=total, with_reference=with_reference, critic_steps=critic)
+    learner = Learner.for_rl(config)
     if not is_rank0():
         learner.worker_loop()
         preemption.check()
         return
     with learner, Run(config, learner) as run:
         with run.saved_on_leaving(), StoredBatches(config, run.position) as batches:
-            _loop(config, learner, run, batches, preemption)
+            algorithm = config.algorithm
+            with run.progress.stage("train", total=config.trainer.steps - run.step) as progress:
+                for step in range(run.step, config.trainer.steps):
+                    preemption.check()
+                    with run.timeline.phase("read"):
+                        groups = batches.read(step)
+                    members = [trajectory for group in groups for trajectory in group.trajectories]
+                    few = too_few_scored(members, config.trainer.min_scored_share)
+                    run.scored(step, few)
+                    version = batches.newest_version + 1 + step
+                    done = DoneStep(step, groups, [] if few else groups, few, Learned())
+                    done.metrics |= learn(config, learner, done.usable, version=version, timeline=run.timeline)
+                    done.metrics |= rollout_metrics(groups, divide_by_std=algorithm.divide_by_std, version=version)
+                    done.metrics |= trainer_metrics(run.timeline.take(), (TrainerPhase.BATCH,))
+                    if config.trainer.after_step is not None:
+                        HookObserver(config.trainer.after_step).stepped(done)
+                    run.position = batches.position
+                    run.log(step, done.metrics)
+                    run.log_episodes(step, groups)
+                    if run.learned and run.due(config.trainer.save_every, step):
+                        run.save(step)
+                    progress.advance(note=done.note)
         run.export(config.trainer.steps)
-
-
-def _loop(config: ExperimentConfig, learner: Learner, run: Run, batches: StoredBatches, preemption: Preemption) -> None:
-    algorithm = config.algorithm
-    with run.progress.stage("train", total=config.trainer.steps - run.step) as progress:
-        for step in range(run.step, config.trainer.steps):
-            preemption.check()
-            with run.timeline.phase("read"):
-                groups = batches.read(step)
-            few = too_few_scored([t for group in groups for t in group.trajectories], config.trainer.min_scored_share)
-            run.scored(step, few)
-            version = batches.newest_version + 1 + step
-            done = DoneStep(step, groups, [] if few else groups, few, Learned())
-            done.metrics |= learn(config, learner, done.usable, version=version, timeline=run.timeline)
-            done.metrics |= rollout_metrics(groups, divide_by_std=algorithm.divide_by_std, version=version)
-            done.metrics |= trainer_metrics(run.timeline.take(), (TrainerPhase.BATCH,))
-            if config.trainer.after_step is not None:
-                HookObserver(config.trainer.after_step).stepped(done)
-            run.position = batches.position
-            run.log(step, done.metrics)
-            run.log_episodes(step, groups)
-            if run.learned and run.due(config.trainer.save_every, step):
-                run.save(step)
-            progress.advance(note=done.note)
 
 
 class StoredBatches:

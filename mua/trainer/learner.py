@@ -46,8 +46,7 @@ from mua.megatron.offload import Offloaded, offload
 from mua.megatron.packing import Alignment
 from mua.megatron.routing_replay import RoutingReplay
 from mua.megatron.shares import Shares, Whole
-from mua.trainer.calls import Calls, announced, lost_rank, naming_lost_ranks
-from mua.trainer.rank_processes import abort_workers
+from mua.trainer.ranks import Calls, abort_workers, announced, lost_rank, naming_lost_ranks
 from mua.types import Float32Array, Json, TrainBatch, TrainSequence
 from mua.utils.collective import gathered
 from mua.utils.errors import RankLost
@@ -117,6 +116,13 @@ class Learner:
             meet=lambda: None if self.calls is None else self.calls.meet(),
         )
 
+    @classmethod
+    def for_rl(cls, config: ExperimentConfig, *, with_reference: bool | None = None) -> Self:
+        """With the networks that ``algorithm`` needs."""
+        total, critic = config.optimizer_steps
+        reference = config.algorithm.kl_coefficient > 0 if with_reference is None else with_reference
+        return cls(config, total_steps=total, with_reference=reference, critic_steps=critic)
+
     def _build(self, total_steps: int, with_reference: bool, critic_steps: int | None) -> None:
         config, megatron = self._config, self._config.megatron
         chunks = load_chunks(config.model, megatron)
@@ -155,7 +161,7 @@ class Learner:
             raise lost from error
 
     def worker_loop(self) -> None:
-        """On every rank but 0: do what rank 0 does until it stops; see :meth:`mua.trainer.calls.Calls.worker_loop`."""
+        """On every rank but 0: do what rank 0 does until it stops; see :meth:`mua.trainer.ranks.Calls.worker_loop`."""
         assert self.calls is not None, "there are other ranks"
         try:
             self.calls.worker_loop(self)
@@ -428,6 +434,7 @@ class Learner:
         return Hosts(key, tuple(str(urls[leader]) for leader in self._nodes.leaders[1:]))
 
     def _follow(self, engines: Sequence[EnginePlace], groups: int) -> None:
+        """Announced by the source itself."""
         self._source.follow(engines, groups)
 
     @contextmanager

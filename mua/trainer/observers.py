@@ -5,6 +5,11 @@
     stepped(done)                    all of a step; an observer adds its own figures to ``done.metrics``
 
 They are called in order, so that an observer sees the figures of those before it.
+
+The record of the run is one of them (:class:`RunRecord`). A step is written in one transaction: its row, the groups it
+took, and what its loss read of every segment. A checkpoint gets its name only when all steps before it are in the
+store. So a run that is killed anywhere has a store with every step of its newest checkpoint, and perhaps some after it;
+the next start counts these as lost (:func:`mua.store.queries.lost_step`) and makes them again.
 """
 
 from __future__ import annotations
@@ -12,21 +17,31 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
 
+import numpy as np
 import yaml
 
 from mua.algorithms.rollout_metrics import rollout_metrics
 from mua.config.load import dump_config
 from mua.config.schema import ExperimentConfig
 from mua.observe.diagnosis.verdict import Alarms
-from mua.observe.metrics_log import METRICS_FILE, read_metrics
+from mua.observe.metrics_log import METRICS_FILE, read_metrics, without_evaluation
+from mua.observe.provenance import provenance
 from mua.observe.timeline import Timeline, TrainerPhase, episode_metrics, overlap_efficiency, trainer_metrics
 from mua.rollout.scored import UnscoredEpisodes, unscored_among
 from mua.rollout.service import RolloutService
+from mua.store.arrays import pack_arrays
+from mua.store.retention import pruning
+from mua.store.tables import steps, tasks, uses, versions
 from mua.store.traces import TraceWriter
+from mua.store.writer import Insert, Update, Write
+from mua.trainer.evaluation.store import recording
 from mua.trainer.memory_phases import Phases
-from mua.types import Float32Array, Group, TrainBatch, Trajectory
+from mua.types import Float32Array, Group, Json, TrainBatch, TrainSequence, Trajectory
 from mua.utils.hooks import call_hook, check_number, wrong_result
 
 log = logging.getLogger(__name__)
@@ -171,3 +186,153 @@ def progress_note(metrics: Mapping[str, float], groups: Sequence[Group], few: Un
     if (failed := unscored_among([t for group in groups for t in group.trajectories])) is not None:
         words.append(failed.note() + (", trained on nothing" if few is not None else ""))
     return ", ".join(words)
+
+
+LOSS_ARRAYS = (
+    "weights", "advantages", "old_logprobs", "reference_logprobs", "values", "returns",
+)  # fmt: skip
+"""Of what the loss read of a segment, what is not the segment's own."""
+DIGESTS_OF = {"policy": "gradients", "critic": "critic_gradients"}
+"""Where ``steps.details`` has the digests of a network's gradients, one an optimizer step."""
+
+OWN_LOGPROBS = "update_logprobs"
+"""The trainer's own log-probabilities, as the update found them; where they were not computed before it."""
+
+log = logging.getLogger(__name__)
+
+
+class RunRecord(Observer):
+    """One start of a run in its store. Use as a context manager."""
+
+    def __init__(self, config: ExperimentConfig, from_step: int) -> None:
+        """``from_step`` is the next step to take: what an earlier start wrote of it and later ones is lost."""
+        self._config = config
+        made = provenance(config)
+        del made["config"]  # which stands in a column of its own
+        self._stack = ExitStack()
+        recorder = self._stack.enter_context(recording(config, made, from_step=from_step))
+        assert recorder is not None, "the configuration wants a store"
+        self.recorder, self.writer, self.run, self.part = recorder, recorder.writer, recorder.run_id, recorder.part
+        self._figures: dict[str, float] = {}
+        self._of_versions: dict[int, dict[str, float]] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._stack.__exit__(*error)
+
+    def metrics(self) -> dict[str, float]:
+        """What writing took since the last call, under ``resources/store/``: ``cpu_seconds`` of the writer's thread,
+        ``waited_seconds`` of those who waited for room in its queue, ``bytes`` and ``rows`` given to it."""
+        done, before = self.writer.figures, self._figures
+        found = {
+            "resources/store/cpu_seconds": done.cpu_seconds, "resources/store/waited_seconds": done.blocked_seconds,
+            "resources/store/bytes": float(done.bytes), "resources/store/rows": float(done.rows),
+        }  # fmt: skip
+        self._figures = found
+        return {name: value - before.get(name, 0.0) for name, value in found.items()}
+
+    def synced(self, version: int, metrics: Mapping[str, float]) -> None:
+        """The engines have the policy ``version``."""
+        row = {"run_id": self.run, "version": version, "part": self.part, "synced_at": time.time()}
+        self._of_versions[version] = dict(metrics)
+        self.writer.put([Insert(versions, [row | {"metrics": dict(metrics)}], "replace")])
+
+    def evaluated(self, version: int, metrics: Mapping[str, float]) -> None:
+        """Held-out figures of the policy ``version``, which the engines have had in this start of the run."""
+        self._of_versions[version] = known = self._of_versions.get(version, {}) | dict(metrics)
+        where = {"run_id": self.run, "version": version, "part": self.part}
+        self.writer.put([Update(versions, where, {"metrics": dict(known)})])
+
+    def stepped(self, done: DoneStep) -> None:
+        """The step is done; adds what writing took, see :meth:`metrics`."""
+        step, groups, usable, learned, metrics = done.step, done.groups, done.usable, done.learned, done.metrics
+        ended = time.time()
+        of = {(g.ordinal, t.sample): self.recorder.key(g.ordinal, t.sample).trajectory_id
+              for g in groups for t in g.trajectories}  # fmt: skip
+        chosen = {group.ordinal for group in usable}
+        details = {
+            "groups": [
+                [g.ordinal, g.task_id, [of[g.ordinal, t.sample] for t in g.trajectories], g.ordinal in chosen]
+                for g in groups
+            ],
+            "updates": [batch.denominators for batch in learned.batches],
+            "layout": layout_of(self._config),
+        }  # fmt: skip
+        details |= {DIGESTS_OF[network]: digests for network, digests in learned.digests.items()}
+        row = {
+            "run_id": self.run, "step": step, "part": self.part, "state": "done", "version": step,
+            "metrics": without_evaluation(metrics),
+            "denominators": learned.batches[0].denominators if learned.batches else {},
+            "gradient": next(iter(learned.digests.get("policy", [])), None), "details": details,
+            "started_at": done.began, "ended_at": ended,
+        }  # fmt: skip
+        lengths = {
+            (g.ordinal, t.sample, number): len(segment)
+            for g in groups for t in g.trajectories for number, segment in enumerate(t.segments)
+        }  # fmt: skip
+
+        def made() -> list[Write]:
+            taken: list[Write] = [
+                Update(tasks, {"run_id": self.run, "round": 0, "ordinal": group.ordinal},
+                       {"state": "taken", "taken_step": step})
+                for group in groups
+            ]  # fmt: skip
+            return [Insert(steps, [row]), *self._uses(step, learned, of, lengths), *taken]
+
+        size = sum(4 * len(LOSS_ARRAYS) * len(s) for batch in learned.batches for s in batch)
+        self.writer.put(made, size + 4096)
+        done.metrics |= self.metrics()
+
+    def before_checkpoint(self) -> None:
+        """Everything so far is in the store. Raises where it does not come there in ``store.flush_seconds``."""
+        self.writer.flush(self._config.store.flush_seconds)
+
+    def after_checkpoint(self, step: int, folder: Path) -> None:
+        """The state after ``step`` is in ``folder``."""
+        where = {"run_id": self.run, "version": step + 1, "part": self.part}
+        writes: list[Write] = [Update(versions, where, {"checkpoint": folder.name})]
+        self.writer.put([*writes, *pruning(self.run, self._config.store, self._config.output)])
+
+    def _uses(
+        self, step: int, learned: Learned, of: Mapping[tuple[int, int], str],
+        lengths: Mapping[tuple[int, int, int], int],
+    ) -> list[Write]:  # fmt: skip
+        rows = []
+        for epoch in range(learned.epochs):
+            for minibatch, (batch, logprobs) in enumerate(learned.read()):
+                for position, (sequence, own) in enumerate(zip(batch, logprobs, strict=True)):
+                    assert sequence.origin is not None, "sequences of trajectories say where they come from"
+                    ordinal, sample, number = sequence.origin
+                    rows.append({
+                        "run_id": self.run, "step": step, "part": self.part, "epoch": epoch,
+                        "trajectory_id": of[ordinal, sample], "segment": number, "minibatch": minibatch,
+                        "position": position, "source": None, "tokens": int(sequence.trained.sum()),
+                        "arrays": None if epoch else pack_arrays(read_by_loss(sequence, lengths[sequence.origin], own)),
+                    })  # fmt: skip
+        return [Insert(uses, rows)] if rows else []
+
+
+def layout_of(config: ExperimentConfig) -> str:
+    """The parallel layout, which the bits of a gradient depend on."""
+    chosen = config.megatron
+    sizes = {
+        "tp": chosen.tensor_parallel, "pp": chosen.pipeline_parallel, "cp": chosen.context_parallel,
+        "ep": chosen.expert_parallel, "world": chosen.world_size,
+    }  # fmt: skip
+    return " ".join(f"{name}{size}" for name, size in sizes.items())
+
+
+def read_by_loss(sequence: TrainSequence, length: int, own: Float32Array | None = None) -> Json:
+    """What the loss read of a segment of ``length`` tokens: 0 after its last trained token. ``own`` are the
+    log-probabilities that it computed itself."""
+    found: dict[str, Any] = {}
+    for name in (*LOSS_ARRAYS, OWN_LOGPROBS):
+        array = own if name == OWN_LOGPROBS else getattr(sequence, name)
+        if array is None or (name == "old_logprobs" and array is sequence.behaviour_logprobs):
+            continue
+        whole = np.zeros(length, np.float32)
+        whole[: len(array)] = np.where(sequence.trained, array, 0.0) if name != "weights" else array
+        found[name] = whole
+    return found

@@ -32,10 +32,9 @@ from mua.store.retention import checkpoint_steps
 from mua.store.starts import RUN_FILE
 from mua.store.tables import parts, steps, trajectories, uses
 from mua.trainer.learner import Learner
-from mua.trainer.observers import Learned
-from mua.trainer.rank_processes import init_distributed, is_rank0
-from mua.trainer.rl import learn, optimizer_steps
-from mua.trainer.run_record import DIGESTS_OF, OWN_LOGPROBS, read_by_loss
+from mua.trainer.observers import DIGESTS_OF, OWN_LOGPROBS, Learned, read_by_loss
+from mua.trainer.ranks import init_distributed, is_rank0
+from mua.trainer.rl import learn
 from mua.types import Group, Json
 from mua.utils.errors import ConfigError
 
@@ -101,9 +100,8 @@ def replay(output: Path, step: int, overrides: Sequence[str] = (), *, store: str
                 recorded = [stored_step(connection, run, one, experts=experts) for one in taken]
                 stored_uses = _stored_uses(connection, run, recorded[-1])
         init_distributed(config)
-        total, critic = optimizer_steps(config)
         reference = any(one.algorithm.kl_coefficient > 0 for one in (config, changed))
-        learner = Learner(config, total_steps=total, with_reference=reference, critic_steps=critic)
+        learner = Learner.for_rl(config, with_reference=reference)
         if not is_rank0():
             learner.worker_loop()
             return None
@@ -257,7 +255,7 @@ def _of_the_learner(config: ExperimentConfig) -> dict[str, Any]:
     }
     found["algorithm.advantage"] = config.algorithm.advantage == "gae"
     if any(one.schedule != "constant" for one in (config.optimizer, config.critic.optimizer)):
-        found["trainer.steps, on which the learning rate depends,"] = optimizer_steps(config)
+        found["trainer.steps, on which the learning rate depends,"] = config.optimizer_steps
     return found
 
 

@@ -9,18 +9,32 @@
 
 ``trainer.max_staleness`` 0 is synchronous training; above it the same loop trains while the next groups roll out
 (see :mod:`mua.rollout.scheduler`).
+
+The walk of a token from the engine to the loss, file by file; :mod:`mua.algorithms.batch` draws its second half::
+
+    1  engine/sglang_client.py   ids and log-probabilities of one turn      Generation   (engine/pool.py picks it)
+    2  rollout/agent.py          the policy's turn in an episode            TokenPolicy
+    3  tokens/conversation.py    joined with what others wrote              Segment
+    4  rollout/episode.py        the whole conversation and its reward      EpisodeResult
+    5  rollout/runner.py         with its task, after retries               Trajectory, Group
+    6  rollout/scheduler.py      groups that are fresh enough               RolloutBatch
+    7  rollout/service.py        handed to this loop
+    8  trainer/rl.py             filtered, cut into minibatches
+    9  algorithms/batch.py       with weights and advantages                TrainBatch
+    10 to 15                     planned, packed, sent to ranks, scored     LossTerms
 """
 
 from __future__ import annotations
 
+import itertools
 import logging
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from mua.algorithms.batch import adjusted, make_batches, split_minibatches
-from mua.algorithms.filters import filtered, shuffled
-from mua.algorithms.gae import with_gae
+from mua.algorithms.batch import adjust_batch, make_batches, split_minibatches
+from mua.algorithms.filters import filter_groups, shuffle_rewards
+from mua.algorithms.gae import estimate_advantages
 from mua.algorithms.losses import PolicyLoss, ValueLoss
 from mua.config.schema import ExperimentConfig, RolloutConfig
 from mua.engine.cluster import check_trainer_machine, local_ranks, visible_gpus
@@ -41,12 +55,12 @@ from mua.trainer.observers import (
     Learned,
     Observer,
     RolloutObserver,
+    RunRecord,
     SpeedObserver,
 )
 from mua.trainer.preempt import Preemption
-from mua.trainer.rank_processes import check_ranks, init_distributed, is_rank0
+from mua.trainer.ranks import check_ranks, init_distributed, is_rank0
 from mua.trainer.run_folder import Run
-from mua.trainer.run_record import RunRecord
 from mua.types import Group, TrainBatch
 from mua.utils.errors import ConfigError, EngineError, MuaError, Preempted, RunStopped
 from mua.utils.hooks import check_hooks
@@ -61,13 +75,8 @@ def train(config: ExperimentConfig, preemption: Preemption | None = None) -> Non
     call continues the run.
     """
     preemption = preemption or Preemption()
-    check_hooks(config)
     check_sampling(config.rollout)
-    refuse_expandable_segments(config.engine)
-    if is_rank0() and (tools := config.environment.tools).sandboxed:
-        check_backend(tools.sandbox)
-    init_distributed(config)
-    check_trainer_machine(config, local_ranks(), visible_gpus())
+    _start(config)
     algorithm = config.algorithm
     if is_rank0() and config.placement == "separate" and not config.trainer.max_staleness:
         log.warning(
@@ -79,8 +88,7 @@ def train(config: ExperimentConfig, preemption: Preemption | None = None) -> Non
         log.warning(
             "algorithm.allow_off_policy: what older policies sampled is trained on as if it were the policy's own"
         )
-    total, critic = optimizer_steps(config)
-    learner = Learner(config, total_steps=total, with_reference=algorithm.kl_coefficient > 0, critic_steps=critic)
+    learner = Learner.for_rl(config)
     if not is_rank0():
         learner.worker_loop()
         preemption.check()
@@ -108,6 +116,16 @@ def train(config: ExperimentConfig, preemption: Preemption | None = None) -> Non
             run.export(run.handed_over()[0])  # the engines have left, and their memory is free
 
 
+def _start(config: ExperimentConfig) -> None:
+    """Every rank is there, once nothing is known that would fail later."""
+    check_hooks(config)
+    refuse_expandable_segments(config.engine)
+    if is_rank0() and (tools := config.environment.tools).sandboxed:
+        check_backend(tools.sandbox)
+    init_distributed(config)
+    check_trainer_machine(config, local_ranks(), visible_gpus())
+
+
 @contextmanager
 def recorded(config: ExperimentConfig, run: Run) -> Iterator[RunRecord | None]:
     """The store's record of this start of ``run``; None where the configuration wants no store."""
@@ -130,11 +148,6 @@ def check_sampling(rollout: RolloutConfig) -> None:
             "true; docs/algorithms.md says what becomes of the ratios"
         )
     log.warning("%s (rollout.allow_truncated_sampling)", what)
-
-
-def optimizer_steps(config: ExperimentConfig) -> tuple[int, int | None]:
-    """Of the policy in the run, and of the critic, if there is one."""
-    return config.optimizer_steps
 
 
 class Training:
@@ -321,23 +334,23 @@ def learn(
     timeline = timeline or Timeline()
     learned = learned or Learned()
     with timeline.phase(TrainerPhase.BATCH):
-        metrics = _learn(config, learner, groups, version, timeline, learned)
-        learned.digests = learner.gradient_digests() if learned.batches and learner.watches_gradients else {}
-        return metrics
+        batches, found = _make_batches(config, learner, groups, version, timeline)
+        if not batches:  # every group agreed with itself or was filtered out: nothing pulls the policy anywhere
+            return {"policy/tokens": 0.0} | found
+        learned.batches, learned.epochs = batches, config.algorithm.epochs
+        metrics = _take_steps(config, learner, version, timeline, learned)
+        learned.digests = learner.gradient_digests() if learner.watches_gradients else {}
+        return metrics | found
 
 
-def _learn(
-    config: ExperimentConfig,
-    learner: Learner,
-    groups: Sequence[Group],
-    version: int,
-    timeline: Timeline,
-    learned: Learned,
-) -> dict[str, float]:
+def _make_batches(
+    config: ExperimentConfig, learner: Learner, groups: Sequence[Group], version: int, timeline: Timeline
+) -> tuple[list[TrainBatch], dict[str, float]]:
+    """What the optimizer steps of one step train on, and how it came to be."""
     algorithm = config.algorithm
     if algorithm.shuffle_rewards:
-        groups = shuffled(groups, version)
-    groups, found = filtered(groups, algorithm)
+        groups = shuffle_rewards(groups, version)
+    groups, found = filter_groups(groups, algorithm)
     parts = split_minibatches(groups, min(algorithm.minibatches, len(groups))) if groups else []
     made = make_batches(parts, algorithm, config.rollout.temperature)
     with timeline.phase(TrainerPhase.LOGPROBS):
@@ -345,37 +358,32 @@ def _learn(
         if algorithm.advantage == "gae":
             batches = [learner.with_values(batch) for batch in batches]
     if algorithm.advantage == "gae":
-        batches, of_values = with_gae(batches, algorithm)
+        batches, of_values = estimate_advantages(batches, algorithm)
         found |= of_values
-    done = [adjusted(batch, algorithm, version) for batch in batches]
+    done = [adjust_batch(batch, algorithm, version) for batch in batches]
     found |= _mean([metrics for _, metrics in done])
-    batches = [batch for batch, _ in done if batch.sequences]
-    if not batches:  # every group agreed with itself or was filtered out: nothing pulls the policy anywhere
-        return {"policy/tokens": 0.0} | found
-    learned.batches, learned.epochs = batches, algorithm.epochs
-    steps = []
-    trains = algorithm.advantage != "gae" or version >= config.critic.warmup_steps
-    keeps = learned.keeps_logprobs and trains and not algorithm.recomputes
-    with timeline.phase(TrainerPhase.OPTIMIZER):
-        for epoch in range(algorithm.epochs):
-            for batch in batches:
-                keep = keeps and epoch == 0
-                steps.append(_update(config, learner, batch, version, keep))
-                if epoch == 0:
-                    learned.logprobs.append(learner.kept_logprobs if keep else None)
-    return _mean(steps) | found
+    return [batch for batch, _ in done if batch.sequences], found
 
 
-def _update(
-    config: ExperimentConfig, learner: Learner, batch: TrainBatch, version: int, keep: bool
+def _take_steps(
+    config: ExperimentConfig, learner: Learner, version: int, timeline: Timeline, learned: Learned
 ) -> dict[str, float]:
-    """One optimizer step of the critic, if there is one, and of the policy, unless the critic still learns alone."""
-    metrics = {"policy/tokens": batch.denominators["tokens"]}
-    if config.algorithm.advantage == "gae":
-        metrics |= learner.train_values(batch, ValueLoss(config.critic.value_clip))
-        if version < config.critic.warmup_steps:
-            return metrics
-    return metrics | learner.train_step(batch, PolicyLoss.from_config(config.algorithm), keep=keep)
+    """The optimizer steps of the critic, if there is one, and of the policy, unless the critic still learns alone."""
+    algorithm, steps = config.algorithm, []
+    has_critic = algorithm.advantage == "gae"
+    trains = not has_critic or version >= config.critic.warmup_steps
+    with timeline.phase(TrainerPhase.OPTIMIZER):
+        for epoch, batch in itertools.product(range(algorithm.epochs), learned.batches):
+            keep = learned.keeps_logprobs and trains and not algorithm.recomputes and epoch == 0
+            metrics = {"policy/tokens": batch.denominators["tokens"]}
+            if has_critic:
+                metrics |= learner.train_values(batch, ValueLoss(config.critic.value_clip))
+            if trains:
+                metrics |= learner.train_step(batch, PolicyLoss.from_config(algorithm), keep=keep)
+            if epoch == 0:
+                learned.logprobs.append(learner.kept_logprobs if keep else None)
+            steps.append(metrics)
+    return _mean(steps)
 
 
 def _mean(steps: Sequence[dict[str, float]]) -> dict[str, float]:
@@ -390,11 +398,7 @@ def check_sync(config: ExperimentConfig) -> dict[str, float]:
 
     Raises :class:`EngineError` naming the tensors that differ.
     """
-    refuse_expandable_segments(config.engine)
-    if is_rank0() and (tools := config.environment.tools).sandboxed:
-        check_backend(tools.sandbox)
-    init_distributed(config)
-    check_trainer_machine(config, local_ranks(), visible_gpus())
+    _start(config)
     learner = Learner(config, total_steps=config.trainer.steps)
     if not is_rank0():
         learner.worker_loop()

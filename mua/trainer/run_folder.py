@@ -38,7 +38,7 @@ from mua.observe.timeline import Timeline, TrainerPhase
 from mua.rollout.scored import UnscoredEpisodes
 from mua.trainer.evaluation.evaluator import success_of
 from mua.trainer.learner import Learner
-from mua.trainer.run_record import RunRecord
+from mua.trainer.observers import RunRecord
 from mua.types import Group, Json
 from mua.utils.atomic import replace_text
 from mua.utils.errors import DamagedCheckpoint, EngineError, ModelError, MuaError, Preempted, RunStopped

@@ -17,7 +17,7 @@ from mua.tokens.chat_family import load_family_of
 from mua.trainer.conversations import Conversations, batch_members, load_sets
 from mua.trainer.learner import Learner
 from mua.trainer.preempt import Preemption
-from mua.trainer.rank_processes import init_distributed, is_rank0
+from mua.trainer.ranks import init_distributed, is_rank0
 from mua.trainer.run_folder import Run
 from mua.utils.errors import Preempted
 
@@ -32,21 +32,17 @@ def fine_tune(config: ExperimentConfig, preemption: Preemption | None = None) ->
     assert config.sft is not None, "the command line checks that the section is there"
     init_distributed(config)
     # Alone, what is wrong with the data is found before the model is built. Other ranks would wait for it in silence.
-    sets = _sets(config) if config.megatron.world_size == 1 else None
+    sets = load_sets(config, load_family_of(config.model)) if config.megatron.world_size == 1 else None
     learner = Learner(config, total_steps=config.trainer.steps)
     if not is_rank0():
         learner.worker_loop()
         preemption.check()
         return
-    conversations, held_out = sets or _sets(config)
+    conversations, held_out = sets or load_sets(config, load_family_of(config.model))
     with learner, Run(config, learner) as run:
         with run.saved_on_leaving():
             loop(config, learner, run, conversations, held_out, preemption)
         run.export(config.trainer.steps)
-
-
-def _sets(config: ExperimentConfig) -> tuple[Conversations, Conversations]:
-    return load_sets(config, load_family_of(config.model))
 
 
 def loop(
@@ -55,8 +51,14 @@ def loop(
 ) -> None:  # fmt: skip
     """The run from ``run.step`` to its end, or to the safe point after ``preemption``."""
     assert config.sft is not None
+    batch_size = config.sft.batch_size
+
+    def validate() -> dict[str, float]:
+        with run.timeline.phase("validate"):
+            return validation_metrics(learner, held_out, batch_size, preemption)
+
     if run.unlogged is not None:
-        run.log(run.step - 1, run.unlogged | _validate(config, learner, run, held_out, preemption))
+        run.log(run.step - 1, run.unlogged | validate())
     tokens = [sum(len(segment) for segment in segments) for segments in conversations]
     by_length, shown = sorted(range(len(tokens)), key=tokens.__getitem__), dict[str, float]()
     with run.progress.stage("fine-tune", total=config.trainer.steps - run.step) as progress:
@@ -64,13 +66,13 @@ def loop(
             preemption.check()
             short = step < config.sft.short_first_steps
             pool = by_length[: max(1, len(by_length) // 4)] if short else by_length
-            chosen = batch_members(pool, config.sft.batch_size, step, config.seed)
+            chosen = batch_members(pool, batch_size, step, config.seed)
             with run.timeline.phase("train"):
                 batch = sft_batch([segment for i in chosen for segment in conversations[i]])
                 metrics = learner.train_step(batch, CrossEntropyLoss())
             if run.due(config.sft.validate_every, step):
                 try:
-                    metrics |= _validate(config, learner, run, held_out, preemption)
+                    metrics |= validate()
                 except Preempted:
                     run.save(step, unlogged=metrics)
                     raise
@@ -103,11 +105,3 @@ def validation_metrics(
     loss = nats / tokens
     perplexity = math.exp(loss) if loss < math.log(np.finfo(np.float64).max) else math.inf
     return {"evaluation/loss": loss, "evaluation/perplexity": perplexity, "evaluation/tokens": float(tokens)}
-
-
-def _validate(
-    config: ExperimentConfig, learner: Learner, run: Run, held_out: Conversations, preemption: Preemption
-) -> dict[str, float]:
-    assert config.sft is not None
-    with run.timeline.phase("validate"):
-        return validation_metrics(learner, held_out, config.sft.batch_size, preemption)

@@ -17,7 +17,7 @@ from mua.observe.catalogue import described
 from mua.observe.metrics_log import evaluation_of
 from mua.store.queries import list_steps, lost_step, same_task
 from mua.store.tables import parts, requests, runs, steps, tasks, tool_calls, trajectories, versions
-from mua.trainer.evaluation.summary import interval_of
+from mua.trainer.evaluation.report import interval_of
 from mua.types import Json
 from mua.view.viewed_runs import NotThere, ViewedRun
 
@@ -111,7 +111,7 @@ def _stage(name: str) -> bool:
 def evaluations(connection: Connection, run: ViewedRun) -> list[Json]:
     """A row a round of evaluation: its policy version, and success of all tasks, by domain and by kind.
 
-    The task is the unit, with the mean of its scored episodes (mua/trainer/evaluation/summary.py); the level is
+    The task is the unit, with the mean of its scored episodes (mua/trainer/evaluation/report.py); the level is
     ``evaluation.level``.
     """
     t = trajectories.c

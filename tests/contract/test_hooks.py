@@ -6,6 +6,7 @@ whole episodes: tests/unit/test_gateway_episodes.py plays the example of an agen
 
 from __future__ import annotations
 
+import pickle
 import re
 import sys
 import types
@@ -21,7 +22,7 @@ from tokens_fixtures import chat_family
 
 from environments.help_desk import DOMAIN
 from mua.algorithms.batch import make_batch
-from mua.algorithms.filters import filtered
+from mua.algorithms.filters import filter_groups
 from mua.algorithms.losses import PolicyLoss, TokenTensors
 from mua.config.load import dump_config, load_config
 from mua.config.schema import AlgorithmConfig, CurriculumConfig, EnvironmentConfig, UserConfig
@@ -35,6 +36,7 @@ from mua.rollout.curriculum import curriculum_order
 from mua.rollout.sampler_code import check_code, made_with
 from mua.tokens.chat_family import family_class
 from mua.trainer.observers import DoneStep, HookObserver, Learned
+from mua.trainer.rl import train
 from mua.types import Group, Outcome, Provenance, Segment, Trajectory
 from mua.users.factory import UserFactory
 from mua.users.scoring.scorer import Question
@@ -83,7 +85,7 @@ def use_advantage(path: str) -> Any:
 
 
 def use_group_filter(path: str) -> Any:
-    kept, shares = filtered([GROUP], AlgorithmConfig(group_filter=path))
+    kept, shares = filter_groups([GROUP], AlgorithmConfig(group_filter=path))
     return [[t.sample for t in group.trajectories] for group in kept], shares
 
 
@@ -300,6 +302,22 @@ def test_hooks_reach_the_record_of_the_run_and_rollout_workers(research: Path, t
         file.write("# changed\n")
     with pytest.raises(ConfigError, match=r"research_hooks:reward: the trainer's \w{64}, here \w{64}"):
         check_code("r", theirs, made_with(config), "refuse")
+
+
+def test_every_rank_checks_and_finds_the_hooks(research: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What rank 0 announces holds paths, which each rank imports by itself."""
+    config = load_config(research / "config.yaml")
+    sent = pickle.dumps(PolicyLoss.from_config(config.algorithm))
+    load_hook.cache_clear()
+    sys.modules.pop("research_hooks", None)
+    logprobs = torch.full((2,), -1.0, requires_grad=True)
+    tokens = TokenTensors(torch.ones(2), torch.ones(2), torch.full((2,), -1.0), torch.full((2,), -1.0))
+    assert pickle.loads(sent)(logprobs, torch.ones(2), tokens).loss.item() == pytest.approx(-2.0)
+    for name, value in (("RANK", "1"), ("WORLD_SIZE", "2")):
+        monkeypatch.setenv(name, value)
+    wrong = load_config(research / "config.yaml", ["algorithm.loss=research_hooks:gone"])
+    with pytest.raises(ConfigError, match=r"^algorithm\.loss: 'research_hooks:gone': module research_hooks has no"):
+        train(wrong)
 
 
 def test_all_wrong_hooks_are_told_at_once(research: Path) -> None:

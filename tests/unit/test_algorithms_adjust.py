@@ -17,7 +17,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mua.algorithms.batch import adjusted, make_batch
+from mua.algorithms.batch import adjust_batch, make_batch
 from mua.algorithms.losses import PolicyLoss, TokenTensors
 from mua.config.schema import AlgorithmConfig
 from mua.types import Group, Outcome, Provenance, Segment, TrainBatch, TrainSequence, Trajectory
@@ -58,10 +58,10 @@ def config(**changes: Any) -> AlgorithmConfig:
 
 def test_weights_of_the_mismatch_multiply_advantages():
     plain = batch_of(sequence([-1.0 + math.log(3.0)] * 2, [-1.0] * 2, [1.0, 1.0]))
-    cut, metrics = adjusted(plain, config(correction="truncate", correction_high=2.0), VERSION)
+    cut, metrics = adjust_batch(plain, config(correction="truncate", correction_high=2.0), VERSION)
     np.testing.assert_allclose(cut.sequences[0].advantages, [0.0, 2.0, 2.0], rtol=1e-6)
     assert (metrics["mismatch/correction/weight"], metrics["mismatch/correction/cut"]) == pytest.approx((2.0, 1.0))
-    masked, metrics = adjusted(plain, config(correction="mask", correction_low=0.5, correction_high=2.0), VERSION)
+    masked, metrics = adjust_batch(plain, config(correction="mask", correction_low=0.5, correction_high=2.0), VERSION)
     assert not masked.sequences[0].advantages.any()
     assert metrics["mismatch/correction/cut"] == 1.0
     np.testing.assert_array_equal(masked.sequences[0].weights, plain.sequences[0].weights)
@@ -70,13 +70,13 @@ def test_weights_of_the_mismatch_multiply_advantages():
 def test_a_kl_penalty_is_taken_from_the_advantage_before_it_is_weighed():
     plain = batch_of(sequence([-1.0], [-1.0 - math.log(1.5)], [1.0], reference=[-1.4]))
     taken = config(kl_in="reward", kl_coefficient=0.5, kl_estimator="k1", correction="truncate")
-    found, _ = adjusted(plain, taken, VERSION)
+    found, _ = adjust_batch(plain, taken, VERSION)
     np.testing.assert_allclose(found.sequences[0].advantages, [0.0, 1.5 * (1 - 0.5 * 0.4)], rtol=1e-5)
 
 
 def test_nothing_is_done_where_nothing_is_asked():
     plain = batch_of(sequence([-1.0], [-2.0], [1.0]))
-    found, metrics = adjusted(plain, config(), VERSION)
+    found, metrics = adjust_batch(plain, config(), VERSION)
     assert found.sequences == plain.sequences
     assert metrics == {}, "the trainer's log-probabilities are not known before an on-policy step"
 
@@ -85,14 +85,14 @@ def test_mismatch_is_reported_apart_for_fresh_and_stale_tokens():
     plain = batch_of(
         sequence([-1.0, -1.0], [-1.0, -1.1], [1.0, 1.0], age=[0, 2]), sequence([-1.0], [-1.3], [1.0], age=1)
     )
-    _, metrics = adjusted(plain, config(minibatches=2), VERSION)
+    _, metrics = adjust_batch(plain, config(minibatches=2), VERSION)
     assert metrics["mismatch/fresh/logprob_difference_max"] == 0.0
     assert metrics["mismatch/fresh/probability_error"] == 1.0
     assert metrics["mismatch/stale/logprob_difference"] == pytest.approx(0.2, rel=1e-5)
     assert metrics["mismatch/stale/logprob_difference_max"] == pytest.approx(0.3, rel=1e-5)
     kl = (math.exp(0.1) - 1.1 + math.exp(0.3) - 1.3) / 2
     assert metrics["mismatch/stale/kl_k3"] == pytest.approx(kl, rel=1e-4)
-    all_fresh, all_fresh_metrics = adjusted(batch_of(plain.sequences[1]), config(minibatches=2), VERSION - 1)
+    all_fresh, all_fresh_metrics = adjust_batch(batch_of(plain.sequences[1]), config(minibatches=2), VERSION - 1)
     assert not any(name.startswith("mismatch_stale") for name in all_fresh_metrics)
     assert len(all_fresh) == 1
 
@@ -109,7 +109,7 @@ def gradients(advantage: float, **changes: Any) -> list[float]:
     for ratio in RATIOS:
         engine = -1.0 - math.log(ratio)
         old = -1.0 if setting.recomputes else engine  # as make_batch leaves it
-        one, _ = adjusted(batch_of(sequence([old], [engine], [advantage])), setting, VERSION)
+        one, _ = adjust_batch(batch_of(sequence([old], [engine], [advantage])), setting, VERSION)
         if not one.sequences:  # a band took the token out of the batch
             found.append(0.0)
             continue
@@ -225,7 +225,7 @@ def test_the_band_with_the_engines_old_values_is_agentrls_grpo(trajectories, agg
     setting = config(
         **WIDTH, old_logprobs="engine", aggregation=aggregation, correction_cap=cap, correction_decay=decay
     )
-    banded, metrics = adjusted(sampled(trajectories, aggregation), setting, VERSION)
+    banded, metrics = adjust_batch(sampled(trajectories, aggregation), setting, VERSION)
     assert loss_of(banded, setting)[0] == pytest.approx(
         agentrls_loss(trajectories, aggregation, cap, decay), rel=1e-5, abs=1e-6
     )
@@ -239,7 +239,7 @@ def test_the_band_with_the_engines_old_values_is_agentrls_grpo(trajectories, agg
 def test_the_band_with_the_trainers_old_values_is_agentrls_minirl(trajectories, aggregation):
     """Gradients: of each token that stays, minus its ratio to the engine times its advantage, over what stays."""
     setting = config(**WIDTH, loss="minirl", aggregation=aggregation, correction_decay=0.1, correction_high=1e9)
-    banded, _ = adjusted(sampled(trajectories, aggregation), setting, VERSION)
+    banded, _ = adjust_batch(sampled(trajectories, aggregation), setting, VERSION)
     found = loss_of(banded, setting)[1]
     expected = []
     inside = [[t for s in segments for t in s if kept(*t, cap=4.0, decay=0.1)] for segments in trajectories]
@@ -256,7 +256,7 @@ def test_agentrls_note_on_loose_bounds():
         pair = [[[(ratio, advantage, 0)], [(1.0, 0.0, 0)]]]
         for objective, old, slope in (("grpo", "engine", of_grpo), ("minirl", "recompute", -ratio * advantage)):
             setting = config(**WIDTH, loss=objective, old_logprobs=old, correction_high=1e9)
-            banded, _ = adjusted(sampled(pair, "token_mean"), setting, VERSION)
+            banded, _ = adjust_batch(sampled(pair, "token_mean"), setting, VERSION)
             assert loss_of(banded, setting)[1] == pytest.approx([slope / 2, 0.0], rel=1e-5)
 
 
@@ -270,8 +270,8 @@ def test_rows_are_adjusted_each_by_itself_and_what_is_not_trained_is_not_read(na
         for s in plain
     ]
     order = random.sample(range(len(noisy)), len(noisy))
-    expected, _ = adjusted(plain, setting, VERSION)
-    found, _ = adjusted(replace(plain, sequences=[noisy[i] for i in order]), setting, VERSION)
+    expected, _ = adjust_batch(plain, setting, VERSION)
+    found, _ = adjust_batch(replace(plain, sequences=[noisy[i] for i in order]), setting, VERSION)
 
     def rows(batch: TrainBatch) -> list[tuple]:
         return sorted((s.trajectory, s.weights.tolist(), s.advantages[s.trained].tolist()) for s in batch)
@@ -283,12 +283,12 @@ def test_rows_are_adjusted_each_by_itself_and_what_is_not_trained_is_not_read(na
 def test_every_estimator_can_be_taken_from_the_advantage(estimator: str, value: float):
     plain = batch_of(sequence([-1.0], [-1.0], [2.0], reference=[-1.7]))
     setting = config(kl_in="reward", kl_coefficient=0.5, kl_estimator=estimator)
-    found, _ = adjusted(plain, setting, VERSION)
+    found, _ = adjust_batch(plain, setting, VERSION)
     np.testing.assert_allclose(found.sequences[0].advantages, [0.0, 2.0 - 0.5 * value], rtol=1e-5)
 
 
 def test_a_batch_that_leaves_the_band_whole_is_empty():
-    banded, metrics = adjusted(batch_of(sequence([-1.0], [-5.0], [1.0])), config(**WIDTH), VERSION)
+    banded, metrics = adjust_batch(batch_of(sequence([-1.0], [-5.0], [1.0])), config(**WIDTH), VERSION)
     assert len(banded) == 0
     assert metrics["mismatch/correction/removed"] == 1.0
 

@@ -14,14 +14,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mua.algorithms.advantage import (
+    clamp_signs,
     group_advantages,
     leave_one_out,
     pass_at_k_advantages,
-    sign_clamped,
-    spread,
+    spread_advantage,
     trajectory_score,
     turn_credits,
-    whitened,
+    whiten,
 )
 
 REWARDS = st.lists(st.integers(-8, 8).map(lambda k: k / 8), min_size=1, max_size=8)
@@ -74,7 +74,7 @@ def test_spreading_is_userrls_formula_while_credits_are_not_negative(rewards, na
     credits = turn_credits(rewards, name, gamma=0.8)
     expected = by_token(advantage, credits.tolist(), tokens)
     for form in (True, False):
-        found = spread(advantage, credits, np.array(tokens), signed_sum=form)
+        found = spread_advantage(advantage, credits, np.array(tokens), signed_sum=form)
         np.testing.assert_allclose(found, [turn[0] for turn in expected], rtol=1e-9, atol=1e-12)
 
 
@@ -82,7 +82,7 @@ def test_spreading_is_userrls_formula_while_credits_are_not_negative(rewards, na
 def test_the_robust_form_keeps_the_mean_size_of_an_advantage(rewards, name, advantage, data):
     tokens = np.array(data.draw(st.lists(st.integers(1, 5), min_size=len(rewards), max_size=len(rewards))))
     credits = turn_credits(rewards, name)
-    found = spread(advantage, credits, tokens)
+    found = spread_advantage(advantage, credits, tokens)
     if np.abs(credits).sum() > 0:
         counted = tokens[credits != 0]
         mean = float((np.abs(found[credits != 0]) * counted).sum() / counted.sum())
@@ -93,8 +93,8 @@ def test_the_robust_form_keeps_the_mean_size_of_an_advantage(rewards, name, adva
 
 def test_a_negative_sum_of_credits_turns_the_literal_form_round_but_not_the_robust_one():
     credits, tokens = np.array([-1.0, 0.5]), np.array([1, 1])
-    assert spread(1.0, credits, tokens).tolist() == pytest.approx([-4 / 3, 2 / 3])
-    assert spread(1.0, credits, tokens, signed_sum=True).tolist() == pytest.approx([4.0, -2.0])
+    assert spread_advantage(1.0, credits, tokens).tolist() == pytest.approx([-4 / 3, 2 / 3])
+    assert spread_advantage(1.0, credits, tokens, signed_sum=True).tolist() == pytest.approx([4.0, -2.0])
 
 
 def test_userrls_numbers():
@@ -104,14 +104,14 @@ def test_userrls_numbers():
     failed = float(advantages[2])
     assert failed == pytest.approx(-1.40, abs=0.01)
     nothing, tokens = [0.0, 0.0], np.array([3, 2])
-    assert not spread(failed, turn_credits(nothing, "reward_to_go", gamma=0.8), tokens).any()
+    assert not spread_advantage(failed, turn_credits(nothing, "reward_to_go", gamma=0.8), tokens).any()
     for name in ("exponential", "equal"):
-        np.testing.assert_allclose(spread(failed, turn_credits(nothing, name), tokens), failed)
+        np.testing.assert_allclose(spread_advantage(failed, turn_credits(nothing, name), tokens), failed)
 
 
 def test_a_turn_count_that_does_not_fit_is_refused():
     with pytest.raises(ValueError, match="2 turn credits for 1 turns"):
-        spread(1.0, np.ones(2), np.array([1]))
+        spread_advantage(1.0, np.ones(2), np.array([1]))
 
 
 @given(st.lists(st.integers(0, 8).map(float), min_size=2, max_size=8))
@@ -123,12 +123,10 @@ def test_leave_one_out_is_the_score_above_the_mean_of_the_others(rewards: list[f
 
 def test_agentrls_numbers():
     np.testing.assert_allclose(leave_one_out([1, 0, 0, 0]), [1, -1 / 3, -1 / 3, -1 / 3])
-    np.testing.assert_allclose(
-        sign_clamped(leave_one_out([1, 0, 0, 0]), [1, 0, 0, 0], 0.5), [1, -1 / 3, -1 / 3, -1 / 3]
-    )
+    np.testing.assert_allclose(clamp_signs(leave_one_out([1, 0, 0, 0]), [1, 0, 0, 0], 0.5), [1, -1 / 3, -1 / 3, -1 / 3])
     graded = [0.4, 0.2, 0.2, 0.2]
     assert leave_one_out(graded)[0] == pytest.approx(0.2)
-    assert sign_clamped(leave_one_out(graded), graded, 0.5)[0] == 0.0
+    assert clamp_signs(leave_one_out(graded), graded, 0.5)[0] == 0.0
 
 
 @given(st.lists(st.sampled_from([0.0, 1.0]), min_size=1, max_size=7), st.data())
@@ -166,17 +164,17 @@ def test_pass_at_k_knows_successes_only_and_follows_permutations(rewards: list[f
 def test_the_sign_clamp_member_by_member(pairs: list[tuple[float, float]], threshold: float):
     advantages = np.array([a for a, _ in pairs])
     expected = [max(a, 0.0) if r > threshold else min(a, 0.0) for a, r in pairs]
-    assert sign_clamped(advantages, [r for _, r in pairs], threshold).tolist() == expected
+    assert clamp_signs(advantages, [r for _, r in pairs], threshold).tolist() == expected
 
 
 def test_whitening_without_a_token_changes_nothing():
-    assert whitened(np.array([1.0, -1.0]), np.zeros(2, dtype=np.int64)).tolist() == [1.0, -1.0]
+    assert whiten(np.array([1.0, -1.0]), np.zeros(2, dtype=np.int64)).tolist() == [1.0, -1.0]
 
 
 @given(st.lists(st.integers(-8, 8).map(float), min_size=2, max_size=8), st.data())
 def test_whitening_is_over_tokens(advantages: list[float], data):
     tokens = data.draw(st.lists(st.integers(1, 4), min_size=len(advantages), max_size=len(advantages)))
-    found = whitened(np.array(advantages), np.array(tokens))
+    found = whiten(np.array(advantages), np.array(tokens))
     per_token = np.repeat(found, tokens)
     if len(set(advantages)) == 1:
         assert found.tolist() == advantages

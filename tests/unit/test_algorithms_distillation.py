@@ -17,7 +17,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mua.algorithms.batch import adjusted, make_batch, usable
+from mua.algorithms.batch import adjust_batch, make_batch, usable
 from mua.algorithms.distillation import distillation_advantages, reverse_kl
 from mua.algorithms.losses import PolicyLoss, TokenTensors
 from mua.config.schema import AlgorithmConfig, DistillationConfig
@@ -100,7 +100,7 @@ def test_the_expected_gradient_is_that_of_the_divergence(objective: str, discoun
     logits, teacher = table(1), table(2)
     setting = config(objective, discount=discount, coefficient=2.0)
     members = [sampled(w, of_sequence(logits, w), of_sequence(teacher, w)) for w in SEQUENCES]
-    batch, metrics = adjusted(make_batch([Group(0, "t", members)], setting, 1.0), setting, 0)
+    batch, metrics = adjust_batch(make_batch([Group(0, "t", members)], setting, 1.0), setting, 0)
     parameters = torch.from_numpy(logits).requires_grad_()
     log_p = parameters.log_softmax(-1)
     probability = np.array([math.exp(of_sequence(logits, w).sum()) for w in SEQUENCES])
@@ -143,7 +143,7 @@ def test_advantages_written_out(values: list[tuple[float, float, bool]], discoun
 def test_a_policy_that_is_its_teacher_has_nothing_to_learn():
     logits = table(1)
     members = [sampled(w, of_sequence(logits, w), of_sequence(logits, w)) for w in SEQUENCES[:4]]
-    batch, metrics = adjusted(make_batch([Group(0, "t", members)], config(), 1.0), config(), 0)
+    batch, metrics = adjust_batch(make_batch([Group(0, "t", members)], config(), 1.0), config(), 0)
     assert not any(s.advantages.any() for s in batch)
     assert metrics["policy/distillation/reverse_kl"] == metrics["policy/distillation/reverse_kl_k3"] == 0.0
 
@@ -155,7 +155,7 @@ def test_rewards_and_teacher_add_up_and_rewards_can_be_left_out():
         setting = AlgorithmConfig(
             distillation=DistillationConfig(base_url="http://t:1", coefficient=0.5, only=only), advantage="rloo"
         )
-        batch, metrics = adjusted(make_batch([Group(0, "t", members)], setting, 1.0), setting, 0)
+        batch, metrics = adjust_batch(make_batch([Group(0, "t", members)], setting, 1.0), setting, 0)
         for sequence, reward in zip(batch, of_reward, strict=True):
             np.testing.assert_allclose(sequence.advantages, [0.0, reward + 0.5, reward - 0.5], rtol=1e-6)
         assert metrics["policy/distillation/reverse_kl"] == 0.0

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mua.algorithms.batch import make_batch
-from mua.algorithms.filters import filtered, shaped
+from mua.algorithms.filters import filter_groups, shape_scores
 from mua.config.schema import AlgorithmConfig, ShapingConfig
 from mua.types import Group, Outcome, Provenance, Segment, Trajectory
 
@@ -29,7 +29,7 @@ def group(*members: Trajectory, ordinal: int = 0) -> Group:
 
 
 def passed(groups: list[Group], *filters: dict) -> tuple[list[list[float]], dict[str, float]]:
-    kept, shares = filtered(groups, AlgorithmConfig.model_validate({"filters": list(filters)}))
+    kept, shares = filter_groups(groups, AlgorithmConfig.model_validate({"filters": list(filters)}))
     return [[t.reward for t in g.trajectories] for g in kept], shares
 
 
@@ -66,13 +66,13 @@ def test_balance_keeps_a_bounded_surplus_and_always_the_same(right, wrong, extra
 def test_quick_successes_and_overlong_failures():
     quick, slow, quick_failure = member(1.0, turns=1), member(1.0, turns=3), member(0.0, turns=1)
     chosen = {"kind": "minimum_turns", "turns": 2}
-    kept, _ = filtered([group(quick, slow, quick_failure)], AlgorithmConfig.model_validate({"filters": [chosen]}))
+    kept, _ = filter_groups([group(quick, slow, quick_failure)], AlgorithmConfig.model_validate({"filters": [chosen]}))
     assert kept[0].trajectories == [slow, quick_failure]
     long = [member(0.0, outcome=outcome) for outcome in (Outcome.LENGTH, Outcome.MAX_TURNS, Outcome.LENGTH)]
     success = member(1.0, outcome=Outcome.MAX_TURNS)
     for keep in (0, 2):
         config = AlgorithmConfig.model_validate({"filters": [{"kind": "overlong", "keep": keep}]})
-        (left,), shares = filtered([group(*long, success)], config)
+        (left,), shares = filter_groups([group(*long, success)], config)
         assert len(left.trajectories) == keep + 1
         assert success in left.trajectories
         assert shares["rollout/filters/overlong"] == (3 - keep) / 4
@@ -88,20 +88,20 @@ def test_filters_run_in_order():
 def test_what_was_taken_out_does_not_shift_the_baseline():
     groups = [group(member(1.0, turns=1), member(1.0, turns=5), member(0.0, turns=5))]
     config = AlgorithmConfig.model_validate({"advantage": "rloo", "filters": [{"kind": "minimum_turns", "turns": 2}]})
-    kept, _ = filtered(groups, config)
+    kept, _ = filter_groups(groups, config)
     assert [s.advantages[0] for s in make_batch(kept, config, 1.0)] == [1.0, -1.0]
 
 
 def test_turn_efficiency_prefers_short_successes_and_long_failures_and_sums_to_nothing():
     members = [member(1.0, turns=t) for t in (2, 4, 6)] + [member(0.0, turns=t) for t in (1, 3)]
     scores = np.array([t.reward for t in members])
-    found = shaped(scores, members, ShapingConfig(turn_efficiency=0.1)) - scores
+    found = shape_scores(scores, members, ShapingConfig(turn_efficiency=0.1)) - scores
     np.testing.assert_allclose(found, [0.1, 0.0, -0.1, -0.1, 0.1], atol=1e-12)
     tied = [member(1.0, turns=2) for _ in range(3)]
-    assert not (shaped(np.ones(3), tied, ShapingConfig(turn_efficiency=0.1)) - 1).any()
+    assert not (shape_scores(np.ones(3), tied, ShapingConfig(turn_efficiency=0.1)) - 1).any()
 
 
 @pytest.mark.parametrize(("tokens", "lost"), [(10, 0.0), (60, 0.0), (80, 0.5), (100, 1.0), (500, 1.0)])
 def test_overlong_answers_lose_step_by_step(tokens: int, lost: float):
     shaping = ShapingConfig(overlong_tokens=100, overlong_buffer=40)
-    assert shaped(np.ones(1), [member(1.0, tokens=tokens)], shaping).tolist() == pytest.approx([1 - lost])
+    assert shape_scores(np.ones(1), [member(1.0, tokens=tokens)], shaping).tolist() == pytest.approx([1 - lost])

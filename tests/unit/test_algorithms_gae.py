@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from mua.algorithms.batch import make_batch
-from mua.algorithms.gae import clipped_value_loss, discounts_of_tokens, gae, rewards_of_tokens, with_gae
+from mua.algorithms.gae import clipped_value_loss, discounts_of_tokens, estimate_advantages, gae, rewards_of_tokens
 from mua.algorithms.losses import TokenTensors, ValueLoss, finish_metrics
 from mua.config.schema import AlgorithmConfig
 from mua.types import Group, Outcome, Provenance, Segment, TrainBatch, TrainSequence, Trajectory
@@ -127,7 +127,7 @@ def two_segments() -> Trajectory:
 
 def test_only_sampled_tokens_are_states_whatever_lies_between_and_in_all_segments() -> None:
     batch = batch_of([two_segments()])
-    (done,), _ = with_gae([batch], AlgorithmConfig(**SETTINGS))
+    (done,), _ = estimate_advantages([batch], AlgorithmConfig(**SETTINGS))
     values = np.concatenate([s.values[s.trained] for s in batch]).astype(np.float64)
     #            turns:       0  0  1     1     1         2  2          3
     rewards = np.array([0, 0.5, 0, 0, 0.0, 0, -1, 2])
@@ -144,7 +144,9 @@ def test_only_sampled_tokens_are_states_whatever_lies_between_and_in_all_segment
 def test_values_of_other_tokens_are_not_read() -> None:
     batch = batch_of([two_segments()])
     noisy = replace(batch, sequences=[replace(s, values=np.where(s.trained, s.values, np.nan)) for s in batch])
-    for ours, theirs in zip(*(with_gae([b], AlgorithmConfig(**SETTINGS))[0][0] for b in (batch, noisy)), strict=True):
+    for ours, theirs in zip(
+        *(estimate_advantages([b], AlgorithmConfig(**SETTINGS))[0][0] for b in (batch, noisy)), strict=True
+    ):
         assert np.array_equal(ours.advantages, theirs.advantages)
         assert np.array_equal(ours.returns, theirs.returns)
 
@@ -153,22 +155,26 @@ def test_trajectories_do_not_mix_and_their_order_does_not_matter() -> None:
     others = [trajectory([segment("uSSuS", "00011", seed)], [0.0, float(seed)], seed) for seed in (3, 4)]
     batch = batch_of([two_segments(), others[0]], [others[1]])
     config = AlgorithmConfig(**(SETTINGS | {"gae_whiten": True}))
-    (whole,), metrics = with_gae([batch], config)
+    (whole,), metrics = estimate_advantages([batch], config)
     order = [3, 0, 1, 2]  # segments of one trajectory stay together
     shuffled = replace(batch, sequences=[batch.sequences[i] for i in order])
-    (permuted,), same = with_gae([shuffled], config)
+    (permuted,), same = estimate_advantages([shuffled], config)
     for place, number in enumerate(order):
         np.testing.assert_allclose(permuted.sequences[place].advantages, whole.sequences[number].advantages, atol=1e-6)
     assert same == pytest.approx(metrics)
     plain, alone = AlgorithmConfig(**SETTINGS), replace(batch, sequences=batch.sequences[:2])
-    for ours, theirs in zip(with_gae([alone], plain)[0][0], with_gae([batch], plain)[0][0], strict=False):
+    for ours, theirs in zip(
+        estimate_advantages([alone], plain)[0][0], estimate_advantages([batch], plain)[0][0], strict=False
+    ):
         assert np.array_equal(ours.advantages, theirs.advantages)
 
 
 def test_whitening_is_over_all_minibatches_and_leaves_returns_alone() -> None:
     batches = [batch_of([two_segments()]), batch_of([trajectory([segment("uSS", "000")], [1.0])])]
-    plain, _ = with_gae(batches, AlgorithmConfig(**SETTINGS))
-    white, metrics = with_gae(batches, AlgorithmConfig(**(SETTINGS | {"gae_whiten": True, "advantage_scale": 2.0})))
+    plain, _ = estimate_advantages(batches, AlgorithmConfig(**SETTINGS))
+    white, metrics = estimate_advantages(
+        batches, AlgorithmConfig(**(SETTINGS | {"gae_whiten": True, "advantage_scale": 2.0}))
+    )
     raw = np.concatenate([s.advantages[s.trained] for b in plain for s in b])
     found = np.concatenate([s.advantages[s.trained] for b in white for s in b])
     np.testing.assert_allclose(found, 2 * (raw - raw.mean()) / raw.std(), rtol=1e-5, atol=1e-6)
@@ -180,16 +186,18 @@ def test_whitening_is_over_all_minibatches_and_leaves_returns_alone() -> None:
 def test_explained_variance() -> None:
     settings = SETTINGS | {"gae_lambda": 1.0}
     batch = batch_of([two_segments(), trajectory([segment("uSS", "000")], [1.0], 1)])
-    (done,), metrics = with_gae([batch], AlgorithmConfig(**settings))
+    (done,), metrics = estimate_advantages([batch], AlgorithmConfig(**settings))
     values, returns = (
         np.concatenate([getattr(s, name)[s.trained] for s in done]).astype(np.float64) for name in ("values", "returns")
     )
     expected = 1 - np.var(returns - values) / np.var(returns)
     assert metrics["critic/explained_variance"] == pytest.approx(expected, rel=1e-5)
     knowing = replace(batch, sequences=[replace(s, values=s.returns) for s in done])
-    assert with_gae([knowing], AlgorithmConfig(**settings))[1]["critic/explained_variance"] == pytest.approx(1.0)
+    assert estimate_advantages([knowing], AlgorithmConfig(**settings))[1]["critic/explained_variance"] == pytest.approx(
+        1.0
+    )
     flat = batch_of([trajectory([segment("uSS", "000")], [1.0])])
-    assert "critic/explained_variance" not in with_gae([flat], AlgorithmConfig(**settings))[1]
+    assert "critic/explained_variance" not in estimate_advantages([flat], AlgorithmConfig(**settings))[1]
 
 
 def test_shaping_is_part_of_the_last_turns_reward_and_nothing_else_is_lost() -> None:
@@ -207,7 +215,7 @@ def test_a_kl_penalty_in_the_reward_reaches_earlier_tokens() -> None:
     (sequence,) = batch
     reference = sequence.old_logprobs - np.array([0, 1, 2, 0, 4], dtype=np.float32)
     ready = replace(batch, sequences=[replace(sequence, reference_logprobs=reference)])
-    (done,), _ = with_gae([ready], AlgorithmConfig(**settings))
+    (done,), _ = estimate_advantages([ready], AlgorithmConfig(**settings))
     last = 1 - 0.4
     np.testing.assert_allclose(
         done.sequences[0].returns[[1, 2, 4]], [0.8 * last - 0.3, 0.8 * last - 0.2, last], atol=1e-6
@@ -217,9 +225,11 @@ def test_a_kl_penalty_in_the_reward_reaches_earlier_tokens() -> None:
 def test_without_values_or_tokens() -> None:
     batch = batch_of([two_segments()])
     with pytest.raises(ValueError, match="value of every token"):
-        with_gae([replace(batch, sequences=[replace(s, values=None) for s in batch])], AlgorithmConfig(**SETTINGS))
+        estimate_advantages(
+            [replace(batch, sequences=[replace(s, values=None) for s in batch])], AlgorithmConfig(**SETTINGS)
+        )
     empty = TrainBatch([], 1.0, {"tokens": 0.0, "sequences": 0.0})
-    assert with_gae([empty], AlgorithmConfig(**SETTINGS)) == ([empty], {})
+    assert estimate_advantages([empty], AlgorithmConfig(**SETTINGS)) == ([empty], {})
 
 
 def value_loss(value: float, old: float, target: float, clip: float | None) -> float:
@@ -281,4 +291,4 @@ def test_turns_are_asked_for() -> None:
     bare = TrainSequence(*(np.zeros(2, dtype=kind) for kind in (np.int32, *[np.float32] * 4)))
     batch = TrainBatch([replace(bare, values=bare.weights)], 1.0, {}, [np.zeros(1)])
     with pytest.raises(ValueError, match="turn of every token"):
-        with_gae([batch], AlgorithmConfig(**SETTINGS))
+        estimate_advantages([batch], AlgorithmConfig(**SETTINGS))

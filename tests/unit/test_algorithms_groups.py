@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mua.algorithms.batch import make_batch, usable
-from mua.algorithms.filters import filtered, malformed_turns, repeated_turns
+from mua.algorithms.filters import filter_groups, malformed_turns, repeated_turns
 from mua.algorithms.losses import PolicyLoss, TokenTensors
 from mua.config.schema import AlgorithmConfig, ExperimentConfig
 from mua.rollout.scheduler import Position, RolloutBatch
@@ -227,7 +227,7 @@ def test_no_result_depends_on_the_order_of_members_or_on_faults_beside_them(
     chosen = config(advantage=advantage, filters=pipeline, shaping=EVERY_TERM if shape else {})
 
     def trained(some: Group) -> dict[int, list[float]]:
-        kept, _ = filtered([some], chosen)
+        kept, _ = filter_groups([some], chosen)
         members = [t for g in kept for t in g.trajectories]
         batch = make_batch(kept, chosen, 1.0)
         assert len(batch) == len(members)

@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 import torch
 
-from mua.algorithms.batch import adjusted, make_batch, make_batches, split_minibatches
-from mua.algorithms.gae import with_gae
+from mua.algorithms.batch import adjust_batch, make_batch, make_batches, split_minibatches
+from mua.algorithms.gae import estimate_advantages
 from mua.algorithms.losses import PolicyLoss, TokenTensors
 from mua.config.algorithm import AlgorithmConfig
 from mua.megatron.microbatch import predictions
@@ -137,7 +137,7 @@ def test_what_is_left_out_or_corrected_is_the_same(settings: dict[str, Any], agg
                     reference_logprobs=(s.behaviour_logprobs - 0.1 * (s.ids % 3)).astype(np.float32))
             for s in batch
         ]  # fmt: skip
-        done.append(adjusted(replace(batch, sequences=rescored), config, 3)[0])
+        done.append(adjust_batch(replace(batch, sequences=rescored), config, 3)[0])
     assert_alike(done[0], done[1], "weights", "advantages")
 
 
@@ -201,7 +201,7 @@ def test_gae_goes_over_a_rewrite_to_the_next_token_that_the_policy_chose(whiten:
     config = AlgorithmConfig.model_validate(GAE | {"gae_whiten": whiten})
     done = []
     for split, elsewhere in ((True, 1e6), (True, 0.0), (False, -1e6)):
-        (batch,), _ = with_gae([valued(make_batch(groups(split), config, 1.0), elsewhere)], config)
+        (batch,), _ = estimate_advantages([valued(make_batch(groups(split), config, 1.0), elsewhere)], config)
         done.append(batch)
     for other in done[1:]:
         assert_alike(done[0], other, "weights", "advantages", "returns", "values")
@@ -212,7 +212,7 @@ def test_gae_by_hand_at_a_rewrite() -> None:
     from the notes to the turn that follows them nothing is discounted, and nothing ends."""
     config = AlgorithmConfig.model_validate(GAE | {"gae_lambda": 0.0})
     first = rewritten(0)
-    (batch,), _ = with_gae([valued(make_batch([Group(0, "a", [first])], config, 1.0), 50.0)], config)
+    (batch,), _ = estimate_advantages([valued(make_batch([Group(0, "a", [first])], config, 1.0), 50.0)], config)
     (advantages,), (values,) = per_token(batch, "advantages"), per_token(batch, "values")
     last, end_of_notes = TURNS[0] - 1, TURNS[0] + NOTES - 1
     assert advantages[last] == pytest.approx(REWARDS[0] + 0.8 * values[last + 1] - values[last], rel=1e-5)
@@ -237,7 +237,7 @@ def test_nothing_of_one_trajectory_reaches_another(settings: dict[str, Any]) -> 
             others = [replace(s, values=np.full(len(s), 40, np.float32)) if s.trajectory == 1 else s for s in batch]
             batch = replace(batch, sequences=others)
         if config.advantage == "gae":
-            batch = with_gae([batch], config)[0][0]
+            batch = estimate_advantages([batch], config)[0][0]
         found.append(per_token(batch, "advantages"))
     for number in (0, 2):
         np.testing.assert_array_equal(found[0][number], found[1][number])

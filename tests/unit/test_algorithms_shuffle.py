@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from mua.algorithms.filters import shuffled
+from mua.algorithms.filters import shuffle_rewards
 from mua.types import Group, Outcome, Trajectory
 
 
@@ -20,7 +20,7 @@ GROUPS = [group(index, [1.0, 0.0, 0.0, -1.0, float(index % 2)]) for index in ran
 
 
 def test_the_rewards_of_a_step_stay_and_their_owners_change():
-    dealt = shuffled(GROUPS, 3)
+    dealt = shuffle_rewards(GROUPS, 3)
     before = [t.reward for g in GROUPS for t in g.scored]
     after = [t.reward for g in dealt for t in g.scored]
     assert Counter(before) == Counter(after)
@@ -29,9 +29,9 @@ def test_the_rewards_of_a_step_stay_and_their_owners_change():
 
 
 def test_unscored_members_keep_what_they_have():
-    dealt = shuffled(GROUPS, 3)
+    dealt = shuffle_rewards(GROUPS, 3)
     assert [g.trajectories[3] for g in dealt] == [g.trajectories[3] for g in GROUPS]
 
 
 def test_it_is_the_same_for_the_same_step_and_another_for_the_next():
-    assert shuffled(GROUPS, 3) == shuffled(GROUPS, 3) != shuffled(GROUPS, 4)
+    assert shuffle_rewards(GROUPS, 3) == shuffle_rewards(GROUPS, 3) != shuffle_rewards(GROUPS, 4)

@@ -25,7 +25,7 @@ from mua.rollout import service
 from mua.rollout.service import RolloutService
 from mua.store.traces import read_traces
 from mua.trainer.evaluation.evaluator import evaluate, evaluate_in_training
-from mua.trainer.evaluation.summary import interval_of, training_metrics
+from mua.trainer.evaluation.report import interval_of, training_metrics
 from mua.types import Generation, Outcome, Trajectory
 from mua.utils.errors import ConfigError
 from tests.rollout_fixtures import ScriptedPool, call

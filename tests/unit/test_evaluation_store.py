@@ -11,8 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mua.trainer.evaluation.identity import folder_digest, policy_digest, policy_of, setting_of
-from mua.trainer.evaluation.store import EpisodeStore, Key
+from mua.trainer.evaluation.store import EpisodeStore, Key, folder_digest, policy_digest, policy_of, setting_of
 from mua.types import Json, Outcome, Segment, Trajectory
 from mua.utils.errors import ModelError, MuaError
 from tests.rollout_fixtures import experiment
@@ -151,7 +150,7 @@ def test_only_what_changes_results_changes_the_setting() -> None:
         {"environment": {"reward": "partial"}},
         {"evaluation": {"temperature": 0.5}},
         {"user": llm},
-        {"agent": {"function": "one:agent"}},
+        {"agent": {"function": "tests.odd_agents:good"}},
         {"context": {"stop_on_repetition": 3}},
     ):
         assert digests(**other) != base, other

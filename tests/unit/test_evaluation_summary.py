@@ -15,8 +15,7 @@ from rich.console import Console
 
 from mua.config.schema import EvaluationConfig
 from mua.environment.protocol import Task
-from mua.trainer.evaluation.presentation import console_table, draw, markdown, markdown_table
-from mua.trainer.evaluation.summary import TaskResult, summarize
+from mua.trainer.evaluation.report import TaskResult, console_table, draw, markdown, markdown_table, summarize
 from mua.types import Json, Outcome, Provenance, Segment, Trajectory
 
 CONFIG = EvaluationConfig(samples=3, resamples=100)

@@ -20,7 +20,7 @@ from mua.config.schema import EndpointConfig, LlmConfig, PolicyEndpointConfig
 from mua.environment.endpoint.chat import ChatRequest
 from mua.environment.endpoint.services import ChatClient
 from mua.launch.checks.node import check_endpoint
-from mua.trainer.evaluation.identity import policy_of, setting_of
+from mua.trainer.evaluation.store import policy_of, setting_of
 from mua.utils.errors import ConfigError, EngineError, UserFault
 from mua.utils.masking import HIDDEN, below, credentials, mask_credentials
 

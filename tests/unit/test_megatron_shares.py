@@ -82,7 +82,7 @@ def driven(folder: str, sizes: dict[str, Any]) -> dict[str, Any]:
     import torch.distributed as dist
 
     from mua.megatron import device_memory, shares
-    from mua.trainer import calls
+    from mua.trainer import ranks
     from mua.trainer.learner import Learner
 
     share_a_device()
@@ -96,7 +96,7 @@ def driven(folder: str, sizes: dict[str, Any]) -> dict[str, Any]:
     wire, device = Wire(), mock.Mock()
     with (
         mock.patch.object(shares, "dist", wire),
-        mock.patch.object(calls, "dist", wire),
+        mock.patch.object(ranks, "dist", wire),
         mock.patch.object(device_memory, "torch_cuda", device),
     ):
         built = Learner(config, total_steps=10, with_reference=True)

@@ -19,7 +19,7 @@ import pytest
 import torch.distributed as dist
 from distributed import run_distributed
 
-from mua.trainer.calls import Calls, lost_rank
+from mua.trainer.ranks import Calls, lost_rank
 from mua.utils.errors import RankLost
 from mua.utils.ports import free_port
 
@@ -35,7 +35,7 @@ from mua.cli import app, main, verb
 @verb
 def wait(silence_seconds: float):
     import torch.distributed as dist
-    from mua.trainer.calls import Calls
+    from mua.trainer.ranks import Calls
 
     dist.init_process_group("gloo", timeout=timedelta(seconds=600))
     calls = Calls(dist.new_group(backend="gloo"), silence_seconds)
@@ -111,16 +111,16 @@ LEADER = """
 import subprocess, sys
 from datetime import timedelta
 from mua.cli import app, main, verb
-from mua.trainer import rank_processes
+from mua.trainer import ranks
 
 @app.command()
 @verb
 def meet(program: str):
     import torch.distributed as dist
     from mua.config.schema import MegatronConfig
-    from mua.trainer.calls import naming_lost_ranks
+    from mua.trainer.ranks import naming_lost_ranks
 
-    rank_processes.ensure_processes(MegatronConfig(data_parallel=2))
+    ranks.ensure_processes(MegatronConfig(data_parallel=2))
     with naming_lost_ranks():
         dist.init_process_group("gloo", timeout=timedelta(seconds=600))
         box = ["hello"]
@@ -130,8 +130,8 @@ def meet(program: str):
     print("met")
 
 sys.argv[:] = [sys.argv[0], "meet", sys.argv[1]]
-rank_processes._start_rank = lambda rank: rank_processes._started.append(
-    subprocess.Popen([sys.executable, "-c", sys.argv[2]], env=rank_processes.os.environ | {"RANK": str(rank)})
+ranks._start_rank = lambda rank: ranks._started.append(
+    subprocess.Popen([sys.executable, "-c", sys.argv[2]], env=ranks.os.environ | {"RANK": str(rank)})
 )
 main()
 """

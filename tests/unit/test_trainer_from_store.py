@@ -159,7 +159,7 @@ def test_only_whole_groups_are_trained_on(store: Store) -> None:
         groups_of(store)
     spoil(store, "UPDATE trajectories SET sampling = ?", json.dumps({"temperature": 1.0, "min_p": 0.1}))
     with pytest.raises(
-        ConfigError, match=r"rollout.allow_truncated_sampling: trajectory r/1/0/3/0/1 was sampled with min_p 0.1"
+        ConfigError, match=r"allow_truncated_sampling: trajectory r/1/0/3/0/1 was sampled with min_p 0.1"
     ):
         groups_of(store)
     assert groups_of(store, allow_truncated_sampling=True) == every[3:]

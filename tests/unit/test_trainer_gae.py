@@ -14,7 +14,7 @@ import pytest
 from mua.config.schema import ExperimentConfig
 from mua.megatron.checkpoint import checkpoint_folder
 from mua.trainer.learner import Learner
-from mua.trainer.rank_processes import is_rank0
+from mua.trainer.ranks import is_rank0
 from mua.trainer.rl import learn
 from mua.types import Group, Outcome, Provenance, Segment, Trajectory
 from tests.distributed import run_distributed

@@ -141,7 +141,7 @@ def test_every_group_is_trained_once_an_epoch(tmp_path: Path, epochs: int, minib
     assert table.trained == dict.fromkeys(range(4), epochs)
     assert len(table.steps) == epochs * min(minibatches, 4)
     # What the schedule of the learning rate counts to is what the run takes.
-    assert rl.optimizer_steps(config) == (config.trainer.steps * len(table.steps), None)
+    assert config.optimizer_steps == (config.trainer.steps * len(table.steps), None)
 
 
 def test_the_ratio_is_to_the_policy_before_the_steps_first_update(tmp_path: Path) -> None:
@@ -168,7 +168,7 @@ def test_the_critic_learns_alone_for_as_many_steps_as_it_is_given(tmp_path: Path
         assert table.value_steps == 6
         taken.append(len(table.steps))
     assert taken == [0, 0, 6, 6]
-    assert rl.optimizer_steps(config) == ((3 - 2) * 6, 3 * 6)
+    assert config.optimizer_steps == ((3 - 2) * 6, 3 * 6)
 
 
 class Engines:

@@ -31,7 +31,7 @@ import torch
 import typer
 from torch import Tensor
 
-from mua.algorithms.batch import adjusted, make_batch
+from mua.algorithms.batch import adjust_batch, make_batch
 from mua.algorithms.gae import clipped_value_loss, gae
 from mua.algorithms.losses import PolicyLoss, TokenTensors
 from mua.algorithms.objectives import kl_estimate
@@ -172,7 +172,7 @@ def our_advantages(given: Samples, config: AlgorithmConfig) -> Tensor:
 
 def our_loss(given: Samples, config: AlgorithmConfig) -> Tensor:
     """The loss and its gradient for every trained token, in one vector."""
-    batch, _ = adjusted(scored(batch_of(given, config), given), config, 0)
+    batch, _ = adjust_batch(scored(batch_of(given, config), given), config, 0)
 
     def flat(name: str) -> Tensor:
         return torch.cat([torch.from_numpy(getattr(s, name)[s.trained]).double() for s in batch])

@@ -15,7 +15,7 @@ from environments.kit.demonstrate import demonstrate
 from mua.environment.domain import Domain
 from mua.environment.registry import domain_names, get_domain
 from mua.rollout.episode import EpisodeResult
-from mua.trainer.evaluation.presentation import markdown_table
+from mua.trainer.evaluation.report import markdown_table
 from tools import kit
 
 PAGE = Path("docs/benchmarks/canned.md")

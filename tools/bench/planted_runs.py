@@ -38,8 +38,8 @@ from mua.tokens.chat_family import ChatFamily
 from mua.tokens.codec import fixed
 from mua.trainer.learner import Learner
 from mua.trainer.preempt import Preemption
-from mua.trainer.rank_processes import init_distributed
-from mua.trainer.rl import Training, optimizer_steps, recorded
+from mua.trainer.ranks import init_distributed
+from mua.trainer.rl import Training, recorded
 from mua.trainer.run_folder import Run
 from mua.types import Generation, Int32Array, Provenance
 from mua.utils.seeds import derived_seed
@@ -395,7 +395,7 @@ def made_run(plan: Plan, root: Path, output: Path, seed: int) -> Path:
     family = load_family(model, thinking=config.model.thinking)
     engine = ScriptedEngine(model, family, plan)
     init_distributed(config)
-    total, critic = optimizer_steps(config)
+    total, critic = config.optimizer_steps
     with ExitStack() as stack:
         stack.enter_context(output_of(config))
         prepare_output(config, "config.yaml")

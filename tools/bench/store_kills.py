@@ -43,10 +43,9 @@ from mua.store.retention import checkpoint_steps
 from mua.store.starts import missing_steps, run_of
 from mua.store.tables import parts, steps, tasks, trajectories, uses
 from mua.store.verification import verify
-from mua.trainer import run_folder, run_record
-from mua.trainer.observers import DoneStep, Learned
+from mua.trainer import observers, run_folder
+from mua.trainer.observers import DoneStep, Learned, RunRecord
 from mua.trainer.run_folder import Run
-from mua.trainer.run_record import RunRecord
 from mua.types import Group, Outcome, Segment, Trajectory
 from mua.utils.atomic import hidden_folder, publish_folder
 
@@ -185,7 +184,7 @@ def play(config: ExperimentConfig, reaper: Reaper) -> None:
     """The run from where it is to its end, or to the moment of its death."""
     reaper.watch()
     # To ask git takes longer than all the rest of an attempt.
-    for module in (run_folder, run_record):
+    for module in (run_folder, observers):
         module.__dict__["provenance"] = lambda _: {"config": {}}
     policy: Any = CountingPolicy(reaper)
     with Run(config, policy) as run, RunRecord(config, run.step) as record:

@@ -30,11 +30,18 @@ from mua.rollout.scored import require_scored
 from mua.rollout.service import RolloutService
 from mua.store.recorder import Recorder
 from mua.store.traces import TraceWriter
-from mua.trainer.evaluation.identity import json_digest, policy_digest, policy_of, setting_of, task_digest
-from mua.trainer.evaluation.presentation import console_table, draw, markdown
-from mua.trainer.evaluation.recording import recording
-from mua.trainer.evaluation.store import FILE, EpisodeStore, Key
-from mua.trainer.evaluation.summary import TaskResult, summarize, training_metrics
+from mua.trainer.evaluation.report import TaskResult, console_table, draw, markdown, summarize, training_metrics
+from mua.trainer.evaluation.store import (
+    FILE,
+    EpisodeStore,
+    Key,
+    json_digest,
+    policy_digest,
+    policy_of,
+    recording,
+    setting_of,
+    task_digest,
+)
 from mua.types import Json, Trajectory
 from mua.utils.atomic import replace_text
 from mua.utils.errors import ConfigError
@@ -258,13 +265,9 @@ def play_missing(
             of_kind = play_at_endpoint if config.evaluation.policy.kind == "endpoint" else play_on_engine
             store.add_roles((play or of_kind)(config, missing, keep, seconds))
         if note is None:
-            shown.advance(0, note=_so_far([store.get(key_of(placed)) for placed in every]))
-
-
-def _so_far(episodes: Sequence[Trajectory | None]) -> str:
-    """Success of the scored ones, in words."""
-    scored = [episode.success for episode in episodes if episode is not None and episode.scored]
-    return f"{sum(scored)} of {len(scored)} scored episodes succeeded"
+            kept = [store.get(key_of(placed)) for placed in every]
+            scored = [episode.success for episode in kept if episode is not None and episode.scored]
+            shown.advance(0, note=f"{sum(scored)} of {len(scored)} scored episodes succeeded")
 
 
 def key_of(placed: Placed) -> Key:

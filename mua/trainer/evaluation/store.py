@@ -9,27 +9,201 @@ What users and judges came to stands in lines of its own, one a run, ``{"roles":
 A line counts only where policy, setting and task are still what they were, so that a changed setting or a new
 checkpoint starts afresh in the same folder and nothing is mixed. Of several lines of one episode the last scored one
 counts: unscored ones are tried again by the next run.
+
+Policy, setting and task are known by digests. Settings that change how fast, not what (concurrency, deadlines,
+retries), are no part of them: a run may be continued with others.
 """
 
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import logging
 import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
+import yaml
+
+import mua
+from mua.config.load import dump_config
+from mua.config.schema import ContextConfig, ExperimentConfig
+from mua.environment.protocol import Task
+from mua.store.database import Store, store_url
+from mua.store.faults import StoreError
+from mua.store.recorder import Recorder
+from mua.store.starts import begin_part, missing_steps
+from mua.store.tables import parts, runs
 from mua.store.traces import describe_record_error, encode_trajectory, trajectory_from_record
-from mua.types import Trajectory
-from mua.utils.errors import MuaError
+from mua.store.writer import Update, Writer
+from mua.tokens.codec import tokenizer_digest
+from mua.types import Json, Trajectory
+from mua.utils.errors import ModelError, MuaError
 from mua.utils.files import LineFile
+from mua.utils.hooks import hook_sources
+from mua.utils.masking import masked_tree
 from mua.utils.strict_json import MAX_FILE_DEPTH, JsonError, is_number, read_json
 
 log = logging.getLogger(__name__)
 
 FILE = "episodes.jsonl"
+_OPERATIONAL = frozenset(
+    {
+        "concurrency", "max_retries", "max_instances", "workers", "isolation", "requests_per_minute",
+        "tokens_per_minute", "cache", "fallbacks", "api_key", "structured_output", "price_per_million_in",
+        "price_per_million_out",
+    }
+)  # fmt: skip
+_SPEED = ("_seconds", "_faults")
+_SELECTION = frozenset({"name", "mix", "difficulties"})
+"""Which tasks are chosen; each is known by its own digest."""
+_BLOCK, _BLOCKS = 1 << 16, 64
+
+
+def setting_of(config: ExperimentConfig) -> Json:
+    """Everything of the configuration that a result depends on, the policy apart; credentials masked."""
+    rollout = config.rollout.model_dump(mode="json", exclude={"temperature"})
+    environment = config.environment.model_dump(mode="json", exclude=set(_SELECTION))
+    setting = {
+        "mua": mua.__version__,
+        "seed": config.seed,
+        "temperature": config.evaluation.temperature,
+        "environment": environment,
+        "rollout": rollout,
+        "user": config.user.model_dump(mode="json"),
+        "judge": None if config.judge is None else config.judge.model_dump(mode="json"),
+    }
+    if config.agent is not None:  # by its command; what its program says is not looked into
+        setting["agent"] = config.agent.model_dump(mode="json", exclude={"host", "port"})
+    if hooks := hook_sources(config, of_episodes=True):
+        setting["hooks"] = {path: hook["sha256"] for path, hook in hooks.items()}
+    if config.context != ContextConfig():
+        setting["context"] = config.context.model_dump(mode="json")
+    return _without_speed(masked_tree(setting))
+
+
+def policy_of(config: ExperimentConfig) -> Json:
+    """Who is evaluated: a checkpoint by the digest of its files, an endpoint by address, model and request fields."""
+    policy = config.evaluation.policy
+    if policy.endpoint is not None and policy.kind == "endpoint":
+        return {"kind": "endpoint", **_without_speed(masked_tree(policy.endpoint.model_dump(mode="json")))}
+    model = config.model
+    return {
+        "kind": "engine",
+        "path": str(model.path),
+        "weights": folder_digest(model.path),
+        "dtype": config.engine.dtype or model.dtype,
+        "thinking": model.thinking,
+        "deterministic": config.engine.deterministic,
+    } | ({} if model.chat_family is None else {"chat_family": model.chat_family})
+
+
+def folder_digest(folder: Path) -> str:
+    """Digest of a model folder's configuration, tokenizer and weights.
+
+    Of a file over 4 MiB its size and 64 KiB at 64 places are read, evenly spread: a training step changes nearly every
+    value, so two checkpoints differ there, and 64 GB of weights cost milliseconds. Raises
+    :class:`ModelError` where there is no folder.
+    """
+    try:
+        files = sorted(path for path in folder.iterdir() if path.suffix in (".json", ".safetensors", ".jinja", ".txt"))
+    except OSError as error:
+        raise ModelError(f"model.path: {folder}: {error.strerror}") from None
+    total = hashlib.sha256()
+    for path in files:
+        total.update(f"{path.name}\0{path.stat().st_size}\0".encode())
+        with path.open("rb") as file:
+            size = path.stat().st_size
+            spread = [index * (size - _BLOCK) // (_BLOCKS - 1) for index in range(_BLOCKS)]
+            for start in spread if size > _BLOCK * _BLOCKS else range(0, size, _BLOCK):
+                file.seek(start)
+                total.update(file.read(_BLOCK))
+    return total.hexdigest()[:16]
+
+
+def task_digest(task: Task) -> str:
+    """Changes whenever anything the task holds does."""
+    return json_digest(task.data)
+
+
+def json_digest(value: Any) -> str:
+    """16 hexadecimal digits of canonical JSON."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def policy_digest(policy: Json) -> str:
+    """Of what is the policy's own: the same files at another place are the same policy."""
+    return json_digest({key: value for key, value in policy.items() if key != "path"})
+
+
+def _without_speed(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {
+            key: _without_speed(inner)
+            for key, inner in value.items()
+            if key not in _OPERATIONAL and not key.endswith(_SPEED)
+        }
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    return value
+
+
+@contextmanager
+def recording(
+    config: ExperimentConfig, made: Json | None = None, *, from_step: int | None = None
+) -> Iterator[Recorder | None]:
+    """A block whose episodes are kept in the store of ``config.output``; None where none is wanted.
+
+    Args:
+        made: provenance of the run.
+        from_step: of training, the next step to take: what an earlier start wrote of it and later ones is lost.
+    """
+    chosen = config.store
+    if not chosen.enabled:
+        yield None
+        return
+    config.output.mkdir(parents=True, exist_ok=True)
+    made = {"tokenizer": tokenizer_digest(config.model.path)} | (made or {})
+    with Store.open(store_url(config.output, chosen), busy_seconds=chosen.busy_seconds) as store:
+        run, part, rounds = begin_part(
+            store, config.output, config.name, yaml.safe_load(dump_config(config)), made,
+            from_step=from_step, seconds=chosen.outage_seconds,
+        )  # fmt: skip
+        if from_step is not None:
+            with store.read() as connection:
+                if lacking := missing_steps(connection, run, from_step):
+                    log.warning(
+                        "store %s: lacks what steps %d to %d of this run did: it was begun, or restored, after them",
+                        store.name, lacking[0], lacking[-1],
+                    )  # fmt: skip
+        with Writer(
+            store,
+            every_seconds=chosen.write_seconds,
+            queue_bytes=chosen.queue_megabytes * 2**20,
+            outage_seconds=chosen.outage_seconds,
+            name=run,
+        ) as writer:
+
+            def end(state: str) -> None:
+                ended = {"ended_at": time.time()}
+                of_part = Update(parts, {"run_id": run, "part": part}, ended)
+                writer.put([Update(runs, {"id": run}, ended | {"state": state}), of_part])
+
+            try:
+                yield Recorder(writer, run, part, round=rounds)
+            except StoreError:
+                raise
+            except BaseException:
+                with suppress(StoreError):
+                    end("left")
+                raise
+            end("done")
 
 
 class Key(NamedTuple):
