@@ -439,6 +439,8 @@ def _engines_on(gpus: int, config: ExperimentConfig, where: str) -> Iterator[Che
         text = f"engine.count {count} x engine.tensor_parallel {tp} need {count * tp} GPUs, more than {where}"
         fix = f"set engine.count to {gpus // tp}" if tp <= gpus else f"set engine.tensor_parallel to {gpus} at most"
         yield failure("engine.count" if tp <= gpus else "engine.tensor_parallel", text, fix)
+    elif free := gpus - count * tp:
+        yield Check("", "ok", f"{free} GPUs of {where} generate nothing")
 
 
 @listed("schedule", "optimizer", "critic", "trainer", "algorithm", "rollout", "evaluation", applies=_trains)

@@ -20,7 +20,6 @@ import psutil
 
 from mua.config.schema import DistillationConfig, EndpointConfig, ExperimentConfig
 from mua.engine.allocator import ALLOCATOR_VARIABLES, expandable
-from mua.engine.placement import check_trainer_machine, first_engine_gpu, trains_beside_engines
 from mua.launch.checks import Check, Start, listed
 from mua.launch.gpus import NodeFacts, Variable, needed_variables, read_node
 from mua.utils.cores import given_cores
@@ -264,33 +263,6 @@ def check_layers(node: RunNode) -> Check:
         fix = "install transformer-engine-torch (docs/installation.md), or say megatron.implementation: local"
         return Check("layers", "warning", "Megatron's local layers: Transformer Engine is not installed", fix)
     return Check("layers", "ok", "Megatron's local layers")
-
-
-@listed("engines", on="node", applies=_configured)
-def check_engines(node: RunNode) -> Check:
-    """The engines of a trainer's node have its GPUs: their tensor parallelism divides them, and there are enough."""
-    config, on_node, ranks = node.ours, len(node.facts.gpus), node.ranks
-    tensor, count = config.engine.tensor_parallel, config.engine.count
-    if not trains_beside_engines(config):
-        text = f"on {config.engine.nodes} nodes of their own, which look at their GPUs themselves"
-        return Check("engines", "ok", text)
-    if not on_node:
-        return Check("engines", "ok", "skipped: no GPU")
-    try:
-        check_trainer_machine(config, ranks, on_node)
-    except ConfigError as error:
-        return Check("engines", "failure", str(error))
-    free = on_node - first_engine_gpu(config, ranks)
-    text = f"{count} of tensor_parallel {tensor} on {free} GPUs of a node"
-    if free % tensor:
-        fits = ", ".join(str(size) for size in range(1, free + 1) if free % size == 0)
-        return Check("engines", "failure", text, f"an engine would span nodes: engine.tensor_parallel could be {fits}")
-    if count * tensor > free:
-        return Check("engines", "failure", text, f"engine.count can be {free // tensor} at most")
-    if count * tensor < free:
-        fix = f"{free - count * tensor} generate nothing; engine.count {free // tensor} uses all"
-        return Check("engines", "warning", text, fix)
-    return Check("engines", "ok", text)
 
 
 @listed("memory", on="node", applies=lambda node: _configured(node) and node.rank == 0)
