@@ -13,7 +13,7 @@ import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlsplit
@@ -22,8 +22,21 @@ from mua.config.environment import NO_DOMAIN
 from mua.config.load import Reading, read_config
 from mua.config.messages import Problem
 from mua.config.schema import EndpointConfig, EnvironmentConfig, ExperimentConfig
-from mua.launch.checks import Check, Start, State, Verb, failure, is_key, listed, raised, run_checks, warning
-from mua.utils.errors import PAGES, TOOL_SERVERS, ConfigError, MuaError, find_missing, one_line
+from mua.launch.checks import (
+    CHECKS,
+    Check,
+    Listed,
+    Start,
+    State,
+    Verb,
+    failure,
+    failures_of,
+    is_key,
+    listed,
+    raised,
+    warning,
+)
+from mua.utils.errors import PAGES, TOOL_SERVERS, ConfigError, MuaError, advise_install, find_missing, one_line
 from mua.utils.import_path import named_callable
 from mua.utils.masking import mask_credentials
 
@@ -577,6 +590,38 @@ def check_template(start: Start) -> Iterator[Check]:
 
 
 # ---- what a command does with them
+
+
+def run_checks(start: Start, *, everything: bool = True) -> list[Check]:
+    """Every check of a start that applies, in order; of one that found nothing one line ``ok``.
+
+    ``everything`` makes those that read much too.
+    """
+    found: list[Check] = []
+    for stage in ("start", "late") if everything else ("start",):
+        if stage == "late" and (start.wrong or any(check.state == "failure" for check in found)):
+            break
+        for one in CHECKS:
+            if one.on == stage and one.applies(start) and not one.reads & start.wrong:
+                mine = list(_guarded(one, start))
+                found += [check for check in mine if check.state != "ok"] or mine[:1] or [Check(one.name, "ok", "")]
+    return found
+
+
+def _guarded(one: Listed, start: Start) -> Iterator[Check]:
+    """Its checks with its name; what it raises is one of them."""
+    found = list[Check]()
+    try:
+        for check in one.check(start):
+            found.append(check)
+    except MuaError as error:
+        found += failures_of(error)
+    except Exception as error:
+        missing = advise_install(error)  # a login node that only submits needs no torch
+        why = f"cannot be made here: {missing}" if missing else f"failed itself: {one_line(error)}"
+        found.append(warning("", f"the check of {one.name} {why}"))
+    for check in found:
+        yield replace(check, name=one.name, text=mask_credentials(check.text), fix=mask_credentials(check.fix))
 
 
 @dataclass(frozen=True)

@@ -14,13 +14,13 @@ import shutil
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import psutil
 
 from mua.config.schema import DistillationConfig, EndpointConfig, ExperimentConfig
 from mua.engine.allocator import ALLOCATOR_VARIABLES, expandable
-from mua.launch.checks import Check, Start, listed
+from mua.launch.checks import CHECKS, Check, Stage, Start, guarded, listed
 from mua.launch.gpus import NodeFacts, Variable, needed_variables, read_node
 from mua.utils.cores import given_cores
 from mua.utils.errors import ConfigError, EnvironmentFault, MuaError
@@ -488,3 +488,12 @@ def _get(url: str, key: SecretStr, check: str, shown: str, section: str) -> http
     if answer.status_code in (401, 403):
         return Check(check, "failure", f"{shown} answers {answer.status_code}", f"check {section}.api_key")
     return answer
+
+
+def run_stage(stage: Stage, subject: Any) -> list[Check]:
+    """Every check of a stage of the preflight that applies, to a node or to the start of a run."""
+    found = list[Check]()
+    for one in CHECKS:
+        if one.on == stage and one.applies(subject):
+            found += guarded(one.name, lambda one=one: one.check(subject))  # type: ignore[misc]
+    return found
