@@ -425,23 +425,26 @@ def check_machines(start: Start) -> Iterator[Check]:
             text = f"{tp} spans nodes of {gpus} GPUs (slurm.gpus_per_node); its collectives run in every layer"
             fix = f"set it to {gpus} at most, and use megatron.pipeline_parallel"
             yield failure("megatron.tensor_parallel", text, fix)
-        yield from raised(lambda: place_job(config, verb if verb in ("engines", "sft") else "train"))
+        kind: Literal["train", "sft", "engines"] = (
+            "engines" if verb == "engines" else "sft" if verb == "sft" else "train"
+        )
+        yield from raised(lambda: place_job(config, kind))
         if start.has_engines and gpus and config.placement == "colocated":
             yield from _engines_on(gpus, config, f"slurm.gpus_per_node {gpus}")
         return
-    gpus, world = visible_gpus(), config.megatron.world_size if start.trains else 1
+    here, world = visible_gpus(), config.megatron.world_size if start.trains else 1
     given = os.environ.get("WORLD_SIZE")
     if start.trains and given is not None and given != str(world):
         text = f"the layout needs {world} processes (tensor x pipeline x context x data parallel), {given} were started"
         yield failure("megatron", text, "change megatron.data_parallel or the launcher")
-    elif start.trains and given is None and gpus and world > gpus:
-        text = f"the layout needs {world} processes with a GPU each, and this machine shows {gpus}"
+    elif start.trains and given is None and here and world > here:
+        text = f"the layout needs {world} processes with a GPU each, and this machine shows {here}"
         yield failure("megatron", text, "lower its sizes, or start it on more machines (mua launch slurm)")
     elif verb == "train" and not start.offline:
         ranks = local_ranks() if given is not None else world
-        yield from raised(lambda: check_trainer_machine(config, ranks, gpus))
-        if gpus and config.placement == "colocated":
-            yield from _engines_on(gpus, config, f"this machine, which shows {gpus}")
+        yield from raised(lambda: check_trainer_machine(config, ranks, here))
+        if here and config.placement == "colocated":
+            yield from _engines_on(here, config, f"this machine, which shows {here}")
     if start.has_engines and verb == "train":
         yield from raised(lambda: refuse_expandable_segments(config.engine))
 

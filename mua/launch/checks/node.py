@@ -14,6 +14,7 @@ import shutil
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import psutil
@@ -71,7 +72,8 @@ class RunNode:
         """This one, of a run that torchrun started or alone."""
         import torch
 
-        facts, machine, parent = read_node(), None, psutil.Process().parent()
+        facts, parent = read_node(), psutil.Process().parent()
+        machine: Capabilities | None = None
         if facts.gpus and config is not None:
             from mua.megatron.capabilities import Capabilities
 
@@ -495,5 +497,5 @@ def run_stage(stage: Stage, subject: Any) -> list[Check]:
     found = list[Check]()
     for one in CHECKS:
         if one.on == stage and one.applies(subject):
-            found += guarded(one.name, lambda one=one: one.check(subject))  # type: ignore[misc]
+            found += guarded(one.name, partial(one.check, subject))
     return found
