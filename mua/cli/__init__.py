@@ -917,8 +917,10 @@ def store_prune(
     """Drop tokens and expert choices of old steps; rows, messages and texts stay."""
     from mua.config.storage import StoreConfig
 
-    kept = {"keep_successes": keep_successes, "keep_failed_attempts": keep_failed_attempts}
-    rules = StoreConfig(keep_experts_steps=keep_experts_steps, keep_arrays_steps=keep_arrays_steps, **kept)
+    rules = StoreConfig(
+        keep_experts_steps=keep_experts_steps, keep_arrays_steps=keep_arrays_steps, keep_successes=keep_successes,
+        keep_failed_attempts=keep_failed_attempts,
+    )  # fmt: skip
     import workbench.stored
 
     workbench.stored.prune_store(store, run, rules, dry_run, as_json)

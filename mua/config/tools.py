@@ -293,9 +293,11 @@ class ToolsConfig(Section):
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         kinds: dict[str, str] = {}
-        for kind, tool in [*self.sandboxed.items(), *self.reading.items()]:
-            if (first := kinds.setdefault(tool.name, kind)) != kind:
-                raise ValueError(f"{first} and {kind} are both called {tool.name!r}; give one of them another name")
+        names: dict[str, str] = {kind: tool.name for kind, tool in self.sandboxed.items()}
+        names |= {kind: tool.name for kind, tool in self.reading.items()}
+        for kind, name in names.items():
+            if (first := kinds.setdefault(name, kind)) != kind:
+                raise ValueError(f"{first} and {kind} are both called {name!r}; give one of them another name")
         check_reading(self.pages, self.read_page is not None or self.browse is not None, self.search)
         if not self.sandboxed and self.sandbox != SandboxConfig():
             raise ValueError("sandbox has no tool that runs in it; add python: {} or shell: {}")

@@ -224,7 +224,7 @@ def check_apex(_: RunNode) -> Check:
 def check_variables(node: RunNode, environment: Mapping[str, str] = os.environ) -> Check:
     """What the run will have, and whether a person's own values can stay."""
 
-    def fix(variable: Variable) -> str:
+    def way_out(variable: Variable) -> str:
         told = f"unset {variable.name}" + ("" if variable.value is None else f" or set it to {variable.value}")
         return f"{told} ({variable.why})"
 
@@ -240,7 +240,7 @@ def check_variables(node: RunNode, environment: Mapping[str, str] = os.environ) 
     if wrong := [variable for variable in needed if not variable.takes(environment.get(variable.name))]:
         text = ", ".join(f"{v.name}={environment[v.name]}" for v in wrong)
         failed = any(v.otherwise == "failure" for v in wrong)
-        return Check("variables", "failure" if failed else "warning", text, "; ".join(map(fix, wrong)))
+        return Check("variables", "failure" if failed else "warning", text, "; ".join(map(way_out, wrong)))
     if node.capability is None:
         return Check("variables", "ok", "skipped what is set for GPUs; nothing in the way")
     shown = [f"{v.name}={environment.get(v.name, v.value)}" for v in needed if v.value is not None]
