@@ -77,23 +77,25 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-config_app = typer.Typer(
-    help="Look at a configuration, and at everything that can be configured.", no_args_is_help=True
-)
-env_app = typer.Typer(help="Environments: what there is, and tools to make and try one.", no_args_is_help=True)
-doctor_app = typer.Typer(help="Check a machine, a job, and that the parts agree with each other.")
-launch_app = typer.Typer(help="Submit a run to a cluster.", no_args_is_help=True)
-store_app = typer.Typer(help="Look at what happened in runs, export it, check it.", no_args_is_help=True)
-convert_app = typer.Typer(help="Checkpoints to Hugging Face folders and back.", no_args_is_help=True)
-app.add_typer(config_app, name="config")
-app.add_typer(convert_app, name="convert")
-app.add_typer(doctor_app, name="doctor")
-app.add_typer(env_app, name="env")
-app.add_typer(launch_app, name="launch")
-app.add_typer(store_app, name="store")
+
+
+def _group(name: str, help: str, *, alone: bool = False) -> typer.Typer:
+    """A command that holds others; ``alone``: it does something by itself, too."""
+    made = typer.Typer(help=help, no_args_is_help=not alone)
+    app.add_typer(made, name=name)
+    return made
+
+
+config_app = _group("config", "Look at a configuration, and at everything that can be configured.")
+convert_app = _group("convert", "Checkpoints to Hugging Face folders and back.")
+doctor_app = _group("doctor", "Check a machine, a job, and that the parts agree with each other.", alone=True)
+env_app = _group("env", "Environments: what there is, and tools to make and try one.")
+launch_app = _group("launch", "Submit a run to a cluster.")
+store_app = _group("store", "Look at what happened in runs, export it, check it.")
 
 OnlyCheck = Annotated[bool, option("--check", "validate only; do not run; status 2 where something is wrong")]
 AsJson = Annotated[bool, option("--json", "print JSON")]
+RunVerb = Literal["train", "sft", "eval", "rollout"]
 StartVerb = Literal["train", "sft", "eval", "rollout", "gateway", "sync", "engines"]
 Force = Annotated[bool, option("--force", "replace the target whatever it holds")]
 STATUS_FILE = "MUA_STATUS_FILE"
@@ -480,10 +482,8 @@ def convert_every_step(
     with _told(as_json) as tell:
         found = workbench.convert_run.convert_run(run, out, source)
         faults = found["faults"]
-        print(
-            f"{found['written']}: {found['converted']} converted, {found['already']} were there already, "
-            f"{len(faults)} failed"
-        )
+        counts = f"{found['converted']} converted, {found['already']} were there already, {len(faults)} failed"
+        print(f"{found['written']}: {counts}")
         for fault in faults:
             print(f"mua: {fault}", file=sys.stderr)
         tell(found)
@@ -638,9 +638,7 @@ def env_servers(config: ConfigFile, overrides: Overrides = None, as_json: AsJson
 def env_new(
     name: Annotated[str, argument("NAME", "such as book_shop")],
     gym: Annotated[bool, option("--gym", "a game with the tool interact")] = False,
-    into: Annotated[
-        Path | None, typer.Option("--into", metavar="FOLDER", help="a project; by default the current folder's")
-    ] = None,
+    into: Annotated[Path | None, option("--into", "a project's folder; by default the current one")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Write a small domain that works, and its test, to be changed into another one, into the current project."""
@@ -710,6 +708,7 @@ def algorithms(as_json: AsJson = False) -> None:
             print(f"  {name:<20} {line}")
 
 
+StoreTable = Literal["runs", "steps", "tasks", "trajectories"]
 StorePlace = Annotated[str, argument("STORE", "output folder of a run, file, or postgresql://USER@HOST/DATABASE")]
 RunId = Annotated[str | None, option("--run", "a run's id")]
 StepNumber = Annotated[int | None, option("--step", "trajectories that this step trained on")]
@@ -827,9 +826,7 @@ def _filters(only: list[str] | None) -> dict[str, str]:
 @command(store_app, "ls")
 def store_ls(
     store: StorePlace,
-    table: Annotated[
-        Literal["runs", "steps", "tasks", "trajectories"], argument("[runs|steps|tasks|trajectories]", "what")
-    ] = "runs",
+    table: Annotated[StoreTable, argument("[runs|steps|tasks|trajectories]", "what")] = "runs",
     run: RunId = None,
     step: StepNumber = None,
     round: Round = None,
@@ -921,11 +918,9 @@ def store_prune(
     from mua.config.storage import StoreConfig
 
     rules = StoreConfig(
-        keep_experts_steps=keep_experts_steps,
-        keep_arrays_steps=keep_arrays_steps,
-        keep_successes=keep_successes,
+        keep_experts_steps=keep_experts_steps, keep_arrays_steps=keep_arrays_steps, keep_successes=keep_successes,
         keep_failed_attempts=keep_failed_attempts,
-    )
+    )  # fmt: skip
     import workbench.stored
 
     workbench.stored.prune_store(store, run, rules, dry_run, as_json)
@@ -999,10 +994,7 @@ def doctor_preflight(
     config: ConfigFile,
     overrides: Overrides = None,
     capture: Annotated[Path | None, option("--capture", "folder for a record of what each node runs with")] = None,
-    verb: Annotated[
-        Literal["train", "sft", "eval", "rollout"] | None,
-        option("--for", "what is to run; by default what CONFIG is for"),
-    ] = None,
+    verb: Annotated[RunVerb | None, option("--for", "what is to run; by default what CONFIG is for")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Find before a run what would make it fail; under torchrun on all of its ranks."""
@@ -1035,15 +1027,10 @@ def main() -> None:
     status: str | int | None = 1
     try:
         for word in sys.argv[1:]:
-            if (
-                (key := word.removeprefix("--")) != word
-                and key.split(".")[0] in ExperimentConfig.model_fields
-                and "." in key
-            ):
-                name, _, value = key.partition("=")
-                print(
-                    f"mua: {word}: keys of the configuration have no dashes: {name}={value or 'VALUE'}", file=sys.stderr
-                )
+            key, _, value = word.removeprefix("--").partition("=")
+            if word.startswith("--") and "." in key and key.split(".")[0] in ExperimentConfig.model_fields:
+                text = f"keys of the configuration have no dashes: {key}={value or 'VALUE'}"
+                print(f"mua: {word}: {text}", file=sys.stderr)
                 raise SystemExit(MISTAKE)
         app()
     except SystemExit as leaving:

@@ -14,7 +14,6 @@ from contextlib import ExitStack
 from dataclasses import replace
 from os import PathLike, fspath
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self, TypeAlias, TypeVar, overload
 
 import mua.config.load
@@ -54,20 +53,18 @@ def evaluate(config: ExperimentConfig | str | PathLike[str], overrides: Override
         config = load_config(config, overrides)
     elif overrides:
         raise TypeError("overrides are for a file; give a loaded configuration its values when it is loaded")
-    return _outside_of_loops(lambda: _evaluated(config))
-
-
-def _evaluated(config: ExperimentConfig) -> Json:
     from mua.trainer.evaluation.evaluator import evaluated, servable
 
-    with output_of(config):
-        if config.model.shrink:
+    def run() -> Json:
+        with output_of(config):
+            if not config.model.shrink:
+                prepare_output(config, "config-eval.yaml")
+                return evaluated(servable(config))
             from workbench.shrink import prepare_shrunk
 
-            config = prepare_shrunk(config, "config-eval.yaml")
-        else:
-            prepare_output(config, "config-eval.yaml")
-        return evaluated(servable(config))
+            return evaluated(servable(prepare_shrunk(config, "config-eval.yaml")))
+
+    return _outside_of_loops(run)
 
 
 def open_run(place: str | PathLike[str], run: str | None = None) -> OpenRun:
@@ -129,9 +126,7 @@ class OpenRun:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __repr__(self) -> str:

@@ -302,46 +302,36 @@ class AlgorithmConfig(Section):
 
     @model_validator(mode="after")
     def _combination_works(self) -> Self:
-        if self.loss == "reinforce" and self.epochs * self.minibatches > 1 and not self.allow_off_policy:
-            raise ValueError(
-                "loss reinforce takes no account of how far earlier optimizer steps on the same batch have moved the "
-                "policy: set epochs and minibatches to 1, or choose a loss with a ratio (grpo, gspo, cispo, minirl, "
-                "sapo), or say allow_off_policy: true"
-            )
-        if self.loss != "grpo" and (self.ce_gppo_beta1, self.ce_gppo_beta2) != (None, None):
-            raise ValueError(f"ce_gppo_beta1 and ce_gppo_beta2 are of loss grpo; loss {self.loss} does not read them")
-        if self.minimal_advantage is not None or self.drop_zero_advantage:
-            later = {
-                "advantage gae": self.advantage == "gae",
-                "distillation": self.distillation is not None,
-                "kl_in reward": self.kl_in == "reward" and self.kl_coefficient > 0,
-            }
-            if found := [name for name, on in later.items() if on]:
-                raise ValueError(
-                    f"minimal_advantage and drop_zero_advantage look at the advantages of rewards, and {found[0]} "
-                    "changes them token by token afterwards: leave out one of the two"
-                )
-        if self.loss == "cross_entropy" and (self.correction != "none" or self.distillation or self.advantage == "gae"):
-            raise ValueError(
-                "loss cross_entropy reads neither advantages nor ratios: set correction to none, and leave out "
-                "distillation and advantage gae"
-            )
-        if self.shaping.cap_faulty_turns and self.advantage == "gae":
-            raise ValueError(
-                "shaping.cap_faulty_turns caps the advantages of whole turns, which advantage gae has none of: use "
-                "shaping.malformed_turn and shaping.repeated_turn, which its critic sees"
-            )
-        if self.distillation is not None and self.skip_zero_advantage:
-            raise ValueError("distillation needs skip_zero_advantage false: the teacher trains every trajectory")
-        if self.distillation is not None and self.distillation.only and self.advantage == "gae":
-            raise ValueError("distillation.only leaves nothing for a critic to learn: set advantage to none")
-        if self.correction == "band" and (self.loss == "sapo" or self.correction_level != "token"):
-            raise ValueError(
-                "correction band is token by token and takes its width from clip_low and clip_high, which loss sapo "
-                "uses as temperatures: set correction_level to token, and another loss or correction"
-            )
-        if self.correction in ("truncate", "mask") and self.old_logprobs == "engine":
-            raise ValueError("correction compares the engine with the trainer: set old_logprobs to recompute")
-        if self.correction == "mask" and self.correction_low >= self.correction_high:
-            raise ValueError("correction_low must be below correction_high")
+        """One line for the first rule that is broken."""
+        gae, teacher, correction = self.advantage == "gae", self.distillation, self.correction
+        later = "advantage gae" if gae else "distillation" if teacher else "kl_in reward"
+        changes_tokens = gae or teacher or (self.kl_in == "reward" and self.kl_coefficient > 0)
+        rules = {
+            "loss reinforce takes no account of how far earlier optimizer steps have moved the policy: set epochs and "
+            "minibatches to 1, or choose a loss with a ratio, or say allow_off_policy: true":
+                self.loss == "reinforce" and self.epochs * self.minibatches > 1 and not self.allow_off_policy,
+            f"ce_gppo_beta1 and ce_gppo_beta2 are of loss grpo; loss {self.loss} does not read them":
+                self.loss != "grpo" and (self.ce_gppo_beta1, self.ce_gppo_beta2) != (None, None),
+            "minimal_advantage and drop_zero_advantage look at the advantages of rewards, and "
+            f"{later} changes them token by token afterwards: leave out one of the two":
+                changes_tokens and (self.minimal_advantage is not None or self.drop_zero_advantage),
+            "loss cross_entropy reads neither advantages nor ratios: set correction to none, and leave out "
+            "distillation and advantage gae": self.loss == "cross_entropy" and (correction != "none" or teacher or gae),
+            "shaping.cap_faulty_turns caps the advantages of whole turns, which advantage gae has none of: use "
+            "shaping.malformed_turn and shaping.repeated_turn": self.shaping.cap_faulty_turns and gae,
+            "distillation needs skip_zero_advantage false: the teacher trains every trajectory":
+                teacher and self.skip_zero_advantage,
+            "distillation.only leaves nothing for a critic to learn: set advantage to none":
+                teacher and teacher.only and gae,
+            "correction band is token by token and takes its width from clip_low and clip_high, which loss sapo uses "
+            "as temperatures: set correction_level to token, and another loss or correction":
+                correction == "band" and (self.loss == "sapo" or self.correction_level != "token"),
+            "correction compares the engine with the trainer: set old_logprobs to recompute":
+                correction in ("truncate", "mask") and self.old_logprobs == "engine",
+            "correction_low must be below correction_high":
+                correction == "mask" and self.correction_low >= self.correction_high,
+        }  # fmt: skip
+        for problem, broken in rules.items():
+            if broken:
+                raise ValueError(problem)
         return self

@@ -68,7 +68,9 @@ def _section(path: str, schema: type[Section], heading: str = "") -> Iterator[st
         for member in members:
             inside += _section(key, member, _heading(key, member) if len(members) > 1 else "")
         if members:
-            kind = ("list of " if get_origin(field.annotation) is list else "") + " or ".join(_links(key, members))
+            links = [f"[{_member_name(member)}](#{_anchor(_heading(key, member))})" for member in members]
+            links = links if len(members) > 1 else [f"[section](#{_anchor(key)})"]
+            kind = ("list of " if get_origin(field.annotation) is list else "") + " or ".join(links)
         kind = kind or _type(field.annotation, field.metadata)
         default = field.get_default(call_default_factory=True)
         if isinstance(default, SecretStr):
@@ -83,13 +85,6 @@ def _section(path: str, schema: type[Section], heading: str = "") -> Iterator[st
 
 BAR = "\\|"
 """A pipe in a cell."""
-
-
-def _links(key: str, members: list[type[Section]]) -> list[str]:
-    """To the tables of what may stand at a key."""
-    if len(members) == 1:
-        return [f"[section](#{_anchor(key)})"]
-    return [f"[{_member_name(member)}](#{_anchor(_heading(key, member))})" for member in members]
 
 
 def _member_name(member: type[Section]) -> str:

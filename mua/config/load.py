@@ -33,7 +33,7 @@ from pydantic import ValidationError
 from mua.config.messages import Problem, describe_errors, key_of_error
 from mua.config.schema import ExperimentConfig, Section
 from mua.config.section import KeyPath
-from mua.config.tree import MAX_NAME, Tree, parse, parse_value, unusable_text
+from mua.config.tree import MAX_DEPTH, MAX_NAME, Tree, parse, parse_value, unusable_text
 from mua.utils.errors import ConfigError
 from mua.utils.masking import masked_tree
 from mua.utils.resources import shipped
@@ -137,30 +137,24 @@ def _without(
 def _override(tree: Tree, overrides: Sequence[str]) -> None:
     faults = []
     for override in overrides:
+        dotted, equals, value = override.partition("=")
+        key: KeyPath = tuple(dotted.strip().split("."))
+        if not equals or not all(key) or not dotted.isprintable() or max(map(len, key)) > MAX_NAME:
+            # The text itself is not repeated: it may be a secret whose key was forgotten.
+            named = ascii(dotted)[1:-1][:100] if equals else "an argument"
+            faults.append(f"{COMMAND_LINE}: {named}: expected key.path=value")
+            continue
+        above = [(depth, tree.value(key[:depth])) for depth in range(1, min(len(key), MAX_DEPTH))]
+        if found := [(depth, here) for depth, here in above if here is not None and not isinstance(here, dict)]:
+            kind = "a list, which is replaced whole" if isinstance(found[0][1], list) else "a single value"
+            faults.append(f"{COMMAND_LINE}: {dotted}: {'.'.join(key[: found[0][0]])} is {kind}, not a section")
+            continue
         try:
-            _override_one(tree, override)
+            tree.merge(parse_value(value, key, COMMAND_LINE))
         except ConfigError as error:
             faults.append(str(error))
     if faults:
         raise ConfigError("\n".join(faults))
-
-
-def _override_one(tree: Tree, override: str) -> None:
-    dotted, equals, value = override.partition("=")
-    key: KeyPath = tuple(dotted.strip().split("."))
-    if not equals or not all(key) or not dotted.isprintable() or max(map(len, key)) > MAX_NAME:
-        # The text itself is not repeated: it may be a secret whose key was forgotten.
-        named = ascii(dotted)[1:-1][:100] if equals else "an argument"
-        raise ConfigError(f"{COMMAND_LINE}: {named}: expected key.path=value")
-    here: Any = tree.data
-    for depth, name in enumerate(key[:-1], start=1):
-        here = here.get(name)
-        if here is None:
-            break
-        if not isinstance(here, dict):
-            kind = "a list, which is replaced whole" if isinstance(here, list) else "a single value, not a section"
-            raise ConfigError(f"{COMMAND_LINE}: {dotted}: {'.'.join(key[:depth])} is {kind}")
-    tree.merge(parse_value(value, key, COMMAND_LINE))
 
 
 def dump_config(config: Section) -> str:
@@ -273,7 +267,11 @@ class Recipe(NamedTuple):
 def recipes() -> list[Recipe]:
     """All, by name."""
     paths = sorted(shipped("configs").glob(f"*{_SUFFIX}"))
-    return [Recipe(path.stem, _about(path), path) for path in paths if path.stem != _BASE]
+    return [
+        Recipe(path.stem, path.read_text(encoding="utf-8").split("\n", 1)[0].lstrip("# "), path)
+        for path in paths
+        if path.stem != _BASE
+    ]
 
 
 def config_file(named: Path, folder: Path = Path()) -> Path:
@@ -292,7 +290,3 @@ def config_file(named: Path, folder: Path = Path()) -> Path:
     nearest = difflib.get_close_matches(str(named), known, n=1, cutoff=0.5)
     hint = f"; did you mean {nearest[0]}?" if nearest else ""
     raise ConfigError(f"{here}: neither a file nor a recipe; mua recipes lists those{hint}")
-
-
-def _about(path: Path) -> str:
-    return path.read_text(encoding="utf-8").split("\n", 1)[0].lstrip("# ")

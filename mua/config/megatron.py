@@ -124,7 +124,7 @@ class MegatronConfig(Section):
 
     @model_validator(mode="after")
     def _options_go_together(self) -> Self:
-        """One line for the first pair that does not."""
+        """One line for the first rule that is broken."""
         needs_engine = {
             "fp8": self.fp8, "tp_comm_overlap": self.tp_comm_overlap, "offload_activations": self.offload_activations,
             "rope_fusion": self.rope_fusion, "moe_permute_fusion": self.moe_permute_fusion,
@@ -133,50 +133,35 @@ class MegatronConfig(Section):
         for key, value in needs_engine.items():
             if value and self.implementation == "local":
                 raise ValueError(f"{key} needs Transformer Engine: set implementation to auto, or leave {key} out")
-        for problem in (self._of_precision(), self._of_overlap(), self._of_memory(), self._of_length()):
-            if problem:
+        offloaded, full = set(self.offload_activations), self.recompute == "full"
+        inside = next(iter(sorted(offloaded & {"expert_fc1", "moe_act"})), None) if "moe" in self.recomputed else None
+        length = "tp_comm_overlap" if self.tp_comm_overlap else "cuda_graphs"
+        rules = {
+            "moe_router_fusion does not go with routing_replay: the fused router takes nobody's choices":
+                self.moe_router_fusion and self.routing_replay != "off",
+            "fp8_param_gather needs fp8 and distributed_optimizer: true":
+                self.fp8_param_gather and not (self.fp8 and self.distributed_optimizer),
+            "overlap_param_gather needs distributed_optimizer: true; without it nothing is gathered":
+                self.overlap_param_gather and not self.distributed_optimizer,
+            "overlap_param_gather needs overlap_grad_reduce, whose buckets it gathers; set it to true or null":
+                self.overlap_param_gather and self.overlap_grad_reduce is False,
+            "offload_activations does not go with recompute: full, which keeps nothing that could wait elsewhere":
+                offloaded and full,
+            "offload_activations attn_proj needs core_attn too: what the one takes in the other gave out":
+                "attn_proj" in offloaded and "core_attn" not in offloaded,
+            f"offload_activations {inside} lies inside recompute_modules moe; leave one out": inside is not None,
+            "tp_comm_overlap needs tensor_parallel above 1": self.tp_comm_overlap and self.tensor_parallel == 1,
+            f"{length} needs context_parallel 1: sequences are padded one by one there, to no common length":
+                self.one_length and self.context_parallel > 1,
+            f"{length} does not go with merge_prefixes, whose micro-batches may exceed max_tokens_per_microbatch":
+                self.one_length and self.merge_prefixes,
+            "cuda_graphs replays MLPs; recompute them no more (recompute none, or recompute_modules without mlp)":
+                self.cuda_graphs and (full or "mlp" in self.recomputed),
+        }  # fmt: skip
+        for problem, broken in rules.items():
+            if broken:
                 raise ValueError(problem)
         return self
-
-    def _of_precision(self) -> str | None:
-        if self.moe_router_fusion and self.routing_replay != "off":
-            return "moe_router_fusion does not go with routing_replay: the fused router takes nobody's choices"
-        if self.fp8_param_gather and not (self.fp8 and self.distributed_optimizer):
-            return "fp8_param_gather needs fp8 and distributed_optimizer: true"
-        return None
-
-    def _of_overlap(self) -> str | None:
-        if self.overlap_param_gather and not self.distributed_optimizer:
-            return "overlap_param_gather needs distributed_optimizer: true; without it nothing is gathered"
-        if self.overlap_param_gather and self.overlap_grad_reduce is False:
-            return "overlap_param_gather needs overlap_grad_reduce, whose buckets it gathers; set it to true or null"
-        return None
-
-    def _of_memory(self) -> str | None:
-        offloaded = set(self.offload_activations)
-        if offloaded and self.recompute == "full":
-            return "offload_activations does not go with recompute: full, which keeps nothing that could wait elsewhere"
-        if "attn_proj" in offloaded and "core_attn" not in offloaded:
-            return "offload_activations attn_proj needs core_attn too: what the one takes in the other gave out"
-        inside = offloaded & {"expert_fc1", "moe_act"}
-        if inside and self.recompute == "selective" and "moe" in self.recompute_modules:
-            return f"offload_activations {sorted(inside)[0]} lies inside recompute_modules moe; leave one of them out"
-        return None
-
-    def _of_length(self) -> str | None:
-        if self.tp_comm_overlap and self.tensor_parallel == 1:
-            return "tp_comm_overlap needs tensor_parallel above 1"
-        key = "tp_comm_overlap" if self.tp_comm_overlap else "cuda_graphs"
-        if self.one_length and self.context_parallel > 1:
-            return (
-                f"{key} needs context_parallel 1: sequences are padded one by one there, so that micro-batches have no "
-                "common length"
-            )
-        if self.one_length and self.merge_prefixes:
-            return f"{key} does not go with merge_prefixes, whose micro-batches may exceed max_tokens_per_microbatch"
-        if self.cuda_graphs and (self.recompute == "full" or "mlp" in self.recomputed):
-            return "cuda_graphs replays MLPs; recompute them no more (recompute none, or recompute_modules without mlp)"
-        return None
 
     @property
     def recomputed(self) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, get_args, get_origin
 
@@ -11,7 +12,7 @@ from pydantic_core import ErrorDetails
 
 from mua.config.near_names import nearest_keys, nearest_value
 from mua.config.section import KeyPath, Section, all_keys, alternatives, fields_of
-from mua.config.tree import SourceLocation, Tree, parse_value
+from mua.config.tree import Tree, parse_value
 from mua.utils.errors import ConfigError
 from mua.utils.masking import mask_credentials
 
@@ -85,11 +86,15 @@ def key_of_error(detail: ErrorDetails, data: Any) -> KeyPath:
 
 
 def _problems(key: KeyPath, details: list[ErrorDetails], tree: Tree, schema: type[Section]) -> list[Problem]:
-    detail = details[0]
+    detail, dotted = details[0], ".".join(key)
     if detail["type"] == "value_error":  # rules over several keys, a line each
         message = detail["msg"].removeprefix("Value error, ")
-        return [_of_rule(key, line, tree) for line in message.splitlines()]
-    dotted = ".".join(key)
+        found = []
+        for line in message.splitlines():  # placed at the first of the keys it names that was written somewhere
+            named = (tuple(name.split(".")) for name in _DOTTED.findall(line))
+            place = next((tree.places[name] for name in named if name in tree.places), tree.place(key))
+            found.append(Problem(str(place), dotted, line))
+        return found
     if detail["type"] == "extra_forbidden":
         return [Problem(str(tree.place(key)), dotted, f"unknown key; {_nearest_key(key, tree, schema)}")]
     if detail["type"] == "missing":
@@ -97,13 +102,6 @@ def _problems(key: KeyPath, details: list[ErrorDetails], tree: Tree, schema: typ
     if detail["type"] in ("union_tag_invalid", "union_tag_not_found"):
         return [_of_tag(key, detail, tree)]
     return [Problem(str(tree.place(key)), dotted, _of_value(key, details, tree, schema))]
-
-
-def _of_rule(key: KeyPath, message: str, tree: Tree) -> Problem:
-    """Placed at the first of the keys it names that was written somewhere."""
-    named = (tuple(name.split(".")) for name in _DOTTED.findall(message))
-    place = next((tree.places[name] for name in named if name in tree.places), tree.place(key))
-    return Problem(str(place), ".".join(key), message)
 
 
 def _of_tag(key: KeyPath, detail: ErrorDetails, tree: Tree) -> Problem:
@@ -157,17 +155,11 @@ def _hint_of_text(key: KeyPath, value: str, details: list[ErrorDetails], tree: T
             return f"; what ${{NAME}} fills in stays a string: give it on the command line ({dotted}=$NAME)"
         if bool in wanted and value.lower() in _YES:
             return f"; write {_YES[value.lower()]}"
-        if (number := _read_plainly(value)) is not None and type(number) in wanted:
-            return f"; write {value.strip().replace('_', '').replace(',', '')} without quotes"
+        plain = value.strip().replace("_", "").replace(",", "")
+        with suppress(ConfigError):
+            if type(parse_value(plain, ("x",), "").data["x"]) in wanted:
+                return f"; write {plain} without quotes"
     return ""
-
-
-def _read_plainly(text: str) -> Any:
-    """What ``text`` is when it stands in YAML without quotes; None for no plain value."""
-    try:
-        return parse_value(text.strip().replace("_", "").replace(",", ""), ("x",), "").data["x"]
-    except ConfigError:
-        return None
 
 
 def _or(phrases: Any) -> str:
@@ -201,6 +193,3 @@ def _value_hint(path: str, value: Any, schema: type[Section]) -> str:
         return ""
     near = nearest_value(key[-1], value, choices)
     return f" {path} has no {value!r}; {f'take {near}' if near else 'it takes ' + ', '.join(map(str, choices))}"
-
-
-__all__ = ["MAX_LINES", "Problem", "SourceLocation", "describe_errors", "key_of_error"]

@@ -104,7 +104,10 @@ def fields_of(section: KeyPath, schema: type[Section], data: Any = None) -> list
     """
     inner: list[type[Section]] = []
     for name in section:
-        data = _inside(data, name)
+        if isinstance(data, dict):
+            data = data.get(name)
+        else:
+            data = data[int(name)] if isinstance(data, list) and name.isdigit() and int(name) < len(data) else None
         if name.isdigit():  # a place in a list of sections, whose members the name before it gave
             schema = _member(inner, data)
             continue
@@ -114,12 +117,6 @@ def fields_of(section: KeyPath, schema: type[Section], data: Any = None) -> list
             return []
         schema = _member(inner, data)
     return [(name, field.annotation) for name, field in schema.model_fields.items()]
-
-
-def _inside(data: Any, name: str) -> Any:
-    if isinstance(data, dict):
-        return data.get(name)
-    return data[int(name)] if isinstance(data, list) and name.isdigit() and int(name) < len(data) else None
 
 
 def _member(members: list[type[Section]], data: Any) -> type[Section]:

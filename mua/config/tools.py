@@ -280,35 +280,22 @@ class ToolsConfig(Section):
     def sandboxed(self) -> dict[ProgramKind, SandboxedTool]:
         """Those that run in a sandbox, with their names."""
         given: dict[ProgramKind, SandboxedTool | None] = {"python": self.python, "shell": self.shell}
-        return {
-            kind: tool.model_copy(update={"name": tool.name or kind})
-            for kind, tool in given.items()
-            if tool is not None
-        }
+        return {kind: tool.model_copy(update={"name": tool.name or kind}) for kind, tool in given.items() if tool}
 
     @property
     def reading(self) -> dict[ReadingKind, ReadingTool]:
         """Those that read pages, with their names."""
         given: dict[ReadingKind, ReadingTool | None] = {
-            "read_page": self.read_page,
-            "browse": self.browse,
-            "search": self.search,
-        }
-        return {
-            kind: tool.model_copy(update={"name": tool.name or kind})
-            for kind, tool in given.items()
-            if tool is not None
-        }
-
-    def _names(self) -> list[tuple[str, str]]:
-        """Each tool's key and name."""
-        sandboxed = [(kind, tool.name) for kind, tool in self.sandboxed.items()]
-        return [*sandboxed, *((kind, tool.name) for kind, tool in self.reading.items())]
+            "read_page": self.read_page, "browse": self.browse, "search": self.search,
+        }  # fmt: skip
+        return {kind: tool.model_copy(update={"name": tool.name or kind}) for kind, tool in given.items() if tool}
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         kinds: dict[str, str] = {}
-        for kind, name in self._names():
+        names: dict[str, str] = {kind: tool.name for kind, tool in self.sandboxed.items()}
+        names |= {kind: tool.name for kind, tool in self.reading.items()}
+        for kind, name in names.items():
             if (first := kinds.setdefault(name, kind)) != kind:
                 raise ValueError(f"{first} and {kind} are both called {name!r}; give one of them another name")
         check_reading(self.pages, self.read_page is not None or self.browse is not None, self.search)

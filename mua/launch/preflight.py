@@ -27,8 +27,9 @@ from tenacity import Retrying, stop_after_delay, wait_fixed
 
 from mua.config.environment import NO_DOMAIN
 from mua.config.schema import ExperimentConfig
-from mua.launch.checks import Check, Start, Verb, guarded, run_checks, run_stage
-from mua.launch.checks.node import RunNode, compare_nodes
+from mua.launch.checks import Check, Start, Verb, guarded
+from mua.launch.checks.configuration import run_checks
+from mua.launch.checks.node import RunNode, compare_nodes, run_stage
 from mua.observe.provenance import capture_environment, node_name
 from mua.utils.collective import gathered
 from mua.utils.errors import MuaError

@@ -52,52 +52,41 @@ def place_job(config: ExperimentConfig, verb: Verb = "train") -> JobNodes:
     Raises:
         ConfigError: the layout's ranks do not fill so many nodes and GPUs, or its engines have no GPUs.
     """
-    slurm, world, alone = config.slurm, config.megatron.world_size, config.engine.nodes
-    separate = config.placement == "separate"
+    slurm, engine, separate = config.slurm, config.engine, config.placement == "separate"
+    alone = 0 if verb == "sft" else engine.nodes
     apart = bool(slurm.engine_partition or slurm.engine_gpus_per_node is not None or slurm.engine_extra)
+    if verb == "engines" and not separate:
+        raise ConfigError("--engines-only: nodes join the engines of runs with placement: separate; set it")
+    if apart and not engine.nodes and verb != "engines":
+        raise ConfigError("slurm.engine_*: these are for nodes that have engines alone; set engine.nodes")
+    if alone or verb == "engines":
+        _check_engine_node(config)
     if verb == "engines":
-        if not separate:
-            raise ConfigError("--engines-only: nodes join the engines of runs with placement: separate; set it")
-        _check_engine_node(config)
         return JobNodes(0, 1, slurm.nodes or alone or 1)
-    if apart and not alone:
+    beside = engine.count * engine.tensor_parallel if separate and not alone and verb == "train" else 0
+    gpus = slurm.gpus_per_node - beside if slurm.gpus_per_node else 0
+    if slurm.gpus_per_node and gpus < 1:
         raise ConfigError(
-            "slurm.engine_*: these are for nodes that have engines alone; set engine.nodes to their number"
+            f"placement separate: engine.count {engine.count} x engine.tensor_parallel {engine.tensor_parallel} leave "
+            f"none of slurm.gpus_per_node {slurm.gpus_per_node} to train with; lower engine.count, or set engine.nodes"
         )
-    alone = 0 if verb == "sft" else alone
-    if alone:
-        _check_engine_node(config)
-    beside = config.engine.count * config.engine.tensor_parallel if separate and not alone and verb == "train" else 0
-    ranks = slurm.gpus_per_node - beside if slurm.gpus_per_node else 0
-    if slurm.gpus_per_node and ranks < 1:
-        raise ConfigError(
-            f"placement separate: engine.count {config.engine.count} x engine.tensor_parallel "
-            f"{config.engine.tensor_parallel} leave none of slurm.gpus_per_node {slurm.gpus_per_node} to train with; "
-            "lower engine.count, or give engines nodes of their own (engine.nodes)"
-        )
-    nodes = slurm.nodes - alone if slurm.nodes else (-(-world // ranks) if ranks else 1)
+    world = config.megatron.world_size
+    nodes = slurm.nodes - alone if slurm.nodes else (-(-world // gpus) if gpus else 1)
     if nodes < 1:
         raise ConfigError(
-            f"slurm.nodes {slurm.nodes}: engine.nodes {alone} of them have engines alone, which leaves none to train; "
-            f"slurm.nodes must be more, or null for as many as the layout fills"
+            f"slurm.nodes {slurm.nodes}: engine.nodes {alone} of them have engines alone, which leaves none to train"
         )
-    return JobNodes(nodes, _ranks_of_node(config, nodes, ranks), alone, apart and alone > 0)
-
-
-def _ranks_of_node(config: ExperimentConfig, nodes: int, gpus: int) -> int:
-    """Ranks on each of ``nodes`` with ``gpus`` for them, 0 where nodes share the ranks evenly."""
-    slurm, world = config.slurm, config.megatron.world_size
     layout = f"the layout of the section megatron has {world} ranks"
     if gpus and nodes * gpus != world:
-        fits = [f"{world // size} x {size}" for size in range(1, 9) if world % size == 0]
-        named = f"slurm.gpus_per_node {gpus}" if gpus == slurm.gpus_per_node else f"{gpus} GPUs beside engines"
+        fits = ", ".join(f"{world // size} x {size}" for size in range(1, 9) if world % size == 0)
+        named = f"{gpus} GPUs beside engines" if beside else f"slurm.gpus_per_node {gpus}"
         raise ConfigError(
-            f"slurm.nodes {nodes} x {named} are {nodes * gpus} GPUs, "
-            f"but {layout}; nodes x GPUs could be {', '.join(fits)}, or change megatron.data_parallel"
+            f"slurm.nodes {nodes} x {named} are {nodes * gpus} GPUs, but {layout}; nodes x GPUs could be {fits}, or "
+            "change megatron.data_parallel"
         )
     if world % nodes:
         raise ConfigError(f"slurm.nodes {nodes}: {layout}, which {nodes} nodes cannot share evenly")
-    return world // nodes
+    return JobNodes(nodes, world // nodes, alone, apart and alone > 0)
 
 
 def _check_engine_node(config: ExperimentConfig) -> None:
@@ -106,15 +95,13 @@ def _check_engine_node(config: ExperimentConfig) -> None:
     key = "engine_gpus_per_node" if config.slurm.engine_gpus_per_node is not None else "gpus_per_node"
     gpus = getattr(config.slurm, key)
     if gpus and (gpus % tensor or count * tensor > gpus):
-        fits = [f"{gpus // size} of {size}" for size in range(1, gpus + 1) if gpus % size == 0]
+        fits = ", ".join(f"{gpus // size} of {size}" for size in range(1, gpus + 1) if gpus % size == 0)
         raise ConfigError(
             f"engine.count {count} of engine.tensor_parallel {tensor} do not fit slurm.{key} {gpus}; a node could have "
-            f"{', '.join(fits)}"
+            f"{fits}"
         )
 
 
-TEMPLATE = shipped("slurm/train.sbatch")
-ENGINES_TEMPLATE = shipped("slurm/engines.sbatch")
 PENDING_USER = {
     "MUA_USER_BASE_URL": "http://mua-user.invalid/v1",
     "MUA_USER_MODEL": "pending",
@@ -144,7 +131,7 @@ class SlurmJob:
     @property
     def template(self) -> Path:
         """The script that is filled in."""
-        return ENGINES_TEMPLATE if self.verb == "engines" else TEMPLATE
+        return shipped(f"slurm/{'engines' if self.verb == 'engines' else 'train'}.sbatch")
 
     @property
     def script(self) -> Path:
@@ -206,18 +193,16 @@ def submission(job: SlurmJob) -> list[str]:
 
 def submission_note(job: SlurmJob, number: str) -> str:
     """What a person wants to know after the submission."""
-    ranks = job.logs / number / "attempt-0" / job.verb
-    followed = [f"{job.logs / number}.log", *([] if job.verb == "engines" else [str(ranks / "rank-00000.log")])]
-    return "\n".join(
-        [
-            f"job      {number}",
-            f"logs     {job.logs / number}",
-            f"follow   tail -F {shlex.join(followed)}",
-            f"state    squeue --job {number}",
-            f"leave    scancel --signal=USR1 --batch {number}   (saves, and comes back if slurm.requeue)",
-            f"cancel   scancel {number}",
-        ]
-    )
+    logs, followed = job.logs / number, [f"{job.logs / number}.log"]
+    if job.verb != "engines":
+        followed.append(str(logs / "attempt-0" / job.verb / "rank-00000.log"))
+    return f"""\
+job      {number}
+logs     {logs}
+follow   tail -F {shlex.join(followed)}
+state    squeue --job {number}
+leave    scancel --signal=USR1 --batch {number}   (saves, and comes back if slurm.requeue)
+cancel   scancel {number}"""
 
 
 def _head(job: SlurmJob, template: str) -> Iterator[str]:

@@ -136,20 +136,6 @@ def test_an_apex_that_is_not_nvidias_is_told(monkeypatch: pytest.MonkeyPatch) ->
         assert checks.check_apex(RunNode()).state == state
 
 
-def test_engines_fit_the_gpus_of_a_node(config: Callable[..., ExperimentConfig]) -> None:
-    def found(*overrides: str) -> Check:
-        return checks.check_engines(RunNode(config(*overrides), node(8), ranks=4))
-
-    assert found("engine.count=4", "engine.tensor_parallel=2").state == "ok"
-    assert found("engine.count=2", "engine.tensor_parallel=2").fix.startswith("4 generate nothing")
-    assert "engine.count can be 2 at most" in found("engine.count=4", "engine.tensor_parallel=4").fix
-    assert "4 are left for engines" in found("placement=separate", "engine.count=3", "engine.tensor_parallel=2").text
-    assert found("placement=separate", "engine.count=2", "engine.tensor_parallel=2").text.endswith("4 GPUs of a node")
-    assert "nodes of their own" in found("placement=separate", "engine.nodes=2", "engine.tensor_parallel=3").text
-    odd = found("engine.tensor_parallel=3")
-    assert (odd.state, odd.fix) == ("failure", "an engine would span nodes: engine.tensor_parallel could be 1, 2, 4, 8")
-
-
 def test_the_plan_must_fit_the_gpu_that_is_there() -> None:
     phase = SimpleNamespace(name="training", total=60 * 10**9)
     cluster = SimpleNamespace(gpu="H200")

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from mua.launch.slurm import (
-    TEMPLATE,
     JobNodes,
     SlurmJob,
     Verb,
@@ -25,6 +24,7 @@ from mua.launch.slurm import (
     submit,
 )  # fmt: skip
 from mua.utils.errors import ConfigError, MuaError
+from mua.utils.resources import shipped
 
 BASE = """\
 name: a name with spaces
@@ -75,7 +75,7 @@ def test_the_rest_is_the_script_of_the_folder_slurm(recipe: Path, verb: Verb) ->
     assert given == set(re.findall(r'^: "\$\{(\w+):=', template, re.MULTILINE))
 
 
-@pytest.mark.parametrize("script", sorted(TEMPLATE.parent.iterdir()), ids=lambda path: path.name)
+@pytest.mark.parametrize("script", sorted(shipped("slurm").iterdir()), ids=lambda path: path.name)
 def test_the_scripts_are_bash(script: Path) -> None:
     subprocess.run(["bash", "-n", script], check=True)
 
@@ -135,7 +135,7 @@ def test_other_nodes_for_engines_are_a_component_of_their_own(recipe: Path) -> N
     assert {"--nodes=2", "--gpus-per-node=4", "--partition=l40s", "--constraint=b"} <= set(engine.split())
     assert ("--no-kill" in trainer, "--no-kill" in engine) == (False, True)
     assert "MUA_ENGINE_NODES=0\n" in text
-    with pytest.raises(ConfigError, match=r"set engine.nodes to their number"):
+    with pytest.raises(ConfigError, match=r"set engine.nodes"):
         render(_job(recipe, "slurm.engine_partition=l40s"))
 
 

@@ -84,7 +84,7 @@ def test_estimate_is_near_what_autograd_saves(model: str, settings: dict[str, An
     options = Options.of(config.megatron, Capabilities.here(), experts=architecture.experts > 0)
     recompute = config.megatron.recompute
     estimate = activations(architecture, config, 0, range(LAYERS), 1, recompute, options)
-    head = LayerSizes.of(architecture, config, options)._norm_and_output()  # logits are the loss's to keep
+    head = LayerSizes.of(architecture, config, options).final_norm()  # logits are the loss's to keep
     with torch.compiler.set_stance("force_eager"):  # Megatron compiles its fused SwiGLU; what it saves is the same
         assert estimate.kept + head == pytest.approx(saved_bytes(MODELS[model], config), rel=0.05)
 

@@ -20,8 +20,8 @@ from typer.testing import CliRunner, Result
 from mua.cli import app
 from mua.config.load import read_config
 from mua.config.schema import ExperimentConfig
-from mua.launch.checks import Check, Start, Verb, configuration, run_checks
-from mua.launch.checks.configuration import Checked, check_reading, check_service, check_start
+from mua.launch.checks import Check, Start, Verb, configuration
+from mua.launch.checks.configuration import Checked, check_reading, check_service, check_start, run_checks
 from mua.launch.slurm import read_job
 from mua.utils.errors import ConfigError
 

@@ -256,7 +256,8 @@ class _SimulatedEngine:
             if self.working is not self._worked:
                 self._worked = self.working
                 self._simulation.wake()
-            speed, pace, seconds = self._simulation.engine_speed(), 1.0, None
+            speed, pace = self._simulation.engine_speed(), 1.0
+            seconds: float | None = None
             if self.working and self._prefills:
                 seconds = self._prefills[0].prefill
             elif self.working:
@@ -415,7 +416,8 @@ class Simulation:
 
     async def _play(self, ordinal: int, sample: int) -> Trajectory:
         async with self._room:
-            episode, session, engine = self.setting.episode(ordinal, sample), object(), None
+            episode, session = self.setting.episode(ordinal, sample), object()
+            engine: _SimulatedEngine | None = None
             await asyncio.sleep(episode.start)
             context, sampled = 0, list[tuple[int, int]]()
             for turn in episode.turns:

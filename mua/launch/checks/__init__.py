@@ -16,12 +16,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, TypeVar
 
 from mua.config.schema import ExperimentConfig
-from mua.utils.errors import MuaError, advise_install, one_line
-from mua.utils.masking import mask_credentials
+from mua.utils.errors import MuaError
 
 State = Literal["ok", "warning", "failure"]
 Verb: TypeAlias = Literal["train", "sft", "eval", "rollout", "gateway", "sync", "engines"]
@@ -150,47 +149,6 @@ def failures_of(error: MuaError) -> Iterator[Check]:
 
 def is_key(text: str) -> bool:
     return text.partition(".")[0] in ExperimentConfig.model_fields
-
-
-def run_checks(start: Start, *, everything: bool = True) -> list[Check]:
-    """Every check of a start that applies, in order; of one that found nothing one line ``ok``.
-
-    ``everything`` makes those that read much too.
-    """
-    found: list[Check] = []
-    for stage in ("start", "late") if everything else ("start",):
-        if stage == "late" and (start.wrong or any(check.state == "failure" for check in found)):
-            break
-        for one in CHECKS:
-            if one.on == stage and one.applies(start) and not one.reads & start.wrong:
-                mine = list(_guarded(one, start))
-                found += [check for check in mine if check.state != "ok"] or mine[:1] or [Check(one.name, "ok", "")]
-    return found
-
-
-def _guarded(one: Listed, start: Start) -> Iterator[Check]:
-    """Its checks with its name; what it raises is one of them."""
-    found = list[Check]()
-    try:
-        for check in one.check(start):
-            found.append(check)
-    except MuaError as error:
-        found += failures_of(error)
-    except Exception as error:
-        missing = advise_install(error)  # a login node that only submits needs no torch
-        why = f"cannot be made here: {missing}" if missing else f"failed itself: {one_line(error)}"
-        found.append(warning("", f"the check of {one.name} {why}"))
-    for check in found:
-        yield replace(check, name=one.name, text=mask_credentials(check.text), fix=mask_credentials(check.fix))
-
-
-def run_stage(stage: Stage, subject: Any) -> list[Check]:
-    """Every check of a stage of the preflight that applies, to a node or to the start of a run."""
-    found = list[Check]()
-    for one in CHECKS:
-        if one.on == stage and one.applies(subject):
-            found += guarded(one.name, lambda one=one: one.check(subject))  # type: ignore[misc]
-    return found
 
 
 def guarded(name: str, check: Callable[[], Check | list[Check]]) -> list[Check]:

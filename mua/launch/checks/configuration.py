@@ -13,7 +13,7 @@ import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlsplit
@@ -22,8 +22,21 @@ from mua.config.environment import NO_DOMAIN
 from mua.config.load import Reading, read_config
 from mua.config.messages import Problem
 from mua.config.schema import EndpointConfig, EnvironmentConfig, ExperimentConfig
-from mua.launch.checks import Check, Start, State, Verb, failure, is_key, listed, raised, run_checks, warning
-from mua.utils.errors import PAGES, TOOL_SERVERS, ConfigError, MuaError, find_missing, one_line
+from mua.launch.checks import (
+    CHECKS,
+    Check,
+    Listed,
+    Start,
+    State,
+    Verb,
+    failure,
+    failures_of,
+    is_key,
+    listed,
+    raised,
+    warning,
+)
+from mua.utils.errors import PAGES, TOOL_SERVERS, ConfigError, MuaError, advise_install, find_missing, one_line
 from mua.utils.hooks import check_hooks, is_hook
 from mua.utils.masking import mask_credentials
 
@@ -412,23 +425,26 @@ def check_machines(start: Start) -> Iterator[Check]:
             text = f"{tp} spans nodes of {gpus} GPUs (slurm.gpus_per_node); its collectives run in every layer"
             fix = f"set it to {gpus} at most, and use megatron.pipeline_parallel"
             yield failure("megatron.tensor_parallel", text, fix)
-        yield from raised(lambda: place_job(config, verb if verb in ("engines", "sft") else "train"))
+        kind: Literal["train", "sft", "engines"] = (
+            "engines" if verb == "engines" else "sft" if verb == "sft" else "train"
+        )
+        yield from raised(lambda: place_job(config, kind))
         if start.has_engines and gpus and config.placement == "colocated":
             yield from _engines_on(gpus, config, f"slurm.gpus_per_node {gpus}")
         return
-    gpus, world = visible_gpus(), config.megatron.world_size if start.trains else 1
+    here, world = visible_gpus(), config.megatron.world_size if start.trains else 1
     given = os.environ.get("WORLD_SIZE")
     if start.trains and given is not None and given != str(world):
         text = f"the layout needs {world} processes (tensor x pipeline x context x data parallel), {given} were started"
         yield failure("megatron", text, "change megatron.data_parallel or the launcher")
-    elif start.trains and given is None and gpus and world > gpus:
-        text = f"the layout needs {world} processes with a GPU each, and this machine shows {gpus}"
+    elif start.trains and given is None and here and world > here:
+        text = f"the layout needs {world} processes with a GPU each, and this machine shows {here}"
         yield failure("megatron", text, "lower its sizes, or start it on more machines (mua launch slurm)")
     elif verb == "train" and not start.offline:
         ranks = local_ranks() if given is not None else world
-        yield from raised(lambda: check_trainer_machine(config, ranks, gpus))
-        if gpus and config.placement == "colocated":
-            yield from _engines_on(gpus, config, f"this machine, which shows {gpus}")
+        yield from raised(lambda: check_trainer_machine(config, ranks, here))
+        if here and config.placement == "colocated":
+            yield from _engines_on(here, config, f"this machine, which shows {here}")
     if start.has_engines and verb == "train":
         yield from raised(lambda: refuse_expandable_segments(config.engine))
 
@@ -439,6 +455,8 @@ def _engines_on(gpus: int, config: ExperimentConfig, where: str) -> Iterator[Che
         text = f"engine.count {count} x engine.tensor_parallel {tp} need {count * tp} GPUs, more than {where}"
         fix = f"set engine.count to {gpus // tp}" if tp <= gpus else f"set engine.tensor_parallel to {gpus} at most"
         yield failure("engine.count" if tp <= gpus else "engine.tensor_parallel", text, fix)
+    elif free := gpus - count * tp:
+        yield Check("", "ok", f"{free} GPUs of {where} generate nothing")
 
 
 @listed("schedule", "optimizer", "critic", "trainer", "algorithm", "rollout", "evaluation", applies=_trains)
@@ -574,6 +592,38 @@ def check_template(start: Start) -> Iterator[Check]:
 
 
 # ---- what a command does with them
+
+
+def run_checks(start: Start, *, everything: bool = True) -> list[Check]:
+    """Every check of a start that applies, in order; of one that found nothing one line ``ok``.
+
+    ``everything`` makes those that read much too.
+    """
+    found: list[Check] = []
+    for stage in ("start", "late") if everything else ("start",):
+        if stage == "late" and (start.wrong or any(check.state == "failure" for check in found)):
+            break
+        for one in CHECKS:
+            if one.on == stage and one.applies(start) and not one.reads & start.wrong:
+                mine = list(_guarded(one, start))
+                found += [check for check in mine if check.state != "ok"] or mine[:1] or [Check(one.name, "ok", "")]
+    return found
+
+
+def _guarded(one: Listed, start: Start) -> Iterator[Check]:
+    """Its checks with its name; what it raises is one of them."""
+    found = list[Check]()
+    try:
+        for check in one.check(start):
+            found.append(check)
+    except MuaError as error:
+        found += failures_of(error)
+    except Exception as error:
+        missing = advise_install(error)  # a login node that only submits needs no torch
+        why = f"cannot be made here: {missing}" if missing else f"failed itself: {one_line(error)}"
+        found.append(warning("", f"the check of {one.name} {why}"))
+    for check in found:
+        yield replace(check, name=one.name, text=mask_credentials(check.text), fix=mask_credentials(check.fix))
 
 
 @dataclass(frozen=True)

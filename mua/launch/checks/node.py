@@ -14,14 +14,14 @@ import shutil
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import psutil
 
 from mua.config.schema import DistillationConfig, EndpointConfig, ExperimentConfig
-from mua.engine.cluster import check_trainer_machine, first_engine_gpu, trains_beside_engines
 from mua.engine.server import ALLOCATOR_VARIABLES, expandable
-from mua.launch.checks import Check, Start, listed
+from mua.launch.checks import CHECKS, Check, Stage, Start, guarded, listed
 from mua.launch.gpus import NodeFacts, Variable, needed_variables, read_node
 from mua.utils.cores import given_cores
 from mua.utils.errors import ConfigError, EnvironmentFault, MuaError
@@ -72,7 +72,8 @@ class RunNode:
         """This one, of a run that torchrun started or alone."""
         import torch
 
-        facts, machine, parent = read_node(), None, psutil.Process().parent()
+        facts, parent = read_node(), psutil.Process().parent()
+        machine: Capabilities | None = None
         if facts.gpus and config is not None:
             from mua.megatron.capabilities import Capabilities
 
@@ -223,7 +224,7 @@ def check_apex(_: RunNode) -> Check:
 def check_variables(node: RunNode, environment: Mapping[str, str] = os.environ) -> Check:
     """What the run will have, and whether a person's own values can stay."""
 
-    def fix(variable: Variable) -> str:
+    def way_out(variable: Variable) -> str:
         told = f"unset {variable.name}" + ("" if variable.value is None else f" or set it to {variable.value}")
         return f"{told} ({variable.why})"
 
@@ -239,7 +240,7 @@ def check_variables(node: RunNode, environment: Mapping[str, str] = os.environ) 
     if wrong := [variable for variable in needed if not variable.takes(environment.get(variable.name))]:
         text = ", ".join(f"{v.name}={environment[v.name]}" for v in wrong)
         failed = any(v.otherwise == "failure" for v in wrong)
-        return Check("variables", "failure" if failed else "warning", text, "; ".join(map(fix, wrong)))
+        return Check("variables", "failure" if failed else "warning", text, "; ".join(map(way_out, wrong)))
     if node.capability is None:
         return Check("variables", "ok", "skipped what is set for GPUs; nothing in the way")
     shown = [f"{v.name}={environment.get(v.name, v.value)}" for v in needed if v.value is not None]
@@ -264,33 +265,6 @@ def check_layers(node: RunNode) -> Check:
         fix = "install transformer-engine-torch (docs/installation.md), or say megatron.implementation: local"
         return Check("layers", "warning", "Megatron's local layers: Transformer Engine is not installed", fix)
     return Check("layers", "ok", "Megatron's local layers")
-
-
-@listed("engines", on="node", applies=_configured)
-def check_engines(node: RunNode) -> Check:
-    """The engines of a trainer's node have its GPUs: their tensor parallelism divides them, and there are enough."""
-    config, on_node, ranks = node.ours, len(node.facts.gpus), node.ranks
-    tensor, count = config.engine.tensor_parallel, config.engine.count
-    if not trains_beside_engines(config):
-        text = f"on {config.engine.nodes} nodes of their own, which look at their GPUs themselves"
-        return Check("engines", "ok", text)
-    if not on_node:
-        return Check("engines", "ok", "skipped: no GPU")
-    try:
-        check_trainer_machine(config, ranks, on_node)
-    except ConfigError as error:
-        return Check("engines", "failure", str(error))
-    free = on_node - first_engine_gpu(config, ranks)
-    text = f"{count} of tensor_parallel {tensor} on {free} GPUs of a node"
-    if free % tensor:
-        fits = ", ".join(str(size) for size in range(1, free + 1) if free % size == 0)
-        return Check("engines", "failure", text, f"an engine would span nodes: engine.tensor_parallel could be {fits}")
-    if count * tensor > free:
-        return Check("engines", "failure", text, f"engine.count can be {free // tensor} at most")
-    if count * tensor < free:
-        fix = f"{free - count * tensor} generate nothing; engine.count {free // tensor} uses all"
-        return Check("engines", "warning", text, fix)
-    return Check("engines", "ok", text)
 
 
 @listed("memory", on="node", applies=lambda node: _configured(node) and node.rank == 0)
@@ -516,3 +490,12 @@ def _get(url: str, key: SecretStr, check: str, shown: str, section: str) -> http
     if answer.status_code in (401, 403):
         return Check(check, "failure", f"{shown} answers {answer.status_code}", f"check {section}.api_key")
     return answer
+
+
+def run_stage(stage: Stage, subject: Any) -> list[Check]:
+    """Every check of a stage of the preflight that applies, to a node or to the start of a run."""
+    found = list[Check]()
+    for one in CHECKS:
+        if one.on == stage and one.applies(subject):
+            found += guarded(one.name, partial(one.check, subject))
+    return found

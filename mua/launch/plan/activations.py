@@ -214,19 +214,16 @@ class LayerSizes:
         """What the MLP of a dense layer saves."""
         return 0.0 if sparse else sum(self._mlp().values())
 
-    def _norm_and_output(self) -> float:
-        return sum(self._final_norm())
-
-    def _final_norm(self) -> tuple[float, float]:
-        """The norm before the output layer is a module of its own."""
+    def final_norm(self) -> float:
+        """The norm before the output layer, a module of its own, and what it gives."""
         norm = self.stream + _FLOAT * self.tokens / self.tp if self.fused else self.stream * self.norm / self.element
-        return norm, self.stream
+        return norm + self.stream
 
     def scoring(self) -> float:
         """The final norm, its output, that of all tensor-parallel ranks, and a chunk of logits: in the model's type
         (unless the output layer is in float32), then twice in full precision."""
         gathered = self.element * self.architecture.hidden * self.tokens if self.tp > 1 else 0.0
-        return self._norm_and_output() + gathered + 2 * _FLOAT * self._chunk
+        return self.final_norm() + gathered + 2 * _FLOAT * self._chunk
 
     def output(self) -> float:
         """Besides, while gradients are computed: those of a chunk in the model's type, of what was gathered, and of the

@@ -93,15 +93,42 @@ def layers_by_stage(architecture: Architecture, config: ExperimentConfig) -> lis
 
 def _cluster_problems(architecture: Architecture, config: ExperimentConfig) -> Iterator[str]:
     """What keeps trainer and engines from the cluster's nodes, and engines from the model."""
-    yield from _trainer_problems(config)
-    per_node = trainer_gpus_per_node(config) if trainer_gpus(config) > 0 else gpus_per_node(config)
-    if config.megatron.tensor_parallel > per_node:
+    cluster, engine, world, nodes = config.cluster, config.engine, config.megatron.world_size, trainer_nodes(config)
+    if nodes < 1:
         yield (
-            f"megatron.tensor_parallel {config.megatron.tensor_parallel} spans nodes of {per_node} GPUs; "
-            "its collectives run in every layer and need NVLink"
+            f"placement separate: engine.nodes {engine.nodes} of cluster.nodes {cluster.nodes} leave no node to the "
+            "trainer; cluster.nodes counts both"
+        )
+    elif cluster.gpus_per_node is None:
+        if world % nodes:
+            yield f"megatron: {world} ranks do not divide over cluster.nodes {nodes}"
+    elif world != trainer_gpus(config):
+        taken = f"{engine_gpus_per_node(config)} GPUs of each node (engine.count x engine.tensor_parallel)"
+        taken = f"engine.nodes {engine.nodes}" if engine.nodes else taken
+        left = f", of which engines on GPUs of their own have {taken}, so that {max(0, trainer_gpus(config))} are left"
+        yield (
+            f"megatron: the sizes multiply to {world} ranks, but cluster.nodes {cluster.nodes} x gpus_per_node "
+            f"{cluster.gpus_per_node} are {gpus(config)} GPUs{left if config.placement == 'separate' else ''}"
+        )
+    per_node, tensor = gpus_per_node(config), config.megatron.tensor_parallel
+    of_trainer = trainer_gpus_per_node(config) if trainer_gpus(config) > 0 else per_node
+    if tensor > of_trainer:
+        yield (
+            f"megatron.tensor_parallel {tensor} spans nodes of {of_trainer} GPUs; its collectives run in every layer "
+            "and need NVLink"
         )
     yield from engine_problems(architecture, config)
-    yield from _engine_node_problems(config)
+    count, tp = engine.count, engine.tensor_parallel
+    if per_node % tp:
+        yield (
+            f"engine.tensor_parallel {tp}: the {per_node} GPUs of a node do not divide by it; the nearest possible: "
+            f"{max(size for size in range(1, min(tp, per_node) + 1) if per_node % size == 0)}"
+        )
+    elif count * tp > per_node:
+        yield (
+            f"engine.count {count} x engine.tensor_parallel {tp} needs {count * tp} GPUs, and a node has {per_node}; "
+            f"the nearest possible: engine.count {max(1, per_node // tp)}"
+        )
 
 
 def engine_problems(architecture: Architecture, config: ExperimentConfig) -> Iterator[str]:
@@ -111,47 +138,6 @@ def engine_problems(architecture: Architecture, config: ExperimentConfig) -> Ite
     widths = {architecture.ffn} if not all(architecture.sparse) else set()
     for width in widths | ({architecture.expert_ffn} if architecture.experts else set()):
         yield from undivided("engine.tensor_parallel", tp, "an MLP's width of {}", width)
-
-
-def _trainer_problems(config: ExperimentConfig) -> Iterator[str]:
-    """What keeps the trainer's ranks from the nodes and GPUs that the engines leave it."""
-    cluster, world, nodes = config.cluster, config.megatron.world_size, trainer_nodes(config)
-    if nodes < 1:
-        yield (
-            f"placement separate: engine.nodes {config.engine.nodes} of cluster.nodes {cluster.nodes} leave no node to "
-            "the trainer; cluster.nodes counts both"
-        )
-    elif cluster.gpus_per_node is None:
-        if world % nodes:
-            yield f"megatron: {world} ranks do not divide over cluster.nodes {nodes}"
-    elif world != trainer_gpus(config):
-        left = ""
-        if config.placement == "separate":
-            taken = f"engine.nodes {config.engine.nodes}"
-            if not config.engine.nodes:
-                taken = f"{engine_gpus_per_node(config)} GPUs of each node (engine.count x engine.tensor_parallel)"
-            left = (
-                f", of which engines on GPUs of their own have {taken}, so that {max(0, trainer_gpus(config))} are left"
-            )
-        yield (
-            f"megatron: the sizes multiply to {world} ranks, but cluster.nodes {cluster.nodes} "
-            f"x gpus_per_node {cluster.gpus_per_node} are {gpus(config)} GPUs{left}"
-        )
-
-
-def _engine_node_problems(config: ExperimentConfig) -> Iterator[str]:
-    """What keeps the engines from the GPUs of a node."""
-    count, tp, per_node = config.engine.count, config.engine.tensor_parallel, gpus_per_node(config)
-    if per_node % tp:
-        yield (
-            f"engine.tensor_parallel {tp}: the {per_node} GPUs of a node do not divide by it; the nearest possible: "
-            f"{max(size for size in range(1, min(tp, per_node) + 1) if per_node % size == 0)}"
-        )
-    elif count * tp > per_node:
-        yield (
-            f"engine.count {count} x engine.tensor_parallel {tp} needs {count * tp} GPUs, and a node has "
-            f"{per_node}; the nearest possible: engine.count {max(1, per_node // tp)}"
-        )
 
 
 def _nearest(architecture: Architecture, config: ExperimentConfig) -> str:

@@ -61,11 +61,7 @@ class Sync:
 
 def plan_sync(architecture: Architecture, config: ExperimentConfig) -> Sync:
     """Bytes and time of one synchronisation with the engines of ``config``."""
-    return without_cuda(_sync, architecture, config)
-
-
-def _sync(architecture: Architecture, config: ExperimentConfig) -> Sync:
-    return planned_links(architecture, config).sum_up(config.cluster)
+    return without_cuda(planned_links, architecture, config).sum_up(config.cluster)
 
 
 def planned_links(architecture: Architecture, config: ExperimentConfig) -> Links:
