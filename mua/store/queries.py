@@ -9,9 +9,8 @@ from typing import Any, Literal
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from mua.store.column_types import json_text
 from mua.store.faults import StoreError
-from mua.store.tables import parts, runs, segments, steps, tasks, tool_calls, trajectories, uses
+from mua.store.tables import json_text, parts, runs, segments, steps, tasks, tool_calls, trajectories, uses
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,10 +12,8 @@ import numpy as np
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from mua.store.arrays import unpack_arrays
+from mua.store.blobs import check_text, message_lists, unpack_arrays
 from mua.store.queries import lost_step
-from mua.store.reader import trajectory_from_rows
-from mua.store.records import EpisodeKey
 from mua.store.tables import (
     episodes,
     metadata,
@@ -30,7 +28,7 @@ from mua.store.tables import (
     trajectories,
     uses,
 )
-from mua.store.texts import check_text, message_lists
+from mua.store.trajectories import EpisodeKey, trajectory_from_rows
 from mua.types import Outcome, Segment, Trajectory
 from mua.utils.errors import MuaError
 

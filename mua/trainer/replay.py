@@ -23,14 +23,14 @@ from sqlalchemy.engine import Connection
 from mua.config.load import load_config
 from mua.config.schema import ExperimentConfig, RolloutConfig, TrainerConfig
 from mua.megatron.checkpoint import checkpoint_folder
-from mua.store.arrays import unpack_arrays
+from mua.store.blobs import unpack_arrays
 from mua.store.database import FILE, Store
 from mua.store.faults import StoreError
 from mua.store.queries import lost_step
-from mua.store.reader import read_trajectories
 from mua.store.retention import checkpoint_steps
 from mua.store.starts import RUN_FILE
 from mua.store.tables import parts, steps, trajectories, uses
+from mua.store.trajectories import read_trajectories
 from mua.trainer.learner import Learner
 from mua.trainer.rank_processes import become_rank, leads
 from mua.trainer.rl import learn, optimizer_steps

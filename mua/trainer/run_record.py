@@ -20,7 +20,7 @@ import numpy as np
 from mua.config.schema import ExperimentConfig
 from mua.observe.metrics_log import without_evaluation
 from mua.observe.provenance import provenance
-from mua.store.arrays import pack_arrays
+from mua.store.blobs import pack_arrays
 from mua.store.database import Store, store_url
 from mua.store.faults import StoreError
 from mua.store.recorder import Recorder

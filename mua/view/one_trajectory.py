@@ -11,11 +11,10 @@ import numpy.typing as npt
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from mua.store.arrays import unpack_arrays
+from mua.store.blobs import message_lists, read_texts, unpack_arrays, unpack_messages
 from mua.store.queries import lost_step, same_task
-from mua.store.reader import segment_from_row
 from mua.store.tables import requests, scores, segments, steps, tasks, tool_calls, trajectories, uses
-from mua.store.texts import message_lists, read_texts, unpack_messages
+from mua.store.trajectories import segment_from_row
 from mua.types import Json, Provenance
 from mua.view.run_overview import kind_of
 from mua.view.viewed_runs import NotThere, ViewedRun

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from mua.observe.transcript import render_trajectory
 from mua.store.queries import TrajectoryFilter, trajectory_ids
-from mua.store.reader import read_trajectories
+from mua.store.trajectories import read_trajectories
 from mua.types import Json
 from mua.utils.strict_json import printable
 from mua.view.one_trajectory import advantage_by_turn, tokens, trajectory

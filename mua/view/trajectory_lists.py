@@ -23,11 +23,9 @@ import numpy as np
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from mua.store.arrays import decompress, unpack_arrays
-from mua.store.column_types import json_text
+from mua.store.blobs import decompress, unpack_arrays, unpack_messages
 from mua.store.queries import Order, TrajectoryFilter, count_trajectories, list_trajectories, same_task
-from mua.store.tables import segments, tasks, tool_calls, trajectories, uses
-from mua.store.texts import unpack_messages
+from mua.store.tables import json_text, segments, tasks, tool_calls, trajectories, uses
 from mua.types import Json
 from mua.utils.errors import MuaError
 from mua.view.run_overview import changes, kind_of

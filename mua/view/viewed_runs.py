@@ -19,9 +19,9 @@ from mua.observe.metrics_log import EVALUATIONS_FILE, METRICS_FILE, read_metrics
 from mua.observe.output import CONFIG_FILE
 from mua.store.database import Store
 from mua.store.faults import NoStore, StoreError
-from mua.store.importing import import_writes
 from mua.store.queries import list_runs
 from mua.store.tables import runs
+from mua.store.traces import import_writes
 from mua.store.writer import execute
 from mua.types import Json
 from mua.utils.errors import MuaError

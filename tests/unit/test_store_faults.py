@@ -22,7 +22,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 import mua.store.database
-from mua.store.arrays import pack_arrays, unpack_arrays
+from mua.store.blobs import pack_arrays, unpack_arrays
 from mua.store.database import HEAD, Store
 from mua.store.faults import DamagedRecord, StoreError, StoreFull, StoreUnreachable
 from mua.store.tables import runs, texts

@@ -21,9 +21,9 @@ from typer.testing import CliRunner
 from mua.cli import app
 from mua.store.database import Store
 from mua.store.faults import StoreError
-from mua.store.reader import read_trajectories
 from mua.store.tables import steps, trajectories
 from mua.store.traces import TraceWriter
+from mua.store.trajectories import read_trajectories
 from mua.store.writer import Insert, Update, execute
 from mua.trainer.evaluation.estimators import bootstrap
 from mua.types import Json

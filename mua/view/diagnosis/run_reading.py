@@ -22,11 +22,10 @@ from sqlalchemy.engine import Connection
 from mua.observe.diagnosis.evidence import Evidence, SeenEpisode, TokenSample, series
 from mua.observe.metrics_log import EVALUATIONS_FILE, METRICS_FILE, read_metrics
 from mua.observe.output import CONFIG_FILE
-from mua.store.arrays import unpack_arrays
+from mua.store.blobs import unpack_arrays, unpack_messages
 from mua.store.faults import StoreError
 from mua.store.queries import lost_step, same_task
 from mua.store.tables import requests, runs, segments, steps, tasks, tool_calls, trajectories, uses
-from mua.store.texts import unpack_messages
 from mua.types import Json, Provenance
 from mua.utils.errors import MuaError
 from mua.view.diagnosis.telltale_users import Telltale
