@@ -17,7 +17,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from mua.view.page_files import STATIC
+from mua.view.html_page import STATIC
 
 FOLDER = STATIC / "vendor"
 

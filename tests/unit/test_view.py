@@ -28,12 +28,10 @@ from mua.store.writer import Insert, Update, execute
 from mua.trainer.evaluation.estimators import bootstrap
 from mua.types import Json
 from mua.utils.errors import MuaError
+from mua.view.html_page import STATIC, _even, export_page
 from mua.view.page_answers import Answers, as_bytes
-from mua.view.page_files import STATIC
-from mua.view.single_file import _even, export_page
-from mua.view.token_texts import TokenTexts
 from mua.view.trajectory_lists import BadQuestion
-from mua.view.viewed_runs import NotThere, opened_runs
+from mua.view.viewed_runs import NotThere, TokenTexts, opened_runs
 from tools.bench.shop_run import HOSTILE, shop_model, write_shop
 from tools.view_served import served
 

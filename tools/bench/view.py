@@ -16,8 +16,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from mua.view.html_page import export_page
 from mua.view.page_answers import Answers
-from mua.view.single_file import export_page
 from mua.view.viewed_runs import opened_runs
 from tools.bench.shop_run import write_shop
 from tools.view_browser import PATIENCE_MS, chromium
