@@ -86,7 +86,10 @@ def schema_sql(dialect: str) -> str:
     """The statements that make the tables, and the version's own table, empty."""
     made: list[Any] = []
     for table in metadata.sorted_tables:
-        made += [CreateTable(table), *(CreateIndex(index) for index in sorted(table.indexes, key=lambda i: i.name))]
+        made += [
+            CreateTable(table),
+            *(CreateIndex(index) for index in sorted(table.indexes, key=lambda index: str(index.name))),
+        ]
     texts = [str(statement.compile(dialect=_DIALECTS[dialect])).strip() for statement in made]
     texts.append("CREATE TABLE alembic_version (version_num VARCHAR(32) NOT NULL PRIMARY KEY)")
     return "".join(text.replace("\t", "    ").replace(" \n", "\n") + ";\n" for text in texts)

@@ -21,7 +21,7 @@ import sqlalchemy as sa
 import zstandard
 from sqlalchemy.engine import Connection
 
-from mua.store.faults import DamagedRecord
+from mua.store.faults import DamagedData
 from mua.store.tables import json_text, parsed_json, texts
 from mua.store.writer import Insert
 from mua.types import Json
@@ -44,18 +44,18 @@ def compress(content: bytes, level: int = LEVEL) -> bytes:
 
 
 def decompress(blob: bytes, what: str = "a blob") -> bytes:
-    """The inverse of :func:`compress`. Raises :class:`DamagedRecord`, which names ``what``."""
+    """The inverse of :func:`compress`. Raises :class:`DamagedData`, which names ``what``."""
     try:
         size = zstandard.get_frame_parameters(blob).content_size
         if size > MAX_BYTES:
-            raise DamagedRecord(f"{what}: says it holds {size} bytes")
+            raise DamagedData(f"{what}: says it holds {size} bytes")
         decompressor = getattr(_local, "decompressor", None)
         if decompressor is None:
             decompressor = _local.decompressor = zstandard.ZstdDecompressor()
         content: bytes = decompressor.decompress(blob, max_output_size=size, allow_extra_data=False)
         return content
     except (zstandard.ZstdError, MemoryError) as error:
-        raise DamagedRecord(f"{what}: damaged: {error}") from None
+        raise DamagedData(f"{what}: damaged: {error}") from None
 
 
 def pack_arrays(arrays: Mapping[str, npt.NDArray[Any]], level: int = LEVEL) -> bytes:
@@ -77,7 +77,7 @@ def pack_arrays(arrays: Mapping[str, npt.NDArray[Any]], level: int = LEVEL) -> b
 def unpack_arrays(blob: bytes, what: str = "arrays") -> dict[str, npt.NDArray[Any]]:
     """The inverse of :func:`pack_arrays`: writable arrays in the machine's byte order.
 
-    Raises :class:`DamagedRecord`, which names ``what``, for a blob that is not exactly what was written.
+    Raises :class:`DamagedData`, which names ``what``, for a blob that is not exactly what was written.
     """
     content = decompress(blob, what)
     try:
@@ -95,7 +95,7 @@ def unpack_arrays(blob: bytes, what: str = "arrays") -> dict[str, npt.NDArray[An
         if at != len(content):
             raise ValueError(f"{len(content) - at} bytes too many")
     except (ValueError, TypeError, KeyError, struct.error, RecursionError) as error:
-        raise DamagedRecord(f"{what}: not a blob of arrays: {error}") from None
+        raise DamagedData(f"{what}: not a blob of arrays: {error}") from None
     return found
 
 
@@ -118,14 +118,14 @@ def text_inserts(values: Iterable[Any], known: Collection[str] = ()) -> tuple[li
 
 
 def read_texts(connection: Connection, hashes: Iterable[str]) -> dict[str, Any]:
-    """The values of ``hashes``. Raises :class:`DamagedRecord` for one that is missing or is not what it was."""
+    """The values of ``hashes``. Raises :class:`DamagedData` for one that is missing or is not what it was."""
     wanted, found = list(dict.fromkeys(hashes)), {}
     for at in range(0, len(wanted), _MANY):
         chosen = sa.select(texts.c.hash, texts.c.body).where(texts.c.hash.in_(wanted[at : at + _MANY]))
         for name, blob in connection.execute(chosen):
             found[name] = check_text(name, blob)
     if missing := [name for name in wanted if name not in found]:
-        raise DamagedRecord(f"text {missing[0]}: not in the store")
+        raise DamagedData(f"text {missing[0]}: not in the store")
     return found
 
 
@@ -133,14 +133,14 @@ def check_text(name: str, blob: bytes) -> Any:
     """The value of one row of ``texts``, whose hash is compared."""
     body = decompress(blob, f"text {name}")
     if (found := hash_text(body)) != name:
-        raise DamagedRecord(f"text {name}: its content has another hash, {found}")
+        raise DamagedData(f"text {name}: its content has another hash, {found}")
     return parsed_json(body)
 
 
 def message_lists(requests: Iterable[Mapping[str, Any]]) -> dict[int, list[str]]:
     """The whole lists of hashes of all requests of one role and attempt, by number.
 
-    Raises :class:`DamagedRecord` where one goes on from a request that is not there before it.
+    Raises :class:`DamagedData` where one goes on from a request that is not there before it.
     """
     lists: dict[int, list[str]] = {}
     for row in sorted(requests, key=lambda row: row["number"]):
@@ -149,9 +149,7 @@ def message_lists(requests: Iterable[Mapping[str, Any]]) -> dict[int, list[str]]
         start: list[str] = []
         if row["follows"] is not None:
             if row["follows"] not in lists or not 0 <= (row["kept"] or 0) <= len(lists[row["follows"]]):
-                raise DamagedRecord(
-                    f"request {row['number']}: goes on from request {row['follows']}, which is not there"
-                )
+                raise DamagedData(f"request {row['number']}: goes on from request {row['follows']}, which is not there")
             start = lists[row["follows"]][: row["kept"]]
         lists[row["number"]] = [*start, *row["messages"]]
     return lists
@@ -163,8 +161,8 @@ def pack_messages(messages: Sequence[Json]) -> bytes:
 
 
 def unpack_messages(blob: bytes, what: str = "messages") -> list[Json]:
-    """The inverse of :func:`pack_messages`. Raises :class:`DamagedRecord`."""
+    """The inverse of :func:`pack_messages`. Raises :class:`DamagedData`."""
     found = parsed_json(decompress(blob, what))
     if not isinstance(found, list) or not all(isinstance(message, dict) for message in found):
-        raise DamagedRecord(f"{what}: no list of messages")
+        raise DamagedData(f"{what}: no list of messages")
     return found

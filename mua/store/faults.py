@@ -32,8 +32,8 @@ class StoreFull(StoreError):
     """The disk of the database is full."""
 
 
-class DamagedRecord(StoreError):
-    """A record is not what was written. The message names it."""
+class DamagedData(StoreError):
+    """A row or blob is not what was written. The message names it."""
 
 
 def shown(url: URL | str) -> str:

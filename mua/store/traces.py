@@ -96,14 +96,14 @@ def read_traces(path: Path) -> Iterator[Trajectory]:
                     raise TraceError(f"{one}:{number}: its expert choices are missing: {error.filename}") from error
                 except (ValueError, KeyError, TypeError) as error:
                     if line.endswith(b"\n"):
-                        what = describe_record_error(error)
+                        what = describe_line_error(error)
                         raise TraceError(f"{one}:{number}: not a trajectory: {what}") from error
                     log.warning("%s:%d: the last line is unfinished (the writer was killed); skipped", one, number)
                     break
                 yield trajectory
 
 
-def describe_record_error(error: Exception) -> str:
+def describe_line_error(error: Exception) -> str:
     """What is wrong with a record, on one line."""
     return printable(f"{type(error).__name__}: {error}")
 
@@ -136,10 +136,10 @@ def encode_trajectory(trajectory: Trajectory, experts: BinaryIO | None = None) -
 
 def decode_trajectory(line: str | bytes, experts: Path | None = None) -> Trajectory:
     """The exact inverse of :func:`encode_trajectory`. Raises ValueError, KeyError or TypeError on anything else."""
-    return trajectory_from_record(read_json(line, strict=False, depth=MAX_FILE_DEPTH), experts)
+    return trajectory_from_json(read_json(line, strict=False, depth=MAX_FILE_DEPTH), experts)
 
 
-def trajectory_from_record(record: Any, experts: Path | None = None) -> Trajectory:
+def trajectory_from_json(record: Any, experts: Path | None = None) -> Trajectory:
     """A trajectory from the JSON of its line; raises as :func:`decode_trajectory`."""
     _require(record, dict, "the line")
     fields = dict(record)

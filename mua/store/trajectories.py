@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from mua.store.blobs import pack_arrays, pack_messages, unpack_arrays, unpack_messages
-from mua.store.faults import DamagedRecord, StoreError
+from mua.store.faults import DamagedData, StoreError
 from mua.store.tables import segments, trajectories
 from mua.store.writer import Insert
 from mua.types import Json, Outcome, Provenance, Segment, Trajectory
@@ -133,18 +133,18 @@ _MANY = 64
 def read_trajectories(connection: Connection, ids: Iterable[str]) -> Iterator[Trajectory]:
     """The trajectories of ``ids``, in order, a few in memory at a time.
 
-    Raises :class:`StoreError` for one that is not there or whose arrays were pruned, :class:`DamagedRecord` for one
+    Raises :class:`StoreError` for one that is not there or whose arrays were pruned, :class:`DamagedData` for one
     that is not what was written.
     """
     wanted = list(ids)
     for at in range(0, len(wanted), _MANY):
         some = wanted[at : at + _MANY]
         found = connection.execute(sa.select(trajectories).where(trajectories.c.id.in_(some))).mappings()
-        rows = {row["id"]: row for row in found}
+        rows = {row["id"]: dict(row) for row in found}
         parts: dict[str, list[Mapping[str, Any]]] = {name: [] for name in some}
         of_some = sa.select(segments).where(segments.c.trajectory_id.in_(some)).order_by(segments.c.number)
         for part in connection.execute(of_some).mappings():
-            parts[part["trajectory_id"]].append(part)
+            parts[part["trajectory_id"]].append(dict(part))
         for name in some:
             if name not in rows:
                 raise StoreError(f"trajectory {name}: not in the store")
@@ -157,9 +157,9 @@ def trajectory_from_rows(row: Mapping[str, Any], parts: Sequence[Mapping[str, An
     if row["messages"] is None:
         raise StoreError(f"{name}: its messages and tokens were pruned")
     if [part["number"] for part in parts] != list(range(row["segments"])):
-        raise DamagedRecord(f"{name}: has {row['segments']} segments, and the store {[p['number'] for p in parts]}")
+        raise DamagedData(f"{name}: has {row['segments']} segments, and the store {[p['number'] for p in parts]}")
     if row["outcome"] not in set(Outcome):
-        raise DamagedRecord(f"{name}: outcome {row['outcome']!a} is none")
+        raise DamagedData(f"{name}: outcome {row['outcome']!a} is none")
     return Trajectory(
         task_id=row["task_id"],
         ordinal=row["ordinal"],
@@ -188,17 +188,17 @@ def segment_from_row(row: Mapping[str, Any]) -> Segment:
     arrays = unpack_arrays(row["arrays"], f"{name}: arrays")
     for key, array in arrays.items():
         if key in SEGMENT_DTYPES and (array.dtype, array.shape) != (np.dtype(SEGMENT_DTYPES[key]), (row["tokens"],)):
-            raise DamagedRecord(f"{name}: {key} is {array.dtype}{list(array.shape)}, of {row['tokens']} tokens")
+            raise DamagedData(f"{name}: {key} is {array.dtype}{list(array.shape)}, of {row['tokens']} tokens")
     if missing := SEGMENT_DTYPES.keys() - arrays.keys() - {"teacher_logprobs"}:
-        raise DamagedRecord(f"{name}: has no {min(missing)}")
+        raise DamagedData(f"{name}: has no {min(missing)}")
     if set(arrays) - set(SEGMENT_DTYPES):
-        raise DamagedRecord(f"{name}: has arrays that no segment has: {', '.join(set(arrays) - set(SEGMENT_DTYPES))}")
+        raise DamagedData(f"{name}: has arrays that no segment has: {', '.join(set(arrays) - set(SEGMENT_DTYPES))}")
     if arrays["provenance"].max(initial=0) > max(Provenance):
-        raise DamagedRecord(f"{name}: a token has a provenance that there is not")
+        raise DamagedData(f"{name}: a token has a provenance that there is not")
     experts = None
     if row["experts"] is not None:
         found = unpack_arrays(row["experts"], f"{name}: experts")
         experts = found.get("experts")
         if list(found) != ["experts"] or experts is None or experts.ndim != 2 or len(experts) != row["tokens"]:
-            raise DamagedRecord(f"{name}: expert choices do not fit its {row['tokens']} tokens")
+            raise DamagedData(f"{name}: expert choices do not fit its {row['tokens']} tokens")
     return Segment(**arrays, experts=experts)

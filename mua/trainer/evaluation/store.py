@@ -21,7 +21,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple, Self
 
-from mua.store.traces import describe_record_error, encode_trajectory, trajectory_from_record
+from mua.store.traces import describe_line_error, encode_trajectory, trajectory_from_json
 from mua.types import Trajectory
 from mua.utils.errors import MuaError
 from mua.utils.files import LineFile
@@ -120,9 +120,9 @@ class EpisodeStore(LineFile):
             key = Key(**{name: record[name] for name in Key._fields})
             if [type(value) for value in key] != [str, str, str, int]:
                 raise TypeError("domain, task and task_digest are strings, sample is an integer")
-            self._keep(key, trajectory_from_record(record["trajectory"]))
+            self._keep(key, trajectory_from_json(record["trajectory"]))
         except (ValueError, KeyError, TypeError) as error:
-            reason = describe_record_error(error)
+            reason = describe_line_error(error)
             raise MuaError(f"{self.path}:{number}: not an episode ({reason}); remove the line or the file") from None
 
     def _keep(self, key: Key, trajectory: Trajectory) -> None:
