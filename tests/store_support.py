@@ -7,11 +7,10 @@ from collections.abc import Iterator
 import numpy as np
 import sqlalchemy as sa
 
-from mua.store.arrays import pack_arrays
+from mua.store.blobs import pack_arrays, text_inserts
 from mua.store.database import Store
-from mua.store.records import EpisodeKey, trajectory_inserts
 from mua.store.tables import episodes, parts, requests, runs, scores, steps, tasks, tool_calls, uses
-from mua.store.texts import continuation, text_inserts
+from mua.store.trajectories import EpisodeKey, trajectory_inserts
 from mua.store.writer import Insert, Write, execute
 from mua.types import Outcome, Segment, Trajectory
 
@@ -71,16 +70,14 @@ def run_writes(run: str = "r", steps_done: int = STEPS) -> Iterator[Write]:
 
 def _beside(key: EpisodeKey, trajectory: Trajectory, step: int) -> Iterator[Write]:
     name = {"trajectory_id": key.trajectory_id}
-    earlier: dict[int, list[str]] = {}
     for number in range(2):
         said = [{"role": "system", "content": "be brief"}, *trajectory.messages[: number + 1]]
         hashes, writes = text_inserts([*said, {"reply": number}])
         yield from writes
-        this = continuation(earlier, hashes[:-1])
-        earlier[number] = hashes[:-1]
+        kept = 2 if number else 0  # of the messages of the request before
         yield Insert(requests, [key.columns() | name | {
             "role": "user", "number": number, "turn": number, "started_at": 1.5, "seconds": 0.1, "reply": hashes[-1],
-            "follows": this.follows, "kept": this.kept, "messages": this.new,
+            "follows": 0 if number else None, "kept": kept or None, "messages": hashes[kept:-1],
         }])  # fmt: skip
     yield Insert(requests, [key.columns() | name | {
         "role": "policy", "number": 0, "turn": 0, "started_at": 1.5, "segment": 0, "token_start": 3, "token_end": 6,

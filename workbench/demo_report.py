@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mua.types import Json
+from mua.view.html_page import export_page
 from mua.view.page_answers import Answers
-from mua.view.single_file import export_page
 from mua.view.trajectory_lists import MOST_ROWS
 from mua.view.viewed_runs import opened_runs
 

@@ -19,11 +19,9 @@ from sqlalchemy.engine import Connection
 from mua.config.load import dump_config, load_config
 from mua.config.storage import StoreConfig
 from mua.observe.transcript import render_trajectory
-from mua.store.column_types import json_text
+from mua.store.blobs import unpack_messages
 from mua.store.database import HEAD, Store
-from mua.store.exporting import exporter
 from mua.store.faults import StoreError, shown
-from mua.store.importing import import_writes
 from mua.store.queries import (
     TrajectoryFilter,
     list_runs,
@@ -34,10 +32,10 @@ from mua.store.queries import (
     stored_bytes,
     trajectory_ids,
 )
-from mua.store.reader import read_trajectories
 from mua.store.retention import checkpoint_steps, prune
-from mua.store.tables import requests, runs, scores, tool_calls, trajectories, uses
-from mua.store.texts import unpack_messages
+from mua.store.tables import json_text, requests, runs, scores, tool_calls, trajectories, uses
+from mua.store.traces import exporter, import_writes
+from mua.store.trajectories import read_trajectories
 from mua.store.verification import verify
 from mua.store.writer import execute
 from mua.tokens.chat_family import load_family

@@ -751,7 +751,7 @@ def view_command(
 
             serve(answers, host, port, lambda url: print(f"{url}\nCtrl-C ends it", flush=True))
             return
-        from mua.view.single_file import export_page
+        from mua.view.html_page import export_page
 
         made = export_page(answers, export, only=given, most=most, megabytes=megabytes)
     sample = f", a sample of {made.of:,} (--megabytes, --most, --only)" if made.trajectories < made.of else ""
@@ -792,7 +792,7 @@ def diagnose(
 ) -> None:
     """Say whether a run is healthy, and if not, what happened first and what to try; status 1 if it is not."""
     from mua.observe.diagnosis.verdict import diagnosed
-    from mua.view.diagnosis.run_reading import evidence_of
+    from mua.view.run_evidence import evidence_of
 
     with evidence_of(place, run) as (name, seen):
         found = diagnosed(name, seen)

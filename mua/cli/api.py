@@ -21,7 +21,7 @@ from mua.config.schema import ExperimentConfig
 from mua.observe.output import output_of, prepare_output
 from mua.store.faults import StoreError
 from mua.store.queries import Order, TrajectoryFilter, count_trajectories, list_trajectories, trajectory_ids
-from mua.store.reader import read_trajectories
+from mua.store.trajectories import read_trajectories
 from mua.types import Json, Trajectory
 from mua.view.terminal import show
 from mua.view.viewed_runs import ViewedRun, opened_runs

@@ -32,9 +32,9 @@ from mua.store.leases import (
     live_samplers,
     open_group,
 )
-from mua.store.reader import read_trajectories
 from mua.store.recorder import Recorder
 from mua.store.tables import engines
+from mua.store.trajectories import read_trajectories
 from mua.store.writer import Insert, execute
 from mua.types import Group, Json, Trajectory
 from mua.utils.errors import EngineError, MuaError

@@ -31,7 +31,7 @@ from mua.rollout.runner import EpisodeRunner
 from mua.rollout.sampler_code import check_code, check_contract, made_with
 from mua.store.database import Store
 from mua.store.faults import NoStore, StoreError, StoreUnreachable
-from mua.store.part_finding import RunningPart, find_part, state_of_run
+from mua.store.starts import RunningPart, find_part, state_of_run
 from mua.tokens.chat_family import load_family_of
 from mua.tokens.codec import tokenizer_digest
 from mua.types import Json

@@ -56,8 +56,8 @@ from mua.rollout.stream import TaskStream
 from mua.rollout.teacher import Teacher
 from mua.store.faults import StoreError
 from mua.store.finished_groups import FinishedGroup, configurations, finished_groups
-from mua.store.part_finding import router_row
 from mua.store.recorder import NotedRequest, Recorder
+from mua.store.starts import router_row
 from mua.tokens.chat_family import load_family_of
 from mua.types import Group, Json, Trajectory
 from mua.utils.errors import EngineError

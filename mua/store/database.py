@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self, TypeVar
+from urllib.parse import quote
 
 import sqlalchemy as sa
 from sqlalchemy.engine import URL, Connection, Engine, make_url
@@ -69,9 +70,15 @@ class Store:
             StoreUnreachable: the database server does not answer.
         """
         place = _url(url)
-        if place.get_backend_name() == "sqlite":
-            _check_file(place, create and write)
-        engine = _engine(place, write, busy_seconds)
+        try:
+            if place.get_backend_name() == "sqlite":
+                engine = _sqlite_engine(Path(str(place.database)), create and write, write, busy_seconds)
+            else:
+                engine = _postgres_engine(place, write)
+        except ImportError as error:
+            raise StoreError(
+                f"store {shown(place)}: the driver {error.name} is not installed; pip install 'mua[postgres]'"
+            ) from None
         store = cls(engine, writable=write)
         try:
             store._check_schema(create and write, migrate and write)
@@ -98,13 +105,13 @@ class Store:
         """
         if not self.writable:
             raise StoreError(f"store {self.name}: opened for reading alone")
-        with self._explaining(), self._connect() as connection, connection.begin():
+        with self._connect() as connection, connection.begin():
             yield connection
 
     @contextmanager
     def read(self) -> Iterator[Connection]:
         """A block whose reads see one state of the database. Raises :class:`StoreError`."""
-        with self._explaining(), self._connect() as connection:
+        with self._connect() as connection:
             options: dict[str, Any] = {"mua_read": True}
             if self.postgres:
                 options |= {"isolation_level": "REPEATABLE READ", "postgresql_readonly": True}
@@ -167,15 +174,13 @@ class Store:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _connect(self) -> Connection:
+    @contextmanager
+    def _connect(self) -> Iterator[Connection]:
         if os.getpid() != self._process:
             raise StoreError(f"store {self.name}: opened before a fork; open it in this process")
-        return self.engine.connect()
-
-    @contextmanager
-    def _explaining(self) -> Iterator[None]:
         try:
-            yield
+            with self.engine.connect() as connection:
+                yield connection
         except SQLAlchemyError as error:
             if (known := explained(error, self.engine.url)) is None:
                 raise
@@ -190,7 +195,7 @@ class Store:
             raise NoStore(f"store {self.name}: holds no store; name the output folder or database of a run")
         if found is None and others:
             raise StoreError(f"store {self.name}: holds other tables ({', '.join(others[:3])}); name an empty database")
-        if found is not None and not _known(found):
+        if found is not None and not (found.isdigit() and 0 < int(found) <= int(HEAD)):
             raise StoreError(
                 f"store {self.name}: has schema version {found}, this program knows up to {HEAD}; use the newer mua "
                 "that wrote it"
@@ -255,29 +260,6 @@ def _url(url: str | Path) -> URL:
     return parsed
 
 
-def _check_file(url: URL, create: bool) -> None:
-    path = Path(str(url.database))
-    if path.exists():
-        if not path.is_file():
-            raise StoreError(f"store {path}: not a regular file")
-        return
-    if not create:
-        raise NoStore(f"store {path}: no such file")
-    if not path.parent.is_dir():
-        raise StoreError(f"store {path}: its folder does not exist")
-
-
-def _engine(url: URL, write: bool, busy_seconds: float) -> Engine:
-    try:
-        if url.get_backend_name() == "sqlite":
-            return _sqlite_engine(Path(str(url.database)), write, busy_seconds)
-        return _postgres_engine(url, write)
-    except ImportError as error:
-        raise StoreError(
-            f"store {shown(url)}: the driver {error.name} is not installed; pip install 'mua[postgres]'"
-        ) from None
-
-
 def _postgres_engine(url: URL, write: bool) -> Engine:
     """An engine both of whose ends notice when the other is gone.
 
@@ -312,13 +294,19 @@ def _postgres_engine(url: URL, write: bool) -> Engine:
     return engine
 
 
-def _sqlite_engine(path: Path, write: bool, busy_seconds: float) -> Engine:
+def _sqlite_engine(path: Path, create: bool, write: bool, busy_seconds: float) -> Engine:
     """An engine whose transactions begin where ``begin`` says: Python's own do so at the first write, and a transaction
     that has read before may then fail without waiting."""
-    mode = "rwc" if write else "ro"
-    if not write and not _has_log(path) and not os.access(path.parent, os.W_OK):
+    if path.exists() and not path.is_file():
+        raise StoreError(f"store {path}: not a regular file")
+    if not path.exists() and not create:
+        raise NoStore(f"store {path}: no such file")
+    if not path.parent.is_dir():
+        raise StoreError(f"store {path}: its folder does not exist")
+    mode, wal = "rwc" if write else "ro", path.with_name(f"{path.name}-wal")
+    if not write and not (wal.exists() and wal.stat().st_size) and not os.access(path.parent, os.W_OK):
         mode = "ro&immutable=1"  # what a reader of a WAL needs beside the file cannot be made here
-    file = f"file:{_quoted(path)}?mode={mode}"
+    file = f"file:{quote(str(path.absolute()))}?mode={mode}"
     engine = sa.create_engine(
         URL.create("sqlite", database=str(path)),
         creator=lambda: _sqlite_connection(file, write, busy_seconds),
@@ -355,26 +343,11 @@ def _sqlite_connection(file: str, write: bool, busy_seconds: float) -> Any:
     return connection
 
 
-def _has_log(path: Path) -> bool:
-    log_file = path.with_name(f"{path.name}-wal")
-    return log_file.exists() and log_file.stat().st_size > 0
-
-
-def _quoted(path: Path) -> str:
-    from urllib.parse import quote
-
-    return quote(str(path.absolute()))
-
-
 def _schema_version(connection: Connection) -> str | None:
     if not sa.inspect(connection).has_table("alembic_version"):
         return None
     found = connection.execute(sa.text("SELECT version_num FROM alembic_version")).scalars().all()
     return str(found[0]) if found else None
-
-
-def _known(version: str) -> bool:
-    return version.isdigit() and 0 < int(version) <= int(HEAD)
 
 
 _logging = threading.Lock()

@@ -32,8 +32,8 @@ class StoreFull(StoreError):
     """The disk of the database is full."""
 
 
-class DamagedRecord(StoreError):
-    """A record is not what was written. The message names it."""
+class DamagedData(StoreError):
+    """A row or blob is not what was written. The message names it."""
 
 
 def shown(url: URL | str) -> str:
@@ -87,11 +87,8 @@ def _of_postgres(error: DBAPIError, text: str) -> tuple[type[StoreError], str] |
     if state[:2] == "40":
         return StoreUnreachable, "gave up this transaction for another one ({})"
     passing = ("08", "53", "57", "55")  # connection, resources, shutdown, lock
-    if state[:2] in passing or error.connection_invalidated or _without_server(error):
+    # What psycopg says by itself, when there is no connection or it was lost.
+    without_server = type(error.orig).__name__ in ("OperationalError", "InterfaceError", "ConnectionTimeout")
+    if state[:2] in passing or error.connection_invalidated or without_server:
         return StoreUnreachable, "does not answer: {}"
     return None
-
-
-def _without_server(error: DBAPIError) -> bool:
-    """What psycopg says by itself, when there is no connection or it was lost."""
-    return type(error.orig).__name__ in ("OperationalError", "InterfaceError", "ConnectionTimeout")

@@ -14,9 +14,8 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from mua.store.reader import read_trajectories
-from mua.store.records import EpisodeKey
 from mua.store.tables import parts, trajectories
+from mua.store.trajectories import EpisodeKey, read_trajectories
 from mua.types import Group, Json
 
 
@@ -33,7 +32,7 @@ class FinishedGroup:
     """The oldest version that sampled a token of it; None: it has no sampled token."""
 
     def read(self, connection: Connection) -> Group:
-        """Raises as :func:`mua.store.reader.read_trajectories`."""
+        """Raises as :func:`mua.store.trajectories.read_trajectories`."""
         names = [member.trajectory_id for member in self.members]
         return Group(self.ordinal, self.task_id, list(read_trajectories(connection, names)))
 

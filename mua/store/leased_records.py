@@ -9,8 +9,8 @@ from sqlalchemy.engine import Connection
 
 from mua.store.leases import EpisodeLease, deliver, key_of
 from mua.store.recorder import EpisodeRecord, Recorder
-from mua.store.records import EpisodeKey
 from mua.store.tables import texts
+from mua.store.trajectories import EpisodeKey
 from mua.store.writer import Call, Insert, Write, Writer, execute
 from mua.types import Json
 

@@ -22,8 +22,8 @@ from uuid import uuid4
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from mua.store.records import EpisodeKey
 from mua.store.tables import episodes, samplers, tasks
+from mua.store.trajectories import EpisodeKey
 from mua.store.writer import Insert, execute
 from mua.types import Json
 

@@ -9,9 +9,8 @@ from typing import Any, Literal
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from mua.store.column_types import json_text
 from mua.store.faults import StoreError
-from mua.store.tables import parts, runs, segments, steps, tasks, tool_calls, trajectories, uses
+from mua.store.tables import json_text, parts, runs, segments, steps, tasks, tool_calls, trajectories, uses
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +117,7 @@ def list_runs(connection: Connection) -> Iterator[dict[str, Any]]:
     columns = [runs.c[name] for name in ("id", "name", "state", "output", "started_at", "ended_at")]
     counts = {"parts": parts, "steps": steps, "tasks": tasks, "trajectories": trajectories}
     chosen = sa.select(*columns, *(count(table).label(name) for name, table in counts.items()))
-    return _dicts(connection, chosen.order_by(runs.c.started_at.desc(), runs.c.id))
+    return as_dicts(connection, chosen.order_by(runs.c.started_at.desc(), runs.c.id))
 
 
 def lost_step() -> sa.ColumnElement[bool]:
@@ -141,7 +140,7 @@ def list_steps(connection: Connection, run: str | None = None, limit: int | None
     ).order_by(steps.c.run_id, steps.c.step, steps.c.part)
     if run is not None:
         chosen = chosen.where(steps.c.run_id == run)
-    return _dicts(connection, chosen.limit(limit))
+    return as_dicts(connection, chosen.limit(limit))
 
 
 def list_tasks(
@@ -152,7 +151,7 @@ def list_tasks(
     for column, value in ((tasks.c.run_id, run), (tasks.c.state, state)):
         if value is not None:
             chosen = chosen.where(column == value)
-    return _dicts(connection, chosen.limit(limit))
+    return as_dicts(connection, chosen.limit(limit))
 
 
 def list_trajectories(
@@ -172,7 +171,7 @@ def list_trajectories(
         "newest": c.ended_at.desc(), "oldest": c.ended_at, "reward": c.reward.desc(), "tokens": c.tokens.desc(),
         "turns": c.turns.desc(), "seconds": sa.func.coalesce(c.ended_at - c.started_at, 0.0).desc(),
     }[order]  # fmt: skip
-    return _dicts(connection, rows.where(chosen.condition()).order_by(first, c.id).limit(limit).offset(offset))
+    return as_dicts(connection, rows.where(chosen.condition()).order_by(first, c.id).limit(limit).offset(offset))
 
 
 def count_trajectories(connection: Connection, chosen: TrajectoryFilter) -> int:
@@ -203,5 +202,6 @@ def stored_bytes(connection: Connection) -> dict[str, int]:
     return {"tokens": total(segments.c.arrays), "experts": total(segments.c.experts), "uses": total(uses.c.arrays)}
 
 
-def _dicts(connection: Connection, chosen: sa.Select[Any]) -> Iterator[dict[str, Any]]:
+def as_dicts(connection: Connection, chosen: sa.Select[Any]) -> Iterator[dict[str, Any]]:
+    """The rows of a query, by the names of its columns."""
     return (dict(row) for row in connection.execute(chosen).mappings())

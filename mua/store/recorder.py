@@ -16,17 +16,16 @@ import itertools
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from mua.store.column_types import json_text
-from mua.store.records import EpisodeKey, segment_row, trajectory_inserts, trajectory_size
-from mua.store.tables import episodes, requests, scores, segments, tasks, texts, tool_calls
-from mua.store.texts import hashed_text, text_row
+from mua.store.blobs import text_inserts
+from mua.store.tables import episodes, json_text, requests, scores, segments, tasks, tool_calls
+from mua.store.trajectories import EpisodeKey, segment_row, trajectory_inserts, trajectory_size
 from mua.store.writer import Insert, Update, Write, Writer
 from mua.types import Group, Json, Trajectory
 
@@ -48,13 +47,6 @@ class NotedRequest:
     holds its tokens."""
 
 
-@dataclass(slots=True)
-class _Called:
-    started_at: float
-    values: dict[str, Any]
-    result: str | None
-
-
 class EpisodeRecord:
     """What one attempt of one episode did. Cheap to note into, from any thread."""
 
@@ -63,7 +55,8 @@ class EpisodeRecord:
         self.started_at = time.time()
         self._recorder = recorder
         self._requests: list[NotedRequest] = []
-        self._calls: list[_Called] = []
+        self._calls: list[tuple[float, dict[str, Any], str | None]] = []
+        """When each began, its columns, its result."""
         self._size = 1024
 
     def request(
@@ -79,7 +72,7 @@ class EpisodeRecord:
 
     def tool_call(self, started_at: float, result: str | None, **values: Any) -> None:
         """A call of a tool, by the policy or by the user. ``values`` are columns of ``tool_calls``."""
-        self._calls.append(_Called(started_at, values, result))
+        self._calls.append((started_at, values, result))
         self._size += 512 + len(result or "")
 
     def failed(self) -> None:
@@ -112,17 +105,30 @@ class EpisodeRecord:
     def _writes(self, trajectory: Trajectory | None) -> Iterator[Write]:
         name = None if trajectory is None else self.key.trajectory_id
         ids = self.key.columns() | {"trajectory_id": name}
-        bodies = _Texts(self._recorder.writer.known_texts)
-        rows = [ids | row for row in self._request_rows(bodies, trajectory)]
+        known, bodies = self._recorder.writer.known_texts, list[Insert]()
+        if len(known) > _MOST_KNOWN_TEXTS:
+            known.clear()
+
+        def stored(value: Any) -> str | None:
+            """The hash of a body, which is written if no put before has; whatever becomes of the rest."""
+            if value is None:
+                return None
+            (name,), inserts = text_inserts([value], known)
+            known.add(name)
+            bodies.extend(inserts)
+            return name
+
+        rows = [ids | row for row in self._request_rows(stored, trajectory)]
         calls = [
-            ids | {"number": number, "started_at": call.started_at, "by_user": False, "result": bodies.add(call.result)}
-            | call.values
-            for number, call in enumerate(self._calls)
-        ]  # fmt: skip
-        yield from bodies.inserts()
+            ids | {"number": number, "started_at": started_at, "by_user": False, "result": stored(result)} | values
+            for number, (started_at, values, result) in enumerate(self._calls)
+        ]
+        yield from bodies
         yield from (Insert(table, made) for table, made in ((requests, rows), (tool_calls, calls)) if made)
 
-    def _request_rows(self, bodies: _Texts, trajectory: Trajectory | None) -> Iterator[dict[str, Any]]:
+    def _request_rows(
+        self, stored: Callable[[Any], str | None], trajectory: Trajectory | None
+    ) -> Iterator[dict[str, Any]]:
         numbers: defaultdict[str, Iterator[int]] = defaultdict(itertools.count)
         last: dict[str, tuple[int, Sequence[Mapping[str, Any]]]] = {}
         has_segments = trajectory is not None and bool(trajectory.segments)
@@ -145,10 +151,10 @@ class EpisodeRecord:
                     kept = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
                     follows = before if kept else None
                 row |= {"follows": follows, "kept": kept if follows is not None else None}
-                row["messages"] = [bodies.add(message) for message in messages[kept:]]
+                row["messages"] = [stored(message) for message in messages[kept:]]
                 last[request.role] = number, messages
             row |= {"role": request.role, "number": number, "started_at": request.started_at}
-            row |= {"tools": bodies.add(list(request.tools)) if request.tools else None, "reply": bodies.add(reply)}
+            row |= {"tools": stored(list(request.tools) or None), "reply": stored(reply)}
             yield row
 
 
@@ -174,30 +180,6 @@ def noting(record: EpisodeRecord | None) -> Iterator[None]:
 
 _MOST_KNOWN_TEXTS = 100_000
 """Some 15 MB of hashes."""
-
-
-class _Texts:
-    """Bodies to be stored, each once."""
-
-    def __init__(self, known: set[str]) -> None:
-        self._known = known
-        self._values: dict[str, Any] = {}
-
-    def add(self, value: Any) -> str | None:
-        if value is None:
-            return None
-        name, body = hashed_text(value)
-        if name not in self._known:
-            self._values[name] = body
-        return name
-
-    def inserts(self) -> list[Insert]:
-        """Of what no put before has written. They must be written whatever becomes of the rest."""
-        rows = [text_row(name, body) for name, body in self._values.items()]
-        if len(self._known) > _MOST_KNOWN_TEXTS:
-            self._known.clear()
-        self._known.update(self._values)
-        return [Insert(texts, rows, "keep")] if rows else []
 
 
 @dataclass

@@ -14,8 +14,8 @@ from sqlalchemy.engine import Connection
 from mua.config.schema import RolloutConfig
 from mua.config.storage import StoredDemonstrations, StoredSource
 from mua.store.queries import TrajectoryFilter, single_run
-from mua.store.reader import read_trajectories
 from mua.store.tables import runs, tasks, trajectories
+from mua.store.trajectories import read_trajectories
 from mua.types import Group, Json, Trajectory
 from mua.utils.errors import ConfigError
 
@@ -34,7 +34,7 @@ class StoredGroup:
     """Of its sampled tokens; -1: it has none."""
 
     def read(self, connection: Connection) -> Group:
-        """Raises as :func:`mua.store.reader.read_trajectories`."""
+        """Raises as :func:`mua.store.trajectories.read_trajectories`."""
         return Group(self.ordinal, self.task_id, list(read_trajectories(connection, self.members)))
 
 

@@ -10,31 +10,38 @@ with ``<i4`` for ids, version and turn, ``<f4`` for logprobs and a teacher's, ``
 
 Expert choices, where the engine recorded them, are too many for text (384 a token for a policy of 48 layers): they lie
 beside the lines in ``step_000012.experts``, raw, one row a token, and a line names offset, shape and type.
+
+A store's trajectories are written as such lines, or as Parquet, and runs that kept no store are read into one.
 """
 
 from __future__ import annotations
 
 import base64
 import dataclasses
+import itertools
 import json
 import logging
 import os
-from collections.abc import Iterable, Iterator
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 
-from mua.types import Json, Outcome, Provenance, Segment, Trajectory
-from mua.utils.errors import MuaError
+from mua.store.tables import episodes, json_text, parts, python_scalar, runs, tasks
+from mua.store.trajectories import SEGMENT_DTYPES, EpisodeKey, trajectory_inserts
+from mua.store.writer import Insert, Write
+from mua.types import EVALUATION_ORDINALS, Json, Outcome, Provenance, Segment, Trajectory
+from mua.utils.atomic import replacing
+from mua.utils.errors import ConfigError, MuaError
 from mua.utils.files import LineFile, naming
 from mua.utils.strict_json import MAX_FILE_DEPTH, is_number, open_file, printable, read_json
 
 log = logging.getLogger(__name__)
 
 FORMAT = 1
-_ARRAYS = {"ids": "<i4", "provenance": "u1", "logprobs": "<f4", "version": "<i4", "turn": "<i4"}
-_OPTIONAL_ARRAYS = {"teacher_logprobs": "<f4"}
 
 
 class TraceError(MuaError):
@@ -89,14 +96,14 @@ def read_traces(path: Path) -> Iterator[Trajectory]:
                     raise TraceError(f"{one}:{number}: its expert choices are missing: {error.filename}") from error
                 except (ValueError, KeyError, TypeError) as error:
                     if line.endswith(b"\n"):
-                        what = describe_record_error(error)
+                        what = describe_line_error(error)
                         raise TraceError(f"{one}:{number}: not a trajectory: {what}") from error
                     log.warning("%s:%d: the last line is unfinished (the writer was killed); skipped", one, number)
                     break
                 yield trajectory
 
 
-def describe_record_error(error: Exception) -> str:
+def describe_line_error(error: Exception) -> str:
     """What is wrong with a record, on one line."""
     return printable(f"{type(error).__name__}: {error}")
 
@@ -114,7 +121,7 @@ def encode_trajectory(trajectory: Trajectory, experts: BinaryIO | None = None) -
     record["segments"] = []
     for segment in trajectory.segments:
         written: Json = {}
-        for name, kind in (_ARRAYS | _OPTIONAL_ARRAYS).items():
+        for name, kind in SEGMENT_DTYPES.items():
             if (array := getattr(segment, name)) is not None:
                 written[name] = base64.b64encode(np.ascontiguousarray(array, dtype=kind).tobytes()).decode()
         if segment.experts is not None:
@@ -124,15 +131,15 @@ def encode_trajectory(trajectory: Trajectory, experts: BinaryIO | None = None) -
             written["experts"] = {"offset": experts.tell(), "shape": list(segment.experts.shape), "type": kind}
             experts.write(np.ascontiguousarray(segment.experts, dtype=kind).tobytes())
         record["segments"].append(written)
-    return json.dumps(record, separators=(",", ":"), default=_plain)
+    return json.dumps(record, separators=(",", ":"), default=python_scalar)
 
 
 def decode_trajectory(line: str | bytes, experts: Path | None = None) -> Trajectory:
     """The exact inverse of :func:`encode_trajectory`. Raises ValueError, KeyError or TypeError on anything else."""
-    return trajectory_from_record(read_json(line, strict=False, depth=MAX_FILE_DEPTH), experts)
+    return trajectory_from_json(read_json(line, strict=False, depth=MAX_FILE_DEPTH), experts)
 
 
-def trajectory_from_record(record: Any, experts: Path | None = None) -> Trajectory:
+def trajectory_from_json(record: Any, experts: Path | None = None) -> Trajectory:
     """A trajectory from the JSON of its line; raises as :func:`decode_trajectory`."""
     _require(record, dict, "the line")
     fields = dict(record)
@@ -169,9 +176,10 @@ def _require(value: Any, kind: type | tuple[type, ...], name: str) -> None:
 
 
 def _decode_segment(record: Json, experts: Path | None) -> Segment:
-    present = _ARRAYS | {name: kind for name, kind in _OPTIONAL_ARRAYS.items() if name in record}
     arrays: dict[str, Any] = {}
-    for name, kind in present.items():
+    for name, kind in SEGMENT_DTYPES.items():
+        if name not in record and name == "teacher_logprobs":
+            continue
         _require(record[name], str, "an array")
         stored = np.frombuffer(base64.b64decode(record[name], validate=True), dtype=kind)
         arrays[name] = stored.astype(stored.dtype.newbyteorder("="))  # writable, in the machine's byte order
@@ -197,8 +205,128 @@ def _decode_segment(record: Json, experts: Path | None) -> Segment:
     return Segment(**arrays, experts=chosen.astype(dtype.newbyteorder("=")))
 
 
-def _plain(value: object) -> object:
-    """numpy scalars, which metrics and details may hold, as Python's."""
-    if isinstance(value, np.generic):
-        return value.item()
-    raise TypeError(f"a trace cannot hold a {type(value).__name__}")
+_ROWS = 64
+"""Trajectories of one row group, which are in memory together."""
+
+
+def export_lines(path: Path, found: Iterable[Trajectory]) -> int:
+    """Write ``path`` (one trajectory a line), and its expert choices beside it.
+
+    Gives the number of trajectories. Raises :class:`DiskError`.
+    """
+    count, beside = 0, experts_file(path)
+    with (
+        naming(path),
+        replacing(path) as new,
+        new.open("w", encoding="ascii") as file,
+        replacing(beside) as other,
+        other.open("wb") as experts,
+    ):
+        for trajectory in found:
+            file.write(encode_trajectory(trajectory, experts) + "\n")
+            count += 1
+    if not beside.stat().st_size:
+        beside.unlink()
+    return count
+
+
+def export_parquet(path: Path, found: Iterable[Trajectory]) -> int:
+    """Write ``path``, a row a trajectory; arrays are a list a segment, text fields that hold JSON end in ``_json``.
+
+    Gives the number of trajectories. Raises :class:`DiskError`, and :class:`MuaError` where pyarrow is missing.
+    """
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+    except ImportError:
+        raise MuaError("a Parquet file needs pyarrow: pip install 'mua[parquet]', or export to .jsonl") from None
+    schema = _schema(pa)
+    count, rest = 0, iter(found)
+    with naming(path), replacing(path) as new, pq.ParquetWriter(new, schema, compression="zstd") as writer:
+        while some := list(itertools.islice(rest, _ROWS)):
+            writer.write_table(pa.Table.from_pylist([_row(trajectory) for trajectory in some], schema=schema))
+            count += len(some)
+    return count
+
+
+def exporter(path: Path) -> Callable[[Path, Iterable[Trajectory]], int]:
+    """By the end of the file's name. Raises :class:`MuaError` for another one."""
+    chosen = {".jsonl": export_lines, ".parquet": export_parquet}.get(path.suffix)
+    if chosen is None:
+        raise MuaError(f"{path}: name a file that ends in .jsonl or .parquet")
+    return chosen
+
+
+def _schema(pa: Any) -> Any:
+    scalar = {
+        "domain": pa.string(), "task_json": pa.string(), "ordinal": pa.int64(), "sample": pa.int32(),
+        "attempts": pa.int32(), "outcome": pa.string(), "scored": pa.bool_(), "passing": pa.bool_(),
+        "reward": pa.float64(), "success": pa.bool_(), "turn_rewards": pa.list_(pa.float64()),
+        "error_json": pa.string(), "messages_json": pa.string(), "metrics_json": pa.string(),
+        "details_json": pa.string(),
+    }  # fmt: skip
+    arrays = {name: pa.list_(pa.list_(pa.from_numpy_dtype(kind))) for name, kind in SEGMENT_DTYPES.items()}
+    return pa.schema(scalar | arrays | {"experts": pa.list_(pa.list_(pa.list_(pa.uint16())))})
+
+
+def _row(trajectory: Trajectory) -> dict[str, Any]:
+    names = ("domain", "ordinal", "sample", "attempts", "scored", "passing", "reward", "success", "turn_rewards")
+    values = {name: getattr(trajectory, name) for name in names}
+    parsed = {
+        "task": trajectory.task_id, "error": trajectory.error, "messages": trajectory.messages,
+        "metrics": trajectory.metrics, "details": trajectory.details,
+    }  # fmt: skip
+    return (
+        values
+        | {"outcome": trajectory.outcome.value}
+        | {f"{name}_json": json_text(value) for name, value in parsed.items()}
+        | {
+            name: [
+                None if (array := getattr(segment, name)) is None else array.tolist() for segment in trajectory.segments
+            ]
+            for name in (*SEGMENT_DTYPES, "experts")
+        }
+    )
+
+
+def import_writes(run: str, files: Sequence[Path], *, config: Json | None = None) -> Iterator[Write]:
+    """A run of its own with the trajectories of trace files or folders of them; ``config`` is what it was made with.
+
+    The step in a file's name (``step_000012.jsonl``) is the one that took its groups. Raises
+    :class:`mua.store.traces.TraceError` for a broken line, :class:`ConfigError` where there is no trajectory.
+    """
+    now = time.time()
+    yield Insert(runs, [{
+        "id": run, "output": str(files[0].absolute()), "name": "imported", "state": "done", "started_at": now,
+        "ended_at": now, "config": config,
+    }])  # fmt: skip
+    yield Insert(parts, [{"run_id": run, "part": 1, "from_step": 0, "started_at": now}])
+    count = 0
+    for file in (one for path in files for one in (sorted(path.glob("step_*.jsonl")) if path.is_dir() else [path])):
+        found = re.fullmatch(r"step_(\d+)", file.stem)
+        step = int(found.group(1)) if found else None
+        groups: dict[int, list[Trajectory]] = {}
+        for trajectory in read_traces(file):
+            groups.setdefault(trajectory.ordinal, []).append(trajectory)
+        for ordinal, members in groups.items():
+            yield from _group(run, ordinal, members, step, now)
+            count += len(members)
+    if not count:
+        raise ConfigError(f"{files[0]}: no trajectory to import")
+
+
+def _group(run: str, ordinal: int, members: list[Trajectory], step: int | None, now: float) -> Iterator[Write]:
+    evaluation = ordinal >= EVALUATION_ORDINALS
+    round_ = (step or 0) + 1 if evaluation else 0
+    yield Insert(tasks, [{
+        "run_id": run, "round": round_, "ordinal": ordinal, "kind": "evaluation" if evaluation else "train",
+        "domain": members[0].domain, "task_id": members[0].task_id, "size": len(members),
+        "state": "complete" if step is None else "taken", "made_at": now, "taken_step": None if evaluation else step,
+    }])  # fmt: skip
+    for trajectory in members:
+        key = EpisodeKey(run, 1, round_, ordinal, trajectory.sample, trajectory.attempts)
+        yield from trajectory_inserts(key, trajectory, ended_at=now)
+        yield Insert(episodes, [{
+            "run_id": run, "round": round_, "ordinal": ordinal, "sample": trajectory.sample, "state": "done",
+            "attempts": trajectory.attempts, "trajectory_id": key.trajectory_id,
+        }])  # fmt: skip

@@ -12,10 +12,8 @@ import numpy as np
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from mua.store.arrays import unpack_arrays
+from mua.store.blobs import check_text, message_lists, unpack_arrays
 from mua.store.queries import lost_step
-from mua.store.reader import trajectory_from_rows
-from mua.store.records import EpisodeKey
 from mua.store.tables import (
     episodes,
     metadata,
@@ -30,7 +28,7 @@ from mua.store.tables import (
     trajectories,
     uses,
 )
-from mua.store.texts import check_text, message_lists
+from mua.store.trajectories import EpisodeKey, trajectory_from_rows
 from mua.types import Outcome, Segment, Trajectory
 from mua.utils.errors import MuaError
 
@@ -70,25 +68,23 @@ def _database(connection: Connection) -> Iterator[Finding]:
 
 def _references(connection: Connection) -> Iterator[Finding]:
     """Rows that name rows which are not there; SQLite looks only where it was asked to when they were written."""
-    named = [
-        (
-            table,
-            [element.parent for element in constraint.elements],
-            [element.column for element in constraint.elements],
-        )
+    named: list[list[tuple[sa.Column[Any], sa.Column[Any]]]] = [
+        [(element.parent, element.column) for element in constraint.elements]
         for table in metadata.sorted_tables
         for constraint in table.foreign_key_constraints
     ]
     for table in (trajectories, requests, tool_calls, steps, tasks):
-        named.append((table, [table.c.run_id, table.c.part], [parts.c.run_id, parts.c.part]))
+        named.append([(table.c.run_id, parts.c.run_id), (table.c.part, parts.c.part)])
     named += [
-        (episodes, [episodes.c.trajectory_id], [trajectories.c.id]),
-        (uses, [uses.c.run_id], [runs.c.id]),
-        (requests, [requests.c.reply], [texts.c.hash]),
-        (requests, [requests.c.tools], [texts.c.hash]),
-        (tool_calls, [tool_calls.c.result], [texts.c.hash]),
+        [(episodes.c.trajectory_id, trajectories.c.id)],
+        [(uses.c.run_id, runs.c.id)],
+        [(requests.c.reply, texts.c.hash)],
+        [(requests.c.tools, texts.c.hash)],
+        [(tool_calls.c.result, texts.c.hash)],
     ]
-    for table, own, others in named:
+    for pairs in named:
+        own, others = zip(*pairs, strict=True)
+        table = own[0].table
         theirs = others[0].table.alias()
         joined = sa.and_(*(mine == theirs.c[other.name] for mine, other in zip(own, others, strict=True)))
         set_ = sa.and_(*(mine.is_not(None) for mine in own))
@@ -107,7 +103,10 @@ def _references(connection: Connection) -> Iterator[Finding]:
 
 def _texts(connection: Connection) -> Iterator[Finding]:
     for name, blob in _streamed(connection, sa.select(texts.c.hash, texts.c.body)):
-        yield from _found("text", f"texts {name}", check_text, name, blob)
+        try:
+            check_text(name, blob)
+        except (MuaError, ValueError) as error:
+            yield Finding("text", f"texts {name}", str(error))
 
 
 def _trajectories(connection: Connection) -> Iterator[Finding]:
@@ -301,10 +300,3 @@ def _tasks(connection: Connection) -> Iterator[Finding]:
 
 def _streamed(connection: Connection, chosen: sa.Select[Any]) -> Iterator[Any]:
     yield from connection.execution_options(yield_per=_MANY).execute(chosen)
-
-
-def _found(kind: str, where: str, check: Callable[..., Any], *given: Any) -> Iterator[Finding]:
-    try:
-        check(*given)
-    except (MuaError, ValueError) as error:
-        yield Finding(kind, where, str(error))

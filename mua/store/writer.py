@@ -96,14 +96,9 @@ class WriterFigures:
 
 
 @dataclass
-class _Put:
-    made: Writes
-    size: int
-
-
-@dataclass
 class _State:
-    waiting: deque[_Put] = field(default_factory=deque)
+    waiting: deque[tuple[Writes, int]] = field(default_factory=deque)
+    """What each put has written, and its size."""
     bytes: int = 0
     accepted: int = 0
     committed: int = 0
@@ -162,7 +157,7 @@ class Writer:
         with self._changed:
             state = self._state
             self._check()
-            state.waiting.append(_Put(made, size))
+            state.waiting.append((made, size))
             state.bytes += size
             state.accepted += 1
             if state.bytes >= min(self._limit, self._group):
@@ -244,7 +239,7 @@ class Writer:
                 self._fail(error)
                 return
             with self._changed:
-                self._state.bytes -= (size := sum(put.size for put in group))
+                self._state.bytes -= (size := sum(size for _, size in group))
                 self._state.committed += len(group)
                 done = self.figures
                 done.groups, done.puts, done.rows = number, done.puts + len(group), done.rows + rows
@@ -252,7 +247,7 @@ class Writer:
                 done.cpu_seconds += time.thread_time() - began
                 self._changed.notify_all()
 
-    def _next(self) -> list[_Put] | None:
+    def _next(self) -> list[tuple[Writes, int]] | None:
         """The next group, when it is due; None at the end."""
         with self._changed:
             state = self._state
@@ -266,15 +261,13 @@ class Writer:
                 if state.closing:
                     return None
                 self._changed.wait(max(self._every, deadline - time.monotonic()))
-            group: list[_Put] = []
-            size = 0
-            while state.waiting and (not group or size < self._group):
+            group: list[tuple[Writes, int]] = []
+            while state.waiting and sum(size for _, size in group) < self._group:
                 group.append(state.waiting.popleft())
-                size += group[-1].size
             return group
 
-    def _commit(self, group: list[_Put], number: int) -> int:
-        made = _bodies_first([write for put in group for write in (put.made() if callable(put.made) else put.made)])
+    def _commit(self, group: list[tuple[Writes, int]], number: int) -> int:
+        made = _bodies_first([write for made, _ in group for write in (made() if callable(made) else made)])
         tried = False
 
         def write(connection: Connection) -> int:
@@ -286,7 +279,8 @@ class Writer:
                     return 0
             tried = True
             rows = execute(connection, made)
-            execute(connection, [Insert(writes, [_numbered(self.id, number)], "replace")])
+            row = {"writer": self.id, "number": number, "at": time.time()}
+            execute(connection, [Insert(writes, [row], "replace")])
             return rows
 
         return self.store.patiently(write, self._outage)
@@ -312,10 +306,6 @@ def _bodies_first(made: Sequence[Write]) -> list[Write]:
     return [Insert(texts, [bodies[name] for name in sorted(bodies)], "keep"), *others] if bodies else others
 
 
-def _numbered(writer: str, number: int) -> Row:
-    return {"writer": writer, "number": number, "at": time.time()}
-
-
 def _brief(error: BaseException) -> str:
     origin = getattr(error, "orig", None) if isinstance(error, SQLAlchemyError) else None
     return " ".join(f"{type(origin or error).__name__}: {origin or error}".split())[:500]
@@ -336,26 +326,18 @@ def _batched(
     for write in made:
         if not isinstance(write, Insert):
             yield from taken()
-            _between(connection, write)
+            if isinstance(write, Call):
+                write.function(connection)
+            else:
+                clause = sa.and_(*(write.table.c[name] == value for name, value in write.where.items()))
+                connection.execute(sa.update(write.table).where(clause).values(dict(write.values)))
             continue
         for row in write.rows:
             columns = tuple(sorted(row))
-            if (there := waiting.get(write.table)) is None:
-                waiting[write.table] = columns, write.existing, [row]
-            elif there[:2] == (columns, write.existing):
-                there[2].append(row)
-            else:
+            if write.table in waiting and waiting[write.table][:2] != (columns, write.existing):
                 yield from taken()
-                waiting[write.table] = columns, write.existing, [row]
+            waiting.setdefault(write.table, (columns, write.existing, []))[2].append(row)
     yield from taken()
-
-
-def _between(connection: Connection, write: Update | Call) -> None:
-    if isinstance(write, Call):
-        write.function(connection)
-        return
-    clause = sa.and_(*(write.table.c[name] == value for name, value in write.where.items()))
-    connection.execute(sa.update(write.table).where(clause).values(dict(write.values)))
 
 
 def _insert(connection: Connection, table: sa.Table, columns: tuple[str, ...], existing: str) -> Any:

@@ -34,7 +34,7 @@ from mua.observe.provenance import provenance
 from mua.observe.timeline import Timeline, TrainerPhase, episode_metrics, overlap_efficiency, trainer_metrics
 from mua.rollout.scored import UnscoredEpisodes, unscored_among
 from mua.rollout.service import RolloutService
-from mua.store.arrays import pack_arrays
+from mua.store.blobs import pack_arrays
 from mua.store.retention import pruning
 from mua.store.tables import steps, tasks, uses, versions
 from mua.store.traces import TraceWriter

@@ -23,14 +23,14 @@ from sqlalchemy.engine import Connection
 from mua.config.load import load_config
 from mua.config.schema import ExperimentConfig, RolloutConfig, TrainerConfig
 from mua.megatron.checkpoint import checkpoint_folder
-from mua.store.arrays import unpack_arrays
+from mua.store.blobs import unpack_arrays
 from mua.store.database import FILE, Store
 from mua.store.faults import StoreError
 from mua.store.queries import lost_step
-from mua.store.reader import read_trajectories
 from mua.store.retention import checkpoint_steps
 from mua.store.starts import RUN_FILE
 from mua.store.tables import parts, steps, trajectories, uses
+from mua.store.trajectories import read_trajectories
 from mua.trainer.learner import Learner
 from mua.trainer.observers import DIGESTS_OF, OWN_LOGPROBS, Learned, read_by_loss
 from mua.trainer.ranks import init_distributed, is_rank0

@@ -11,11 +11,10 @@ import numpy.typing as npt
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from mua.store.arrays import unpack_arrays
-from mua.store.queries import lost_step, same_task
-from mua.store.reader import segment_from_row
+from mua.store.blobs import message_lists, read_texts, unpack_arrays, unpack_messages
+from mua.store.queries import as_dicts, lost_step, same_task
 from mua.store.tables import requests, scores, segments, steps, tasks, tool_calls, trajectories, uses
-from mua.store.texts import message_lists, read_texts, unpack_messages
+from mua.store.trajectories import segment_from_row
 from mua.types import Json, Provenance
 from mua.view.run_overview import kind_of
 from mua.view.viewed_runs import NotThere, ViewedRun
@@ -41,21 +40,18 @@ def trajectory(connection: Connection, run: ViewedRun, name: str) -> Json:
     messages = None if row["messages"] is None else unpack_messages(row["messages"], f"messages of {name}")
     found["messages"] = messages
     found["told_user"] = [m.get("content") for m in messages or () if _told(m)]
-    found["segment_list"] = _segments(connection, name)
+    s = segments.c
+    parts = sa.select(s.number, s.tokens, s.sampled_tokens, s.arrays.is_not(None).label("kept"))
+    found["segment_list"] = list(as_dicts(connection, parts.where(s.trajectory_id == name).order_by(s.number)))
     found["tool_calls"] = _calls(connection, name)
     found["requests"] = _requests(connection, name)
-    found["scores"] = [
-        {"scorer": s["scorer"], "value": s["value"], "details": s["details"]}
-        for s in connection.execute(
-            sa.select(scores).where(scores.c.trajectory_id == name).order_by(scores.c.scorer)
-        ).mappings()
-    ]
+    verdict = sa.select(scores.c.scorer, scores.c.value, scores.c.details).where(scores.c.trajectory_id == name)
+    found["scores"] = list(as_dicts(connection, verdict.order_by(scores.c.scorer)))
     found["uses"] = _uses(connection, name)
-    c = trajectories.c
-    siblings = sa.select(c.id, c.sample, c.attempt, c.outcome, c.reward, c.success, c.scored).where(
-        c.run_id == run.id, c.round == row["round"], c.ordinal == row["ordinal"]
+    siblings = sa.select(t.id, t.sample, t.attempt, t.outcome, t.reward, t.success, t.scored).where(
+        t.run_id == run.id, t.round == row["round"], t.ordinal == row["ordinal"]
     )
-    found["group"] = [dict(s) for s in connection.execute(siblings.order_by(c.sample, c.part, c.attempt)).mappings()]
+    found["group"] = list(as_dicts(connection, siblings.order_by(t.sample, t.part, t.attempt)))
     found["tokenizer"] = run.token_texts.fault
     return found
 
@@ -107,15 +103,9 @@ def _told(message: Json) -> bool:
     return message.get("role") == "assistant" and not any(message.get(name) for name in hidden)
 
 
-def _segments(connection: Connection, name: str) -> list[Json]:
-    c = segments.c
-    chosen = sa.select(c.number, c.tokens, c.sampled_tokens, c.arrays.is_not(None).label("kept"))
-    return [dict(s) for s in connection.execute(chosen.where(c.trajectory_id == name).order_by(c.number)).mappings()]
-
-
 def _calls(connection: Connection, name: str) -> list[Json]:
     c = tool_calls.c
-    rows = list(connection.execute(sa.select(tool_calls).where(c.trajectory_id == name).order_by(c.number)).mappings())
+    rows = list(as_dicts(connection, sa.select(tool_calls).where(c.trajectory_id == name).order_by(c.number)))
     texts = read_texts(connection, [row["result"] for row in rows if row["result"] is not None])
     names = ("number", "turn", "name", "arguments", "error", "reward", "by_user", "seconds")
     return [{n: row[n] for n in names} | {"result": texts.get(row["result"])} for row in rows]
@@ -124,9 +114,7 @@ def _calls(connection: Connection, name: str) -> list[Json]:
 def _requests(connection: Connection, name: str) -> list[Json]:
     """Every request of the attempt, with its whole messages where no segment holds them."""
     c = requests.c
-    found = list(
-        connection.execute(sa.select(requests).where(c.trajectory_id == name).order_by(c.role, c.number)).mappings()
-    )
+    found = list(as_dicts(connection, sa.select(requests).where(c.trajectory_id == name).order_by(c.role, c.number)))
     by_role: defaultdict[str, list[Any]] = defaultdict(list)
     for row in found:
         by_role[row["role"]].append(row)
@@ -157,7 +145,7 @@ def _uses(connection: Connection, name: str) -> list[Json]:
         .where(c.trajectory_id == name)
         .order_by(c.step.desc(), c.part.desc(), c.epoch, c.segment)
     )
-    return [dict(row) for row in connection.execute(chosen).mappings()]
+    return list(as_dicts(connection, chosen))
 
 
 def _read_by_loss(

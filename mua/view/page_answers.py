@@ -13,9 +13,8 @@ from sqlalchemy.engine import Connection
 
 from mua.types import Json
 from mua.view.one_trajectory import tokens, trajectory
-from mua.view.run_comparison import compared
-from mua.view.run_overview import changes, curves, one_step, overview, step_lines, step_list
-from mua.view.trajectory_lists import SUSPICIONS, BadQuestion, TrajectoryLists, question_of
+from mua.view.run_overview import changes, compared, curves, one_step, overview, step_lines, step_list
+from mua.view.trajectory_lists import SUSPICIONS, BadQuestion, TrajectoryLists, question_of, whole_number
 from mua.view.viewed_runs import ViewedRun, ViewedRuns
 
 Parameters: TypeAlias = Mapping[str, str]
@@ -77,10 +76,7 @@ def _text(given: Parameters, name: str) -> str:
 
 
 def _number(given: Parameters, name: str) -> int:
-    value = _text(given, name)
-    if not value.isascii() or not value.isdigit() or len(value) > 18:
-        raise BadQuestion(f"{name}: a whole number from 0 on, not {value[:40]!r}")
-    return int(value)
+    return whole_number(name, _text(given, name))
 
 
 def as_bytes(value: Any) -> bytes:

@@ -1,4 +1,5 @@
-"""What a run did as a whole: held-out success with intervals, curves, outcomes, tools, the time of stages, events."""
+"""What a run did as a whole: held-out success with intervals, curves, outcomes, tools, the time of stages, events; and
+two runs side by side on the tasks that both met."""
 
 from __future__ import annotations
 
@@ -15,8 +16,9 @@ from sqlalchemy.engine import Connection
 from mua.config.schema import EvaluationConfig
 from mua.observe.catalogue import described
 from mua.observe.metrics_log import evaluation_of
-from mua.store.queries import list_steps, lost_step, same_task
+from mua.store.queries import as_dicts, list_steps, lost_step, same_task
 from mua.store.tables import parts, requests, runs, steps, tasks, tool_calls, trajectories, versions
+from mua.trainer.evaluation.estimators import paired_test
 from mua.trainer.evaluation.report import interval_of
 from mua.types import Json
 from mua.view.viewed_runs import NotThere, ViewedRun
@@ -96,16 +98,11 @@ def curves(lines: Iterable[Mapping[str, Any]], names: Iterable[str]) -> dict[str
 def stages(lines: Iterable[Mapping[str, Any]]) -> Json:
     """Seconds of the trainer's and of an episode's stages by step (docs/timeline.md), each as :func:`curves`."""
     lines = list(lines)
-    names = sorted({name for line in lines for name in line if _stage(name)})
+    whole = ("step", "episode", "episode_queued", "engine_generating")
+    found = {name for line in lines for name in line if name.startswith(STAGES) and name.endswith("_seconds")}
+    names = sorted(found - {f"{STAGES}{name}_seconds" for name in whole})
     episode = [name for name in names if name.startswith(EPISODE_STAGES)]
     return {"trainer": curves(lines, [n for n in names if n not in episode]), "episode": curves(lines, episode)}
-
-
-def _stage(name: str) -> bool:
-    whole = (
-        "time/step_seconds", "time/episode_seconds", "time/episode_queued_seconds", "time/engine_generating_seconds",
-    )  # fmt: skip
-    return name.startswith(STAGES) and name.endswith("_seconds") and name not in whole
 
 
 def evaluations(connection: Connection, run: ViewedRun) -> list[Json]:
@@ -216,27 +213,26 @@ def tools(connection: Connection, run: str) -> list[Json]:
     """Calls, failures and seconds by tool."""
     c = tool_calls.c
     chosen = (
-        sa.select(c.name, c.by_user, sa.func.count(), sa.func.count(c.error), sa.func.avg(c.seconds))
+        sa.select(c.name, c.by_user, sa.func.count().label("calls"), sa.func.count(c.error).label("errors"),
+                  sa.func.avg(c.seconds).label("seconds"))
         .where(c.run_id == run)
         .group_by(c.name, c.by_user)
         .order_by(sa.func.count().desc())
-    )
-    keys = ("name", "by_user", "calls", "errors", "seconds")
-    return [dict(zip(keys, row, strict=True)) for row in connection.execute(chosen.limit(200))]
+    )  # fmt: skip
+    return list(as_dicts(connection, chosen.limit(200)))
 
 
 def endpoints(connection: Connection, run: str) -> list[Json]:
     """Requests, failures, seconds and tokens by role and endpoint."""
     c = requests.c
     chosen = (
-        sa.select(c.role, c.endpoint, sa.func.count(), sa.func.count(c.error), sa.func.avg(c.seconds),
-                  sa.func.sum(c.completion_tokens))
+        sa.select(c.role, c.endpoint, sa.func.count().label("requests"), sa.func.count(c.error).label("errors"),
+                  sa.func.avg(c.seconds).label("seconds"), sa.func.sum(c.completion_tokens).label("tokens"))
         .where(c.run_id == run)
         .group_by(c.role, c.endpoint)
         .order_by(c.role, sa.func.count().desc())
     )  # fmt: skip
-    keys = ("role", "endpoint", "requests", "errors", "seconds", "tokens")
-    return [dict(zip(keys, row, strict=True)) for row in connection.execute(chosen.limit(200))]
+    return list(as_dicts(connection, chosen.limit(200)))
 
 
 def events(connection: Connection, run: ViewedRun, lines: Iterable[Mapping[str, Any]]) -> Iterator[Json]:
@@ -320,29 +316,20 @@ def step_list(connection: Connection, run: ViewedRun) -> list[Json]:
         return rows
     t, c = trajectories.c, tasks.c
     imported = (
-        sa.select(c.taken_step, sa.func.count(), sa.func.sum(t.sampled_tokens), sa.func.avg(t.reward),
-                  sa.func.avg(_one(t.success)))
+        sa.select(c.taken_step.label("step"), sa.func.count().label("trajectories"),
+                  sa.func.sum(t.sampled_tokens).label("tokens"), sa.func.avg(t.reward).label("reward/mean"),
+                  sa.func.avg(_one(t.success)).label("reward/success"))
         .select_from(tasks.join(trajectories, same_task()))
         .where(c.run_id == run.id, c.taken_step.is_not(None))
         .group_by(c.taken_step).order_by(c.taken_step)
     )  # fmt: skip
-    keys = ("step", "trajectories", "tokens", "reward/mean", "reward/success")
-    return [
-        dict(zip(keys, row, strict=True)) | {"part": 1, "lost": False, "state": "done"}
-        for row in connection.execute(imported)
-    ]
+    return [row | {"part": 1, "lost": False, "state": "done"} for row in as_dicts(connection, imported)]
 
 
 def one_step(connection: Connection, run: ViewedRun, step: int) -> Json:
     """A step: its rows, metrics, and groups with their trajectories and what was trained on of each."""
-    rows = [
-        dict(row)
-        for row in connection.execute(
-            sa.select(steps, lost_step().label("lost"))
-            .where(steps.c.run_id == run.id, steps.c.step == step)
-            .order_by(steps.c.part.desc())
-        ).mappings()
-    ]
+    chosen = sa.select(steps, lost_step().label("lost")).where(steps.c.run_id == run.id, steps.c.step == step)
+    rows = list(as_dicts(connection, chosen.order_by(steps.c.part.desc())))
     metrics = next((line for line in step_lines(connection, run) if line["step"] == step), {})
     named = next((row["details"]["groups"] for row in rows if "groups" in (row["details"] or {})), None)
     groups = _groups(connection, run, step, named)
@@ -415,3 +402,65 @@ def _one(condition: Any) -> Any:
 
 def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+MOST_TASKS = 2000
+"""Listed, those with the largest differences first; figures are of all."""
+
+
+def compared(first: tuple[Connection, ViewedRun, int], second: tuple[Connection, ViewedRun, int]) -> Json:
+    """Success and reward of both on every task that has a scored episode in both.
+
+    Each side is a connection, a run and a round of evaluation (0: training). The task is the unit.
+    """
+    sides = [_by_task(connection, run.id, round_) for connection, run, round_ in (first, second)]
+    common = [key for key in sides[0] if key in sides[1]]
+    rows = [_row(key, sides[0][key], sides[1][key]) for key in common]
+    rows.sort(key=lambda row: (-abs(row["difference"]), row["domain"], row["task"]))
+    test = None
+    if rows:
+        values = [[row[side]["success"] for row in rows] for side in ("first", "second")]
+        verdict = paired_test(values[0], values[1], seed=0)
+        test = {"name": verdict.name, "p_value": verdict.p_value}
+    return {
+        "tasks": rows[:MOST_TASKS],
+        "common": len(common),
+        "only_first": len(sides[0]) - len(common),
+        "only_second": len(sides[1]) - len(common),
+        "means": [_mean(row[side]["success"] for row in rows) for side in ("first", "second")],
+        "rewards": [_mean(row[side]["reward"] for row in rows) for side in ("first", "second")],
+        "better": sum(row["difference"] > 0 for row in rows),
+        "worse": sum(row["difference"] < 0 for row in rows),
+        "test": test,
+    }
+
+
+def _by_task(connection: Connection, run: str, round_: int) -> dict[tuple[str, str], Any]:
+    t = trajectories.c
+    chosen = (
+        sa.select(t.domain, t.task_id, tasks.c.details, sa.func.count().label("episodes"),
+                  sa.func.avg(sa.case((t.success, 1.0), else_=0.0)).label("success"),
+                  sa.func.avg(t.reward).label("reward"), sa.func.avg(t.turns).label("turns"),
+                  sa.func.max(t.id).label("id"))
+        .select_from(trajectories.outerjoin(tasks, same_task()))
+        .where(t.run_id == run, t.round == round_, t.scored)
+        .group_by(t.domain, t.task_id, tasks.c.details)
+    )  # fmt: skip
+    return {(row["domain"], row["task_id"]): row for row in connection.execute(chosen).mappings()}
+
+
+def _row(key: tuple[str, str], first: Any, second: Any) -> Json:
+    def side(row: Any) -> Json:
+        return {name: row[name] for name in ("episodes", "id")} | {
+            name: float(row[name]) for name in ("success", "reward", "turns")
+        }
+
+    return {
+        "domain": key[0], "task": key[1], "kind": kind_of(first["details"]), "first": side(first),
+        "second": side(second), "difference": float(second["success"]) - float(first["success"]),
+    }  # fmt: skip
+
+
+def _mean(values: Any) -> float | None:
+    listed = list(values)
+    return sum(listed) / len(listed) if listed else None

@@ -13,13 +13,12 @@ from rich.table import Table
 from rich.text import Text
 
 from mua.observe.transcript import render_trajectory
-from mua.store.queries import TrajectoryFilter, trajectory_ids
-from mua.store.reader import read_trajectories
+from mua.store.queries import TrajectoryFilter
+from mua.store.trajectories import read_trajectories
 from mua.types import Json
 from mua.utils.strict_json import printable
 from mua.view.one_trajectory import advantage_by_turn, tokens, trajectory
 from mua.view.page_answers import Answers
-from mua.view.trajectory_lists import question_of
 from mua.view.viewed_runs import NotThere, ViewedRun, opened_runs
 
 
@@ -66,8 +65,7 @@ def _chosen(answers: Answers, run: ViewedRun, only: Mapping[str, str], sample: i
         found = [row["id"] for row in rows]
     else:
         with run.store.read() as connection:
-            kept, _ = answers.lists.narrowed(connection, run, question_of(run, only))
-            found = trajectory_ids(connection, kept)
+            found = answers.lists.ids(connection, run, only)
         found = [random.Random(sample).choice(found)] if found else []
     if not found:
         said = TrajectoryFilter(run.id).shown() + "".join(f", {name} {value}" for name, value in only.items())

@@ -14,7 +14,7 @@ import hashlib
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any, get_args
@@ -23,11 +23,9 @@ import numpy as np
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from mua.store.arrays import decompress, unpack_arrays
-from mua.store.column_types import json_text
-from mua.store.queries import Order, TrajectoryFilter, count_trajectories, list_trajectories, same_task
-from mua.store.tables import segments, tasks, tool_calls, trajectories, uses
-from mua.store.texts import unpack_messages
+from mua.store.blobs import decompress, unpack_arrays, unpack_messages
+from mua.store.queries import Order, TrajectoryFilter, count_trajectories, list_trajectories, same_task, trajectory_ids
+from mua.store.tables import json_text, segments, tasks, tool_calls, trajectories, uses
 from mua.types import Json
 from mua.utils.errors import MuaError
 from mua.view.run_overview import changes, kind_of
@@ -83,20 +81,21 @@ def question_of(run: ViewedRun, given: Mapping[str, str]) -> ListQuestion:
             continue
         if name in flags and value not in _BOOLEANS:
             raise BadQuestion(f"{name}: true or false, not {value[:40]!r}")
-        chosen[name] = _number(name, value) if name in numbers else _BOOLEANS[value] if name in flags else value
+        chosen[name] = whole_number(name, value) if name in numbers else _BOOLEANS[value] if name in flags else value
     order, suspect = given.get("order") or "newest", given.get("suspect") or None
     if order not in _ORDERS:
         raise BadQuestion(f"order: one of {', '.join(_ORDERS)}, not {order[:40]!r}")
     if suspect not in (None, "any", *SUSPICIONS):
         raise BadQuestion(f"suspect: any or one of {', '.join(SUSPICIONS)}, not {str(suspect)[:40]!r}")
-    limit = _number("limit", given.get("limit") or "50")
+    limit = whole_number("limit", given.get("limit") or "50")
     if not 0 < limit <= MOST_ROWS:
         raise BadQuestion(f"limit: 1 to {MOST_ROWS}, not {limit}")
-    offset = _number("offset", given.get("offset") or "0")
+    offset = whole_number("offset", given.get("offset") or "0")
     return ListQuestion(TrajectoryFilter(**chosen), order, limit, offset, given.get("said") or None, suspect)
 
 
-def _number(name: str, value: str) -> int:
+def whole_number(name: str, value: str) -> int:
+    """Raises :class:`BadQuestion`."""
     if not value.isascii() or not value.isdigit() or len(value) > 18:
         raise BadQuestion(f"{name}: a whole number from 0 on, not {value[:40]!r}")
     return int(value)
@@ -106,8 +105,7 @@ class TrajectoryLists:
     """Answers :class:`ListQuestion` s, and remembers gaps and suspicions until something new is in the store."""
 
     def __init__(self) -> None:
-        self._gaps: dict[str, tuple[Json, dict[str, float]]] = {}
-        self._suspects: dict[str, tuple[Json, dict[str, list[str]]]] = {}
+        self._kept: dict[tuple[str, str], tuple[Json, dict[str, Any]]] = {}
         self._lock = threading.Lock()
 
     def page(self, connection: Connection, run: ViewedRun, asked: ListQuestion) -> Json:
@@ -140,6 +138,10 @@ class TrajectoryLists:
             chosen = _within(chosen, found)
         return chosen, searched
 
+    def ids(self, connection: Connection, run: ViewedRun, given: Mapping[str, str]) -> list[str]:
+        """What the filters ``given`` leave, in the order of the run's stream. Raises :class:`BadQuestion`."""
+        return trajectory_ids(connection, self.narrowed(connection, run, question_of(run, given))[0])
+
     def rows_of(self, connection: Connection, run: ViewedRun, ids: list[str]) -> list[Json]:
         """The rows of ``ids``, with their suspicions."""
         self.suspects(connection, run)
@@ -149,26 +151,31 @@ class TrajectoryLists:
 
     def gaps(self, connection: Connection, run: ViewedRun) -> dict[str, float]:
         """The largest gap of each of the newest trajectories that have one, by id."""
-        state = changes(connection, run.id)
-        with self._lock:
-            if self._gaps.get(run.key, (None,))[0] != state:
-                newest = sa.select(uses.c.trajectory_id).where(uses.c.run_id == run.id, uses.c.epoch == 0)
-                ids = connection.execute(newest.order_by(uses.c.step.desc()).limit(NEWEST)).scalars()
-                self._gaps[run.key] = state, gaps_of(connection, list(dict.fromkeys(ids)))
-            return self._gaps[run.key][1]
+
+        def newest_gaps() -> dict[str, float]:
+            newest = sa.select(uses.c.trajectory_id).where(uses.c.run_id == run.id, uses.c.epoch == 0)
+            ids = connection.execute(newest.order_by(uses.c.step.desc()).limit(NEWEST)).scalars()
+            return gaps_of(connection, list(dict.fromkeys(ids)))
+
+        return self._remembered("gaps", connection, run, newest_gaps)
 
     def suspects(self, connection: Connection, run: ViewedRun) -> dict[str, list[str]]:
         """Which of :data:`SUSPICIONS` hold, by id, of the newest trajectories; newest first."""
+        return self._remembered("suspects", connection, run, lambda: suspicions(connection, run.id))
+
+    def _remembered(
+        self, what: str, connection: Connection, run: ViewedRun, make: Callable[[], dict[str, Any]]
+    ) -> dict[str, Any]:
         state = changes(connection, run.id)
         with self._lock:
-            if self._suspects.get(run.key, (None,))[0] != state:
-                self._suspects[run.key] = state, suspicions(connection, run.id)
-            return self._suspects[run.key][1]
+            if self._kept.get((what, run.key), (None,))[0] != state:
+                self._kept[what, run.key] = state, make()
+            return self._kept[what, run.key][1]
 
     def _complete(self, connection: Connection, run: ViewedRun, rows: list[Json]) -> None:
         """What a row shows beyond its own columns; suspicions where somebody asked for them before."""
         with self._lock:
-            suspects = self._suspects.get(run.key, (None, {}))[1]
+            suspects = self._kept.get(("suspects", run.key), ({}, {}))[1]
         ids = [row["id"] for row in rows]
         gaps = gaps_of(connection, ids)
         c = tool_calls.c

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import codecs
 import contextlib
+import json
 import tempfile
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +22,80 @@ from mua.observe.metrics_log import EVALUATIONS_FILE, METRICS_FILE, read_metrics
 from mua.observe.output import CONFIG_FILE
 from mua.store.database import Store
 from mua.store.faults import NoStore, StoreError
-from mua.store.importing import import_writes
 from mua.store.queries import list_runs
 from mua.store.tables import runs
+from mua.store.traces import import_writes
 from mua.store.writer import execute
 from mua.types import Json
 from mua.utils.errors import MuaError
-from mua.view.token_texts import TokenTexts
+
+
+class TokenTexts:
+    """Texts of ids by the tokenizer of a folder; without one, every id stands for itself. Safe in threads."""
+
+    def __init__(self, folder: Path | None) -> None:
+        self.folder = folder
+        self._lock = threading.Lock()
+
+    @property
+    def fault(self) -> str | None:
+        """Why there is no text, or None."""
+        with self._lock:
+            return self._loaded[1]
+
+    def pieces(self, ids: Sequence[int]) -> list[str]:
+        """One text a token. A character of several tokens belongs to the last of them; bytes that are no UTF-8 become
+        U+FFFD, as in the engine's text."""
+        with self._lock:
+            bytes_of, fault = self._loaded
+        if fault is not None:
+            return [f"⟨{number}⟩" for number in ids]
+        decoder, found = codecs.getincrementaldecoder("utf-8")("replace"), []
+        for number in ids:
+            found.append(decoder.decode(bytes_of.get(int(number), b"")))
+        if rest := decoder.decode(b"", final=True):
+            found[-1] += rest
+        return found
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of ``ids``."""
+        return "".join(self.pieces(ids))
+
+    @cached_property
+    def _loaded(self) -> tuple[dict[int, bytes], str | None]:
+        if self.folder is None:
+            return {}, "the run says no model.path; name the tokenizer's folder with --model"
+        path = self.folder / "tokenizer.json"
+        try:
+            return _byte_vocabulary(json.loads(path.read_text(encoding="utf-8"))), None
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            why = error.strerror if isinstance(error, OSError) else str(error) or type(error).__name__
+            return {}, f"{path}: no tokenizer ({why}); name its folder with --model"
+
+
+def _byte_vocabulary(specification: dict[str, Any]) -> dict[int, bytes]:
+    """Bytes by id. Raises ValueError for a tokenizer whose vocabulary is not written in the bytes of byte-level BPE."""
+    kinds = json.dumps([specification.get("decoder"), specification.get("pre_tokenizer")])
+    if '"ByteLevel"' not in kinds:
+        raise ValueError("its tokens are no bytes (ByteLevel)")
+    byte_of = _byte_characters()
+    found = {
+        int(number): bytes(byte_of[character] for character in token)
+        for token, number in specification["model"]["vocab"].items()
+        if all(character in byte_of for character in token)
+    }
+    for token in specification["added_tokens"]:
+        found[int(token["id"])] = token["content"].encode("utf-8", "replace")
+    return found
+
+
+def _byte_characters() -> dict[str, int]:
+    """The byte that each character of a byte-level vocabulary stands for (Radford et al. 2019, GPT-2's ``encoder.py``):
+    printable Latin-1 stands for itself, every other byte for the next character from U+0100 on."""
+    own = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in set(own)]
+    return {chr(byte): byte for byte in own} | {chr(0x100 + at): byte for at, byte in enumerate(others)}
+
 
 TRACES = "traces"
 """Folder of a run's trace files; see mua/store/traces.py."""
@@ -127,6 +197,15 @@ def _model_of(config: Json, folder: Path | None) -> Path | None:
     return Path(named) if named is not None else None
 
 
+def config_in(folder: Path) -> Json:
+    """The configuration in the folder of a run; empty where there is none that can be read."""
+    try:
+        found = yaml.safe_load((folder / CONFIG_FILE).read_text(encoding="utf-8"))
+    except (OSError, yaml.YAMLError, UnicodeDecodeError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
 @contextmanager
 def opened_runs(
     places: Iterable[str], *, model: Path | None = None, tell: Callable[[str], None] = lambda _: None
@@ -157,10 +236,8 @@ def opened_runs(
 def _nothing(place: str, folder: Path | None) -> StoreError:
     if folder is None:
         return StoreError(f"{place}: no store; name the output folder of a run, its store file or its URL")
-    url = None
-    with contextlib.suppress(OSError, yaml.YAMLError, AttributeError):
-        url = yaml.safe_load((folder / CONFIG_FILE).read_text(encoding="utf-8")).get("store", {}).get("url")
-    if url is not None:
+    store = config_in(folder).get("store")
+    if isinstance(store, dict) and store.get("url") is not None:
         return StoreError(f"{folder}: its store is a database (store.url); name the URL")
     return StoreError(f"{folder}: holds neither a store nor traces; name the output folder of a run")
 

@@ -22,8 +22,8 @@ from aiohttp import web
 
 from mua.store.faults import StoreError
 from mua.utils.errors import MuaError
+from mua.view.html_page import MODULES, STATIC, STYLES, served_page
 from mua.view.page_answers import Answers, as_bytes
-from mua.view.page_files import MODULES, STATIC, STYLES, served_page
 from mua.view.trajectory_lists import BadQuestion
 from mua.view.viewed_runs import NotThere
 
@@ -128,23 +128,16 @@ class ViewServer:
     async def _api(self, request: web.Request) -> web.StreamResponse:
         try:
             async with asyncio.timeout(ANSWER_SECONDS), self._slots:
-                body = await asyncio.to_thread(self._encoded, request.match_info["path"], dict(request.query))
+                path, given = request.match_info["path"], dict(request.query)
+                body = await asyncio.to_thread(lambda: as_bytes(self.answers.answer(path, given)))
         except TimeoutError:
             return _refused(503, f"no answer within {ANSWER_SECONDS:.0f} s; ask for less")
-        except NotThere as error:
-            return _refused(404, str(error))
-        except BadQuestion as error:
-            return _refused(400, str(error))
-        except StoreError as error:
-            return _refused(503 if error.passing else 500, str(error))
         except MuaError as error:
-            return _refused(500, str(error))
+            status = 503 if isinstance(error, StoreError) and error.passing else 500
+            return _refused({NotThere: 404, BadQuestion: 400}.get(type(error), status), str(error))
         response = web.Response(body=body, content_type="application/json")
         response.enable_compression()
         return response
-
-    def _encoded(self, path: str, given: dict[str, str]) -> bytes:
-        return as_bytes(self.answers.answer(path, given))
 
 
 def _refused(status: int, why: str) -> web.Response:

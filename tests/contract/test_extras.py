@@ -37,7 +37,7 @@ SERVER = (
 )  # fmt: skip
 TRAINER = ("mua.cli", "mua.trainer.rl", "mua.trainer.sft", "mua.trainer.evaluation.evaluator", "mua.rollout.sample")
 ALONE = (
-    "mua.cli", "mua.view.web", "mua.view.diagnosis.run_reading", "mua.trainer.evaluation.evaluator",
+    "mua.cli", "mua.view.web", "mua.view.run_evidence", "mua.trainer.evaluation.evaluator",
     "mua.rollout.gateway.serving", "mua.rollout.sample", "mua.launch.checks.configuration",
 )  # fmt: skip
 UNPINNED = {"sglang", "xgrammar"}

@@ -35,7 +35,7 @@ from mua.config.load import load_config
 from mua.observe.provenance import provenance
 from mua.rollout.sampler_code import made_with
 from mua.store.database import Store
-from mua.store.part_finding import router_row
+from mua.store.starts import router_row
 from mua.store.tables import engines, episodes, parts, runs, samplers, tasks, uses
 from mua.store.verification import verify
 from mua.store.writer import Insert, execute

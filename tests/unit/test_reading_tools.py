@@ -31,11 +31,11 @@ from mua.launch.checks import Start
 from mua.launch.checks.node import check_reading_tools
 from mua.rollout import runner as runner_module
 from mua.rollout.runner import EpisodeRunner
+from mua.store.blobs import read_texts
 from mua.store.database import Store
 from mua.store.recorder import Recorder
 from mua.store.starts import begin_part
 from mua.store.tables import requests, tool_calls
-from mua.store.texts import read_texts
 from mua.store.writer import Writer
 from mua.types import Json, Outcome, Trajectory
 from mua.utils.errors import ConfigError, JudgeFault

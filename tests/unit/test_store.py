@@ -21,9 +21,8 @@ from alembic.migration import MigrationContext
 import mua.store.database
 from mua.store.database import HEAD, MIGRATIONS, Store
 from mua.store.faults import StoreError
-from mua.store.reader import read_trajectories
-from mua.store.records import EpisodeKey, trajectory_inserts
 from mua.store.tables import metadata, runs
+from mua.store.trajectories import EpisodeKey, read_trajectories, trajectory_inserts
 from mua.store.writer import Insert, Writer, execute
 from mua.types import Outcome, Segment, Trajectory
 from tests.postgres_support import PostgresServer

@@ -22,9 +22,9 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 import mua.store.database
-from mua.store.arrays import pack_arrays, unpack_arrays
+from mua.store.blobs import pack_arrays, unpack_arrays
 from mua.store.database import HEAD, Store
-from mua.store.faults import DamagedRecord, StoreError, StoreFull, StoreUnreachable
+from mua.store.faults import DamagedData, StoreError, StoreFull, StoreUnreachable
 from mua.store.tables import runs, texts
 from mua.store.writer import Insert, Update, Writer
 from tests.disk_support import fill, small_disk
@@ -65,13 +65,13 @@ def test_damage_of_a_blob_is_seen_or_harmless() -> None:
             broken[at] ^= 1 << bit
             try:
                 found = unpack_arrays(bytes(broken))
-            except DamagedRecord:
+            except DamagedData:
                 continue
             assert all(found[n].tobytes() == unpack_arrays(blob)[n].tobytes() for n in arrays), (at, bit)
     for cut in range(0, len(blob), 7):
-        with pytest.raises(DamagedRecord, match="the blob"):
+        with pytest.raises(DamagedData, match="the blob"):
             unpack_arrays(blob[:cut], "the blob")
-    with pytest.raises(DamagedRecord):
+    with pytest.raises(DamagedData):
         unpack_arrays(blob + b"x")
     with pytest.raises(TypeError, match="dtype object"):
         pack_arrays({"o": np.array([None])})

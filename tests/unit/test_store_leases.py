@@ -28,7 +28,7 @@ from mua.store import database, leases
 from mua.store.database import Store
 from mua.store.faults import StoreError, StoreUnreachable
 from mua.store.leases import EpisodeLease, claim, complete_groups, deliver, ended_episodes, give_back, open_group, renew
-from mua.store.part_finding import find_part, router_row, state_of_run
+from mua.store.starts import find_part, router_row, state_of_run
 from mua.store.tables import engines, episodes, parts, runs, tasks
 from mua.store.writer import Insert, execute
 from mua.utils.errors import ConfigError
@@ -287,7 +287,7 @@ judge: {{llm: {{base_url: "http://127.0.0.1:1/v1", model: m, api_key: {key}}}}}
 def test_a_sampler_needs_the_configuration_of_the_run(tmp_path: Path) -> None:
     from mua.config.load import load_config
     from mua.observe.provenance import provenance
-    from mua.store.part_finding import RunningPart
+    from mua.store.starts import RunningPart
 
     file = tmp_path / "config.yaml"
     file.write_text(CONFIG.format(model=tmp_path, key="secret-key"))
@@ -316,7 +316,7 @@ def test_a_sampler_of_another_mua_or_other_code_is_refused(
     from mua.config.load import load_config
     from mua.observe.provenance import provenance
     from mua.rollout import sampler_code
-    from mua.store.part_finding import RunningPart
+    from mua.store.starts import RunningPart
 
     file = tmp_path / "config.yaml"
     file.write_text(CONFIG.format(model=tmp_path, key="none"))

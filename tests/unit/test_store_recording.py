@@ -22,12 +22,12 @@ from mua.environment.endpoint.services import Services
 from mua.rollout import runner as runner_module
 from mua.rollout.runner import EpisodeRunner
 from mua.rollout.teacher import Teacher
+from mua.store.blobs import check_text, message_lists, read_texts
 from mua.store.database import Store
-from mua.store.reader import read_trajectories
 from mua.store.recorder import NotedRequest, Recorder, noting
 from mua.store.starts import begin_part
 from mua.store.tables import metadata, requests, tasks, texts, tool_calls, trajectories
-from mua.store.texts import check_text, message_lists, read_texts
+from mua.store.trajectories import read_trajectories
 from mua.store.verification import verify
 from mua.store.writer import Writer
 from mua.types import Group, Json

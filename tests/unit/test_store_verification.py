@@ -19,14 +19,13 @@ from typer.testing import CliRunner
 
 from mua.cli import app
 from mua.config.storage import StoreConfig
-from mua.store.arrays import compress, pack_arrays
+from mua.store.blobs import compress, pack_arrays
 from mua.store.database import Store
-from mua.store.exporting import export_parquet
 from mua.store.queries import TrajectoryFilter, list_steps, trajectory_ids
-from mua.store.reader import read_trajectories
 from mua.store.retention import prune, pruning
 from mua.store.tables import parts, segments, steps, trajectories, uses
-from mua.store.traces import read_traces
+from mua.store.traces import export_parquet, read_traces
+from mua.store.trajectories import read_trajectories
 from mua.store.verification import verify
 from mua.store.writer import Insert, Writer, execute
 from mua.types import Trajectory

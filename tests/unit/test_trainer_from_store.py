@@ -24,9 +24,9 @@ from mua.config.schema import ExperimentConfig, RolloutConfig
 from mua.config.storage import StoredDemonstrations, StoredSource
 from mua.observe.metrics_log import read_metrics
 from mua.store.database import Store
-from mua.store.records import EpisodeKey, trajectory_inserts
 from mua.store.stored_groups import demonstrations, stored_groups
 from mua.store.tables import parts
+from mua.store.trajectories import EpisodeKey, trajectory_inserts
 from mua.store.writer import Insert, execute
 from mua.tokens.chat_family import load_family
 from mua.tokens.codec import tokenizer_digest

@@ -15,8 +15,8 @@ import sqlalchemy as sa
 
 from mua.store.database import Store
 from mua.store.faults import StoreError
-from mua.store.records import EpisodeKey
 from mua.store.tables import segments, steps, trajectories
+from mua.store.trajectories import EpisodeKey
 from mua.trainer.observers import Learned
 from mua.trainer.replay import _check, _same_arrays, replay, stored_step
 from mua.types import Json, TrainBatch, TrainSequence

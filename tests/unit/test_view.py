@@ -21,19 +21,17 @@ from typer.testing import CliRunner
 from mua.cli import app
 from mua.store.database import Store
 from mua.store.faults import StoreError
-from mua.store.reader import read_trajectories
 from mua.store.tables import steps, trajectories
 from mua.store.traces import TraceWriter
+from mua.store.trajectories import read_trajectories
 from mua.store.writer import Insert, Update, execute
 from mua.trainer.evaluation.estimators import bootstrap
 from mua.types import Json
 from mua.utils.errors import MuaError
+from mua.view.html_page import STATIC, _even, export_page
 from mua.view.page_answers import Answers, as_bytes
-from mua.view.page_files import STATIC
-from mua.view.single_file import _even, export_page
-from mua.view.token_texts import TokenTexts
 from mua.view.trajectory_lists import BadQuestion
-from mua.view.viewed_runs import NotThere, opened_runs
+from mua.view.viewed_runs import NotThere, TokenTexts, opened_runs
 from tools.bench.shop_run import HOSTILE, shop_model, write_shop
 from tools.view_served import served
 

@@ -17,8 +17,8 @@ import pytest
 from mua.store.database import Store
 from mua.store.tables import trajectories
 from mua.store.writer import Update, execute
+from mua.view.html_page import export_page
 from mua.view.page_answers import Answers
-from mua.view.single_file import export_page
 from mua.view.viewed_runs import opened_runs
 from tools.bench.shop_run import write_shop
 from tools.view_browser import PATIENCE_MS, BrowserUnavailable, chromium

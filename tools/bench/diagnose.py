@@ -35,7 +35,7 @@ from mua.observe.diagnosis.verdict import Diagnosis, diagnosed
 from mua.observe.metrics_log import read_metrics
 from mua.types import Provenance, Segment
 from mua.utils.errors import JudgeFault
-from mua.view.diagnosis.run_reading import evidence_of
+from mua.view.run_evidence import evidence_of
 from tools import kit
 from tools.bench.planted_runs import (
     WINDOWS,

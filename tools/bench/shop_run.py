@@ -12,11 +12,10 @@ from tempfile import TemporaryDirectory
 import numpy as np
 from tokenizers import Tokenizer
 
-from mua.store.arrays import pack_arrays
+from mua.store.blobs import pack_arrays, text_inserts
 from mua.store.database import Store
-from mua.store.records import EpisodeKey, trajectory_inserts
 from mua.store.tables import parts, requests, runs, scores, steps, tasks, tool_calls, uses, versions
-from mua.store.texts import text_inserts
+from mua.store.trajectories import EpisodeKey, trajectory_inserts
 from mua.store.writer import Insert, Write, execute
 from mua.tokens.codec import Codec, content, fixed
 from mua.types import Json, Outcome, Provenance, Segment, Trajectory

@@ -762,7 +762,7 @@ def no_learning(seen: Evidence) -> Symptom | None:
 
 
 def _nothing_moves(seen: Evidence) -> tuple[str, dict[str, float]] | None:
-    """What makes learning impossible, with numbers; none for rewards that are shuffled on purpose."""
+    """What makes learning impossible, with numbers; no numbers where the configuration shuffles rewards."""
     if seen.setting("algorithm.shuffle_rewards", False):
         return "rewards are dealt at random (algorithm.shuffle_rewards)", {}
     if len(seen.steps) < 3:

@@ -39,7 +39,7 @@ from mua.store.faults import StoreError
 from mua.store.recorder import Recorder
 from mua.store.starts import begin_part, missing_steps
 from mua.store.tables import parts, runs
-from mua.store.traces import describe_record_error, encode_trajectory, trajectory_from_record
+from mua.store.traces import describe_line_error, encode_trajectory, trajectory_from_json
 from mua.store.writer import Update, Writer
 from mua.tokens.codec import tokenizer_digest
 from mua.types import Json, Trajectory
@@ -294,9 +294,9 @@ class EpisodeStore(LineFile):
             key = Key(**{name: record[name] for name in Key._fields})
             if [type(value) for value in key] != [str, str, str, int]:
                 raise TypeError("domain, task and task_digest are strings, sample is an integer")
-            self._keep(key, trajectory_from_record(record["trajectory"]))
+            self._keep(key, trajectory_from_json(record["trajectory"]))
         except (ValueError, KeyError, TypeError) as error:
-            reason = describe_record_error(error)
+            reason = describe_line_error(error)
             raise MuaError(f"{self.path}:{number}: not an episode ({reason}); remove the line or the file") from None
 
     def _keep(self, key: Key, trajectory: Trajectory) -> None:

@@ -35,7 +35,7 @@ class _Hidden:
     """Texts of the gold moves, as runs of words."""
 
 
-class Telltale:
+class UserLeaks:
     """Looks at conversations; domains and tasks are read once."""
 
     def __init__(self, config: Json) -> None:

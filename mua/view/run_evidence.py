@@ -16,22 +16,20 @@ from typing import Any
 
 import numpy as np
 import sqlalchemy as sa
-import yaml
 from sqlalchemy.engine import Connection
 
 from mua.observe.diagnosis.evidence import Evidence, SeenEpisode, TokenSample, series
 from mua.observe.metrics_log import EVALUATIONS_FILE, METRICS_FILE, read_metrics
 from mua.observe.output import CONFIG_FILE
-from mua.store.arrays import unpack_arrays
+from mua.store.blobs import unpack_arrays, unpack_messages
 from mua.store.faults import StoreError
 from mua.store.queries import lost_step, same_task
 from mua.store.tables import requests, runs, segments, steps, tasks, tool_calls, trajectories, uses
-from mua.store.texts import unpack_messages
 from mua.types import Json, Provenance
 from mua.utils.errors import MuaError
-from mua.view.diagnosis.telltale_users import Telltale
 from mua.view.run_overview import kind_of, step_lines
-from mua.view.viewed_runs import NotThere, ViewedRun, opened_runs
+from mua.view.user_leaks import UserLeaks
+from mua.view.viewed_runs import NotThere, ViewedRun, config_in, opened_runs
 
 MOST_EPISODES = 12_000
 """Read with their conversations: those of evenly spread steps, all of a step, where a run has more."""
@@ -50,8 +48,9 @@ def evidence_of(place: str, run: str | None = None) -> Iterator[tuple[str, Evide
     Raises :class:`MuaError` where there is nothing to diagnose: no such folder, no step and no episode.
     """
     folder = Path(place) if "://" not in place and Path(place).is_dir() else None
-    if folder is not None and not (folder / METRICS_FILE).is_file() and not (folder / CONFIG_FILE).is_file():
-        _require_a_run(folder)
+    known = (METRICS_FILE, CONFIG_FILE, "*.sqlite")
+    if folder is not None and not any(path for name in known for path in folder.glob(name)):
+        raise MuaError(f"{folder}: no run: it has neither {METRICS_FILE} nor a store; name the output folder of a run")
     try:
         with opened_runs([place]) as viewed:
             keys = viewed.keys()
@@ -67,14 +66,9 @@ def evidence_of(place: str, run: str | None = None) -> Iterator[tuple[str, Evide
             raise
         reason = " ".join(str(error).split())
     seen = series(_lines(folder))
-    seen.config = _config_in(folder)
+    seen.config = config_in(folder)
     seen.unseen.append(f"episodes, masks and tokens, for want of a store ({reason})")
     yield folder.resolve().name, _checked(place, seen)
-
-
-def _require_a_run(folder: Path) -> None:
-    if not any(folder.glob("*.sqlite")):
-        raise MuaError(f"{folder}: no run: it has neither {METRICS_FILE} nor a store; name the output folder of a run")
 
 
 def _checked(place: str, seen: Evidence) -> Evidence:
@@ -98,18 +92,10 @@ def _lines(folder: Path | None) -> list[dict[str, Any]]:
     return [found[step] for step in sorted(found)]
 
 
-def _config_in(folder: Path) -> Json:
-    try:
-        found = yaml.safe_load((folder / CONFIG_FILE).read_text(encoding="utf-8"))
-    except (OSError, yaml.YAMLError, UnicodeDecodeError):
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
 def _with_store(connection: Connection, run: ViewedRun) -> Evidence:
     lines = _lines(run.folder) or step_lines(connection, run)
     seen = series(lines)
-    seen.config = run.config or ({} if run.folder is None else _config_in(run.folder))
+    seen.config = run.config or ({} if run.folder is None else config_in(run.folder))
     seen.state = str(connection.execute(sa.select(runs.c.state).where(runs.c.id == run.id)).scalar() or "")
     if not lines:
         seen.unseen.append("metrics: no step is done")
@@ -142,7 +128,9 @@ def _episodes(connection: Connection, run: str, seen: Evidence) -> Iterator[Seen
             sa.select(step_of, sa.func.count()).select_from(base).where(t.run_id == run, t.round == 0).group_by(step_of)
         ).all()
     )
-    kept = _spread(sorted(counts), counts, MOST_EPISODES)
+    names = sorted(counts)
+    every = max(1, math.ceil(sum(counts.values()) / MOST_EPISODES))
+    kept = set(names[::every]) | set(names[-1:])
     if len(kept) < len(counts):
         seen.unseen.append(
             f"episodes of {len(counts) - len(kept)} of {len(counts)} steps: evenly spread ones were read"
@@ -175,13 +163,6 @@ def _episodes(connection: Connection, run: str, seen: Evidence) -> Iterator[Seen
         )  # fmt: skip
 
 
-def _spread(names: Sequence[int], counts: Mapping[int, int], most: int) -> set[int]:
-    """Evenly spread steps, the first and the last among them, of about ``most`` episodes."""
-    total = sum(counts.values())
-    every = max(1, math.ceil(total / most))
-    return set(names[::every]) | set(names[-1:])
-
-
 def _spoken(messages: Sequence[Json]) -> tuple[str, str, int, int]:
     """What the policy said and called; what of it the user heard; its calls; its turns that were cut."""
     said, told, calls, cut = [], [], 0, 0
@@ -200,7 +181,7 @@ def _spoken(messages: Sequence[Json]) -> tuple[str, str, int, int]:
 
 def _look_for_leaks(connection: Connection, run: str, seen: Evidence) -> None:
     """Note in episodes what their user gave away; at most some per step, which is enough for a share."""
-    telltale = Telltale(seen.config)
+    leaks = UserLeaks(seen.config)
     by_step = seen.by_step()
     wanted: dict[str, SeenEpisode] = {}
     per_step = max(4, 2000 // max(1, len(by_step)))
@@ -214,8 +195,8 @@ def _look_for_leaks(connection: Connection, run: str, seen: Evidence) -> None:
         for name, blob in connection.execute(chosen):
             if blob is not None:
                 e = wanted[name]
-                e.leak = telltale.leak(e.domain, e.task, unpack_messages(blob, f"messages of {name}"))
-    seen.unseen += telltale.unseen
+                e.leak = leaks.leak(e.domain, e.task, unpack_messages(blob, f"messages of {name}"))
+    seen.unseen += leaks.unseen
 
 
 # ---- evaluation and training
@@ -249,9 +230,9 @@ def _met(connection: Connection, run: str, config: Json) -> dict[str, tuple[int,
 def _same_data(config: Json, domains: set[str]) -> dict[tuple[str, str], tuple[str, str]]:
     """For each task outside of training the one of the split ``train`` with the same data."""
     found: dict[tuple[str, str], tuple[str, str]] = {}
-    telltale = Telltale(config)
+    leaks = UserLeaks(config)
     for name in domains:
-        domain = telltale.domain(name)
+        domain = leaks.domain(name)
         if domain is None:
             continue
         known = {_digest(task.data): (name, task.id) for task in domain.tasks("train")}

@@ -16,7 +16,7 @@ from environments.kit.demonstrate import Player, play
 from mua.environment.domain import moves_of, scripted_user, unanswered
 from mua.environment.registry import domain_names, get_domain
 from mua.types import Json
-from mua.view.diagnosis.telltale_users import Telltale
+from mua.view.user_leaks import UserLeaks
 
 
 def players(name: str, at: int) -> list[tuple[Any, Player]]:
@@ -39,13 +39,13 @@ def players(name: str, at: int) -> list[tuple[Any, Player]]:
 
 @pytest.mark.parametrize("name", [name for name in domain_names() if get_domain(name).tasks("train")])
 def test_no_domain_s_own_user_leaks(name: str) -> None:
-    domain, telltale = get_domain(name), Telltale({"environment": {"name": name}})
+    domain, leaks = get_domain(name), UserLeaks({"environment": {"name": name}})
     for at in range(2):
         for task, player in players(name, at):
             result = asyncio.run(play(domain, task, at, player, scripted_user(domain, task, at)))
             assert any(message["role"] == "user" for message in result.messages)
-            assert telltale.leak(name, task.id, result.messages) is None
-    assert telltale.unseen == []
+            assert leaks.leak(name, task.id, result.messages) is None
+    assert leaks.unseen == []
 
 
 def said(text: str, before: str = "Good morning.", **more: Any) -> list[Json]:
@@ -54,7 +54,7 @@ def said(text: str, before: str = "Good morning.", **more: Any) -> list[Json]:
 
 
 def test_every_kind_of_leak_is_found_in_a_user_s_words() -> None:
-    name, telltale = "help_desk", Telltale({"environment": {"name": "help_desk"}})
+    name, user_leaks = "help_desk", UserLeaks({"environment": {"name": "help_desk"}})
     domain = get_domain(name)
     found = set[str]()
     for task in domain.tasks("train")[:20]:
@@ -68,10 +68,10 @@ def test_every_kind_of_leak_is_found_in_a_user_s_words() -> None:
             "quotes its instructions": said(domain.persona(task)),
         } | ({"says the answer": said(f"Should you not say this: {texts[-1]}")} if texts else {})
         for what, messages in leaks.items():
-            told = telltale.leak(name, task.id, messages)
+            told = user_leaks.leak(name, task.id, messages)
             if told is not None and what in told:
                 found.add(what)
             else:
                 assert what in ("quotes its instructions", "says the answer"), (what, told)
-        assert telltale.leak(name, task.id, said("I need help with my order, please.")) is None
+        assert user_leaks.leak(name, task.id, said("I need help with my order, please.")) is None
     assert len(found) == 5

@@ -1,4 +1,6 @@
-"""``mua view --export``: the page with its answers in it, one file that opens anywhere, without a network.
+"""The page: its modules and style, put together for the server (links) or for a file (all inside).
+
+``mua view --export`` writes the page with its answers in it, one file that opens anywhere, without a network::
 
     index     runs, overviews, steps, rows of the trajectories that are in the file, comparisons
     t/<n>     one trajectory with its tokens, unpacked when it is opened
@@ -8,9 +10,12 @@ Each is JSON, compressed with gzip, as base64.
 
 from __future__ import annotations
 
+import base64
 import gzip
+import hashlib
+import html
 import itertools
-import os
+import json
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,16 +24,80 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from mua.store.queries import trajectory_ids
 from mua.store.tables import tool_calls, uses
 from mua.types import Json
-from mua.utils.errors import DiskError
+from mua.utils.atomic import replacing
 from mua.utils.files import naming
 from mua.view.page_answers import Answers, as_bytes
-from mua.view.page_files import whole_page
 from mua.view.run_overview import curves, step_lines
-from mua.view.trajectory_lists import MOST_ROWS, BadQuestion, question_of
+from mua.view.trajectory_lists import MOST_ROWS, BadQuestion
 from mua.view.viewed_runs import ViewedRun
+
+STATIC = Path(__file__).with_name("static")
+MODULES = {
+    "preact": "vendor/preact.mjs",
+    "preact/hooks": "vendor/preact_hooks.mjs",
+    "htm": "vendor/htm.mjs",
+    "uplot": "vendor/uplot.mjs",
+    **{f"view/{name}": f"{name}.js" for name in (
+        "app", "api", "charts", "compare", "embedded", "list", "overview", "steps", "trajectory", "ui",
+    )},
+}  # fmt: skip
+"""What modules import each other as, and the file of each: the browser's import map, so nothing has to be built."""
+STYLES = ("vendor/uplot.css", "style.css")
+_START = 'import "view/app";'
+
+
+def served_page() -> tuple[str, str]:
+    """The page of a server, and its Content-Security-Policy: only its own files, no script but these."""
+    imports = json.dumps({"imports": {name: f"/static/{file}" for name, file in MODULES.items()}})
+    styles = "".join(f'<link rel="stylesheet" href="/static/{file}">' for file in STYLES)
+    policy = (
+        f"default-src 'none'; script-src 'self' {_digest(imports)} {_digest(_START)}; style-src 'self'; "
+        "img-src data:; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    )
+    return _page("mua view", styles, imports, ""), policy
+
+
+def whole_page(title: str, blobs: Iterable[tuple[str, bytes]], lead: str = "") -> Iterable[str]:
+    """The pieces of a page that needs nothing else; ``blobs`` are bytes by name, which its modules find there.
+
+    The bytes stand in it as base64, in which no markup can occur. ``lead`` is HTML that stands before the list of runs.
+    """
+    sources = {name: (STATIC / file).read_bytes() for name, file in MODULES.items()}
+    imports = json.dumps({
+        "imports": {
+            name: f"data:text/javascript;base64,{base64.b64encode(source).decode()}" for name, source in sources.items()
+        }
+    })  # fmt: skip
+    styles = "".join(f"<style>{(STATIC / file).read_text(encoding='utf-8')}</style>" for file in STYLES)
+    policy = (
+        f"default-src 'none'; script-src data: {_digest(imports)} {_digest(_START)}; style-src 'unsafe-inline'; "
+        "img-src data:; base-uri 'none'; form-action 'none'"
+    )
+    before, after = _page(
+        title, styles, imports, f'<meta http-equiv="Content-Security-Policy" content="{policy}">', lead
+    ).split("<!-- data -->")
+    yield before
+    for name, content in blobs:
+        text = base64.b64encode(content).decode()
+        yield f'<script type="application/octet-stream" data-name="{html.escape(name)}">{text}</script>\n'
+    yield after
+
+
+def _page(title: str, styles: str, imports: str, policy: str, lead: str = "") -> str:
+    lead = f'<section id="lead">{lead}</section>' if lead else ""
+    return (
+        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8">{policy}<title>{html.escape(title)}</title>'
+        f'<meta name="viewport" content="width=device-width, initial-scale=1"><link rel="icon" href="data:,">{styles}'
+        f'<script type="importmap">{imports}</script></head><body>{lead}<div id="app"></div>\n<!-- data -->'
+        f'<script type="module">{_START}</script></body></html>\n'
+    )
+
+
+def _digest(source: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(source.encode()).digest()).decode()}'"
+
 
 MEGABYTES = 20.0
 """Of trajectories in a file, as it lies on the disk; a browser opens several times as much, slowly."""
@@ -67,7 +136,10 @@ def export_page(
             raise BadQuestion(f"{name}: no filter of an export")
     names = answers.viewed.keys()
     runs = [answers.viewed.get(key) for key in names]
-    chosen = {run.key: _ids(answers, run, only) for run in runs}
+    chosen = {}
+    for run in runs:
+        with run.store.read() as connection:
+            chosen[run.key] = answers.lists.ids(connection, run, only)
     wanted = sum(map(len, chosen.values()))
     packed: dict[str, list[tuple[str, bytes]]] = {run.key: [] for run in runs}
     numbers, size, pruned = itertools.count(), 0, 0
@@ -88,16 +160,10 @@ def export_page(
         [("index", gzip.compress(as_bytes(index), 6, mtime=0))],
         ((f"t/{keys[run.key, name]}", blob) for run in runs for name, blob in packed[run.key]),
     )
-    _write(out, whole_page(f"mua view: {', '.join(run.key for run in runs)}", blobs, lead))
+    pieces = whole_page(f"mua view: {', '.join(run.key for run in runs)}", blobs, lead)
+    with naming(out), replacing(out) as new, new.open("w", encoding="utf-8") as file:
+        file.writelines(pieces)
     return Exported(count, wanted, pruned, out.stat().st_size)
-
-
-def _ids(answers: Answers, run: ViewedRun, only: Mapping[str, str]) -> list[str]:
-    """In the order of the run's stream."""
-    asked = question_of(run, only)
-    with run.store.read() as connection:
-        kept, _ = answers.lists.narrowed(connection, run, asked)
-        return trajectory_ids(connection, kept)
 
 
 def _spread(
@@ -190,17 +256,3 @@ def _comparisons(answers: Answers, of_run: Mapping[str, Json]) -> Iterator[tuple
         newest = [str(rounds[key][-1]["round"]) if rounds[key] else "0" for key in (a, b)]
         for ra, rb in {("0", "0"), (newest[0], newest[1])}:
             yield f"{a} {b} {ra} {rb}", answers.answer("compare", {"a": a, "b": b, "ra": ra, "rb": rb})
-
-
-def _write(out: Path, pieces: Iterable[str]) -> None:
-    partial = out.with_name(f".{out.name}.partial")
-    try:
-        with naming(out):
-            with partial.open("w", encoding="utf-8") as file:
-                for piece in pieces:
-                    file.write(piece)
-            os.replace(partial, out)
-    except OSError as error:
-        raise DiskError(f"{out}: cannot be written: {error.strerror}") from None
-    finally:
-        partial.unlink(missing_ok=True)

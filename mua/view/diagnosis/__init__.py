@@ -1,6 +1,0 @@
-"""Whether a run is healthy, and if not, what happened first: ``mua diagnose`` and the alarms of training.
-
-metrics.jsonl ─┐                        ┌─► causes.py ─► verdict.py ─► text or JSON
-store ─────────┴─► run_reading.py ─► Evidence
-a step's metrics, in the trainer's loop ─► alarms.py ─► one line in the log
-"""
