@@ -264,49 +264,6 @@ def test_thinking_model_that_did_not_think_goes_on_in_its_segment() -> None:
     assert talk.prompt_ids()[: len(prompt) + len(spoken)].tolist() == [*prompt, *spoken]
 
 
-def test_demonstration_is_what_the_policy_would_have_sampled() -> None:
-    family = chat_family("qwen3", False)
-    messages = [
-        {"role": "user", "content": "hi"},
-        {"role": "assistant", "content": None, "tool_calls": [{"name": "look_up", "arguments": '{"key":"v"}'}]},
-        {"role": "tool", "content": "one"},
-        {"role": "assistant", "content": "It is one."},
-        {"role": "user", "content": "thanks"},
-    ]
-    (every,) = Conversation.from_messages(family, messages, [], train_on="all").segments()
-    (last,) = Conversation.from_messages(family, messages, [], train_on="last").segments()
-    assert [text for who, text in runs(family, every) if who == "SAMPLED"] == [
-        f"{CALL}<|im_end|>",
-        "It is one.<|im_end|>",
-    ]
-    assert [text for who, text in runs(family, last) if who == "SAMPLED"] == ["It is one.<|im_end|>"]
-    assert every.ids.tolist() == last.ids.tolist()
-    assert set(every.version) == {-1}
-    talk = Conversation.begin(family, system=None, tools=[], user="hi")
-    talk.prompt_ids()
-    talk.add_sampled(generation(sampled(family, "", call=True)))
-    talk.add_tool_results(["one"])
-    talk.prompt_ids()
-    talk.add_sampled(generation(sampled(family, "It is one.")))
-    talk.add_user("thanks")
-    assert talk.segments()[0].ids.tolist() == every.ids.tolist()
-
-
-def test_thinking_demonstration_has_the_segments_of_an_episode() -> None:
-    family = chat_family("qwen3", True)
-    messages = [
-        {"role": "user", "content": "a"},
-        {"role": "assistant", "content": "b", "reasoning_content": "x"},
-        {"role": "user", "content": "c"},
-        {"role": "assistant", "content": "d", "reasoning_content": "y"},
-    ]
-    every = Conversation.from_messages(family, messages, [], train_on="all").segments()
-    last = Conversation.from_messages(family, messages, [], train_on="last").segments()
-    trained = [[text for who, text in runs(family, segment) if who == "SAMPLED"] for segment in every]
-    assert trained == [["<think>\nx\n</think>\n\nb<|im_end|>"], ["<think>\ny\n</think>\n\nd<|im_end|>"]]
-    assert [segment.ids.tolist() for segment in last] == [every[1].ids.tolist()]
-
-
 ASK, TELL = {"role": "user", "content": "x"}, {"role": "assistant", "content": "x"}
 
 
