@@ -17,6 +17,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Coroutine
+from http import HTTPStatus
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any
@@ -97,7 +98,7 @@ class _Membership:
                 status, _ = await self._post(rank0, "/ready", {"url": host.url}, _ANSWER_SECONDS)
             except (aiohttp.ClientError, TimeoutError) as error:
                 raise RankLost(f"rank 0 at {rank0.url} is gone: {one_line(error)}") from None
-            if status != 200:
+            if status != HTTPStatus.OK:
                 raise RankLost(f"rank 0 at {rank0.url} answered /ready with {status}")
             await self._live(rank0, host)
         finally:
@@ -106,7 +107,10 @@ class _Membership:
     # ---- joining
 
     async def _join(self) -> Address:
-        """Wait for a run and register with it. A run that was lost may be there still, silent for a while."""
+        """Wait for a run and register with it. A run that was lost may be there still, silent for a while.
+
+        Raises :class:`ConfigError` when the run is configured otherwise.
+        """
         seconds = self._config.engine.start_seconds
         began, refused_since = monotonic(), None
         while True:
@@ -115,7 +119,14 @@ class _Membership:
             address, found = Address.read(self._file), "it is not there"
             try:
                 if address is not None:
-                    self._first = await self._register(address)
+                    asked = {"name": self._name, "count": self._config.engine.count, "facts": facts_of(self._config)}
+                    status, answer = await self._post(address, "/register", asked, _ANSWER_SECONDS)
+                    if status == HTTPStatus.CONFLICT:
+                        raise ConfigError(
+                            f"the run of {answer['output']} refuses this machine: {'; '.join(answer['differences'])}; "
+                            "start mua engines with the run's own configuration, overrides and installation"
+                        )
+                    self._first = int(answer["first"])
                     return address
                 refused_since = None
             except _WrongKey:
@@ -133,19 +144,6 @@ class _Membership:
                     "mua train with this configuration, and check that both see the same output folder"
                 )
             await asyncio.sleep(_LOOK_SECONDS)
-
-    async def _register(self, address: Address) -> int:
-        """Number of this machine's first engine. Raises :class:`ConfigError` when the run is configured otherwise."""
-        config = self._config
-        asked = {"name": self._name, "count": config.engine.count, "facts": facts_of(config)}
-        status, answer = await self._post(address, "/register", asked, _ANSWER_SECONDS)
-        if status == 409:
-            lines = "; ".join(answer["differences"])
-            raise ConfigError(
-                f"the run of {answer['output']} refuses this machine: {lines}; start mua engines with the run's own "
-                "configuration, overrides and installation"
-            )
-        return int(answer["first"])
 
     # ---- belonging
 
@@ -172,7 +170,7 @@ class _Membership:
                 said = now
                 try:
                     status, _ = await self._post(rank0, "/alive", {}, min(patience, _ANSWER_SECONDS))
-                    if status == 410 and host.told is None:
+                    if status == HTTPStatus.GONE and host.told is None:
                         raise RankLost("rank 0 does not know this machine any more")
                     heard = monotonic()
                 except (aiohttp.ClientError, TimeoutError) as error:
@@ -185,7 +183,7 @@ class _Membership:
 
     async def _post(self, rank0: Address, path: str, body: Any, seconds: float) -> tuple[int, Any]:
         status, answer = await request_json(rank0.url + path, rank0.key, body, seconds=seconds, name=self._name)
-        if status == 401:
+        if status == HTTPStatus.UNAUTHORIZED:
             raise _WrongKey
         return status, answer
 
