@@ -9,9 +9,9 @@ Who waits for whom (everything lives on one asyncio loop):
          │                                                ▲
          └── an engine failed it: killed ─────────────────┘   none is left? wait for a restart, update again
 
-Engines of engine nodes come and go (mua/engine/membership.py): :meth:`EnginePool.admit` starts one as if it were
+Engines of engine nodes come and go (mua/engine/cluster.py): :meth:`EnginePool.admit` starts one as if it were
 restarted, :meth:`EnginePool.drain` and :meth:`EnginePool.remove` take it out. A request whose engine leaves goes on on
-another from what it had (mua/engine/partial.py); one whose engine died is asked of another, or of the restarted one.
+another from what it had; one whose engine died is asked of another, or of the restarted one.
 
 A restarted engine holds the weights of the model folder. Unless no update was ever made, it stays out of
 rotation until :meth:`EnginePool.update_weights` has reached it; ``awaiting_weights`` is set meanwhile.

@@ -17,6 +17,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Coroutine
+from http import HTTPStatus
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any
@@ -72,6 +73,10 @@ def give_engines(
             time.sleep(_ALIVE_SECONDS)  # a rank 0 that answers and has no use for this machine is not asked without end
 
 
+class _WrongKey(aiohttp.ClientError):
+    """Whoever answers has another key."""
+
+
 class _Membership:
     """One membership, from the wait for the address to the end."""
 
@@ -91,9 +96,9 @@ class _Membership:
         try:
             try:
                 status, _ = await self._post(rank0, "/ready", {"url": host.url}, _ANSWER_SECONDS)
-            except (aiohttp.ClientError, TimeoutError, _WrongKey) as error:
+            except (aiohttp.ClientError, TimeoutError) as error:
                 raise RankLost(f"rank 0 at {rank0.url} is gone: {one_line(error)}") from None
-            if status != 200:
+            if status != HTTPStatus.OK:
                 raise RankLost(f"rank 0 at {rank0.url} answered /ready with {status}")
             await self._live(rank0, host)
         finally:
@@ -102,7 +107,10 @@ class _Membership:
     # ---- joining
 
     async def _join(self) -> Address:
-        """Wait for a run and register with it. A run that was lost may be there still, silent for a while."""
+        """Wait for a run and register with it. A run that was lost may be there still, silent for a while.
+
+        Raises :class:`ConfigError` when the run is configured otherwise.
+        """
         seconds = self._config.engine.start_seconds
         began, refused_since = monotonic(), None
         while True:
@@ -111,7 +119,14 @@ class _Membership:
             address, found = Address.read(self._file), "it is not there"
             try:
                 if address is not None:
-                    self._first = await self._register(address)
+                    asked = {"name": self._name, "count": self._config.engine.count, "facts": facts_of(self._config)}
+                    status, answer = await self._post(address, "/register", asked, _ANSWER_SECONDS)
+                    if status == HTTPStatus.CONFLICT:
+                        raise ConfigError(
+                            f"the run of {answer['output']} refuses this machine: {'; '.join(answer['differences'])}; "
+                            "start mua engines with the run's own configuration, overrides and installation"
+                        )
+                    self._first = int(answer["first"])
                     return address
                 refused_since = None
             except _WrongKey:
@@ -130,24 +145,12 @@ class _Membership:
                 )
             await asyncio.sleep(_LOOK_SECONDS)
 
-    async def _register(self, address: Address) -> int:
-        """Number of this machine's first engine. Raises :class:`ConfigError` when the run is configured otherwise."""
-        config = self._config
-        asked = {"name": self._name, "count": config.engine.count, "facts": facts_of(config)}
-        status, answer = await self._post(address, "/register", asked, _ANSWER_SECONDS)
-        if status == 409:
-            lines = "; ".join(answer["differences"])
-            raise ConfigError(
-                f"the run of {answer['output']} refuses this machine: {lines}; start mua engines with the run's own "
-                "configuration, overrides and installation"
-            )
-        return int(answer["first"])
-
     # ---- belonging
 
     async def _live(self, rank0: Address, host: RemoteWorker) -> None:
         """Give signs of life until there is a reason to stop; see :func:`give_engines` for what is raised."""
         patience, heard = self._config.trainer.silence_seconds, monotonic()
+        leave_seconds = self._config.engine.leave_seconds
         said = 0.0
         while True:
             if host.told is not None:
@@ -156,16 +159,21 @@ class _Membership:
                     return
                 raise RankLost(str(host.told["why"]))
             if self._leave():
-                await self._go(rank0)
+                _log.warning("leaving the run: requests have engine.leave_seconds = %g", leave_seconds)
+                try:  # rank 0 takes the engines out, once what runs on them has ended or its time is over
+                    why = {"why": "it was asked to by a signal"}
+                    await self._post(rank0, "/leave", why, leave_seconds + PATIENCE_SECONDS)
+                except (aiohttp.ClientError, TimeoutError) as error:
+                    _log.warning("rank 0 was not told that this machine leaves: %s", one_line(error))
                 raise Preempted("asked to leave by a signal; its engines have left the run")
             if (now := monotonic()) - said > _ALIVE_SECONDS:
                 said = now
                 try:
                     status, _ = await self._post(rank0, "/alive", {}, min(patience, _ANSWER_SECONDS))
-                    if status == 410 and host.told is None:
+                    if status == HTTPStatus.GONE and host.told is None:
                         raise RankLost("rank 0 does not know this machine any more")
                     heard = monotonic()
-                except (aiohttp.ClientError, TimeoutError, _WrongKey) as error:
+                except (aiohttp.ClientError, TimeoutError) as error:
                     if monotonic() - heard > patience:
                         raise RankLost(
                             f"rank 0 at {rank0.url} gave no sign of life for {patience:g} s (trainer.silence_seconds): "
@@ -173,24 +181,11 @@ class _Membership:
                         ) from None
             await asyncio.sleep(_LOOK_SECONDS)
 
-    async def _go(self, rank0: Address) -> None:
-        """Have rank 0 take the engines out, once what runs on them has ended or its time is over."""
-        _log.warning("leaving the run: requests have engine.leave_seconds = %g", self._config.engine.leave_seconds)
-        seconds = self._config.engine.leave_seconds + PATIENCE_SECONDS
-        try:
-            await self._post(rank0, "/leave", {"why": "it was asked to by a signal"}, seconds)
-        except (aiohttp.ClientError, TimeoutError, _WrongKey) as error:
-            _log.warning("rank 0 was not told that this machine leaves: %s", one_line(error))
-
     async def _post(self, rank0: Address, path: str, body: Any, seconds: float) -> tuple[int, Any]:
         status, answer = await request_json(rank0.url + path, rank0.key, body, seconds=seconds, name=self._name)
-        if status == 401:
+        if status == HTTPStatus.UNAUTHORIZED:
             raise _WrongKey
         return status, answer
-
-
-class _WrongKey(Exception):
-    """Whoever answers has another key."""
 
 
 class RemoteWorker:

@@ -34,7 +34,7 @@ from mua.engine.server import require_key, serve
 from mua.types import Generation, Json
 from mua.utils.errors import DeadlineExceeded, EngineError, one_line
 
-log = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 CONTRACT = 2
 """Counts every change of what the trainer and the samplers of a run tell each other: requests and answers of the
 router, and what leases and rows of results mean to both. Sides that differ in it refuse each other."""
@@ -76,7 +76,13 @@ class RouterClient:
             connector=aiohttp.TCPConnector(limit=0),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=_ANSWER_SECONDS),
         )
-        self._watch = asyncio.create_task(self._look(), name="watch of the router")
+
+        async def look() -> None:
+            while True:
+                await self._ask(wants=False)
+                await asyncio.sleep(_LOOK_SECONDS)
+
+        self._watch = asyncio.create_task(look(), name="watch of the router")
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -126,7 +132,19 @@ class RouterClient:
         return generation_of(answer["generation"])
 
     async def _answer(self, body: bytes) -> Json:
-        request = asyncio.ensure_future(self._post(body))
+        async def post() -> Json:
+            async with self._session.post("/generate", data=body) as response:
+                text = await response.read()
+                if response.status != HTTPStatus.OK:
+                    raise EngineError(
+                        f"the engines' router at {self._url} answered {response.status}: "
+                        f"{text[:300].decode(errors='replace')}",
+                        passing=response.status != HTTPStatus.CONFLICT,
+                    )
+            found: Json = orjson.loads(text)
+            return found
+
+        request = asyncio.ensure_future(post())
         try:
             while not request.done():
                 await asyncio.wait({request}, timeout=_LOOK_SECONDS)
@@ -136,26 +154,20 @@ class RouterClient:
         finally:
             request.cancel()
 
-    async def _post(self, body: bytes) -> Json:
-        async with self._session.post("/generate", data=body) as response:
-            text = await response.read()
-            if response.status != 200:
-                raise EngineError(
-                    f"the engines' router at {self._url} answered {response.status}: "
-                    f"{text[:300].decode(errors='replace')}",
-                    passing=response.status != HTTPStatus.CONFLICT,
-                )
-        found: Json = orjson.loads(text)
-        return found
-
-    async def _look(self) -> None:
-        while True:
-            await self._ask(wants=False)
-            await asyncio.sleep(_LOOK_SECONDS)
-
     async def _ask(self, *, wants: bool, started: int = 0) -> bool:
         """Learn the state; whether the router answered."""
-        state = await self._state(wants, started)
+        query = {"sampler": self.name, "wants": str(int(wants)), "started": str(started)}
+        limit = aiohttp.ClientTimeout(total=_ANSWER_SECONDS)
+        state: Json | None = None
+        try:
+            async with self._session.get("/state", params=query, timeout=limit) as response:
+                text = await response.read()
+                if response.status == HTTPStatus.CONFLICT:
+                    self._refusal = text[:300].decode(errors="replace")
+                if response.status == HTTPStatus.OK:
+                    state = orjson.loads(text)
+        except (aiohttp.ClientError, ConnectionError, TimeoutError, ValueError):
+            pass
         if state is None:
             self._unanswered, first = self._unanswered or monotonic(), self._unanswered
             self.lost = first is not None and monotonic() - first > self._silence
@@ -167,41 +179,34 @@ class RouterClient:
             self.pauses.end()
         return True
 
-    async def _state(self, wants: bool, started: int) -> Json | None:
-        query = {"sampler": self.name, "wants": str(int(wants)), "started": str(started)}
-        limit = aiohttp.ClientTimeout(total=_ANSWER_SECONDS)
-        try:
-            async with self._session.get("/state", params=query, timeout=limit) as response:
-                if response.status == HTTPStatus.CONFLICT:
-                    self._refusal = (await response.read())[:300].decode(errors="replace")
-                if response.status != 200:
-                    return None
-                found: Json = orjson.loads(await response.read())
-                return found
-        except (aiohttp.ClientError, ConnectionError, TimeoutError, ValueError):
-            return None
-
 
 # ---- how turns and faults travel
 
 
 def generation_json(generation: Generation) -> Json:
     """As JSON, arrays in base64 with their dtype and shape; bit for bit."""
-    arrays = {name: getattr(generation, name) for name in _ARRAYS}
+    arrays = {}
+    for name in _ARRAYS:
+        if (array := getattr(generation, name)) is not None:
+            data = base64.b64encode(np.ascontiguousarray(array).tobytes()).decode()
+            arrays[name] = [array.dtype.str, list(array.shape), data]
     return {
         "finish": generation.finish,
         "version": generation.version,
         "cached_tokens": generation.cached_tokens,
         "waited": generation.waited,
         "engine": generation.engine,
-        "arrays": {name: _packed(array) for name, array in arrays.items() if array is not None},
+        "arrays": arrays,
     }
 
 
 def generation_of(body: Json) -> Generation:
     """Reverses :func:`generation_json`. Raises :class:`EngineError` for anything else."""
     try:
-        arrays = {name: _unpacked(packed) for name, packed in body["arrays"].items()}
+        arrays = {
+            name: np.frombuffer(base64.b64decode(data, validate=True), np.dtype(dtype)).reshape(shape).copy()
+            for name, (dtype, shape, data) in body["arrays"].items()
+        }
         return Generation(
             arrays["ids"], arrays["logprobs"], body["finish"], int(body["version"]), arrays["versions"],
             int(body["cached_tokens"]), arrays.get("experts"), float(body["waited"]),
@@ -234,15 +239,6 @@ _KINDS: dict[str, Any] = {
 """The more special before the more general."""
 
 
-def _packed(array: np.ndarray[Any, Any]) -> list[Any]:
-    return [array.dtype.str, list(array.shape), base64.b64encode(np.ascontiguousarray(array).tobytes()).decode()]
-
-
-def _unpacked(packed: list[Any]) -> np.ndarray[Any, Any]:
-    dtype, shape, data = packed
-    return np.frombuffer(base64.b64decode(data, validate=True), np.dtype(dtype)).reshape(shape).copy()
-
-
 _MOST_BYTES = 256 * 2**20
 _HEARD_SECONDS = 5.0
 """A sampler that has not asked for so long gets no share of the room."""
@@ -273,9 +269,52 @@ class EngineRouter:
 
     async def start(self) -> None:
         """Listen. Raises :class:`EngineError` where the address is not this machine's, or the port taken."""
-        application = web.Application(client_max_size=_MOST_BYTES, middlewares=[require_key(self.key), _same_contract])
-        application.router.add_post("/generate", self._generate)
-        application.router.add_get("/state", self._state)
+
+        @web.middleware
+        async def same_contract(request: web.Request, handler: Any) -> web.StreamResponse:
+            spoken = request.headers.get(CONTRACT_HEADER)
+            if spoken != str(CONTRACT):
+                told = (
+                    f"the trainer is mua {mua.__version__} with sampler contract {CONTRACT}, this sampler speaks "
+                    f"{spoken or 'none'}; install the trainer's mua here"
+                )
+                _log.warning("a sampler at %s is refused: %s", request.remote, told)
+                raise web.HTTPConflict(text=told)
+            answer: web.StreamResponse = await handler(request)
+            return answer
+
+        routes = web.RouteTableDef()
+
+        @routes.get("/state")
+        async def state(request: web.Request) -> web.Response:
+            load, wants = self._pool.load(), request.query.get("wants") == "1"
+            self.started(int(request.query.get("started", "0")))
+            return _json({
+                "paused": load.paused, "version": self._pool.version, "capacity": load.capacity,
+                "running": load.running, "waiting": load.waiting,
+                "room": self.room(request.query.get("sampler", "")) if wants else 0,
+            })  # fmt: skip
+
+        @routes.post("/generate")
+        async def generate(request: web.Request) -> web.Response:
+            try:
+                asked = orjson.loads(await request.read())
+                stops = {"stop_token_ids": tuple(asked["params"]["stop_token_ids"])}
+                params = SamplingParams(**asked["params"] | stops)
+                ids, session, seconds = asked["ids"], str(asked["session"]), float(asked["seconds"])
+            except (ValueError, TypeError, KeyError) as error:
+                raise web.HTTPBadRequest(text=f"no request of a sampler of this version: {error!r}") from None
+            try:
+                found = await self._pool.generate(ids, params, session=session, deadline_s=seconds)
+            except (EngineError, DeadlineExceeded) as fault:
+                return _json({"fault": fault_json(fault)})
+            except asyncio.CancelledError:
+                _log.debug("a sampler has gone away from its request of session %s", session)
+                raise
+            return _json({"generation": generation_json(found)})
+
+        application = web.Application(client_max_size=_MOST_BYTES, middlewares=[require_key(self.key), same_contract])
+        application.add_routes(routes)
         address = self._config.address
         try:
             self._runner, self.url = await serve(application, address, self._config.port or 0)
@@ -310,45 +349,6 @@ class EngineRouter:
     def started(self, count: int) -> None:
         """So many episodes were started, whose requests are about to come."""
         self._coming.append((monotonic(), count))
-
-    async def _state(self, request: web.Request) -> web.Response:
-        load = self._pool.load()
-        wants = request.query.get("wants") == "1"
-        self.started(int(request.query.get("started", "0")))
-        return _json({
-            "paused": load.paused, "version": self._pool.version, "capacity": load.capacity, "running": load.running,
-            "waiting": load.waiting, "room": self.room(request.query.get("sampler", "")) if wants else 0,
-        })  # fmt: skip
-
-    async def _generate(self, request: web.Request) -> web.Response:
-        try:
-            asked = orjson.loads(await request.read())
-            params = SamplingParams(**asked["params"] | {"stop_token_ids": tuple(asked["params"]["stop_token_ids"])})
-            ids, session, seconds = asked["ids"], str(asked["session"]), float(asked["seconds"])
-        except (ValueError, TypeError, KeyError) as error:
-            raise web.HTTPBadRequest(text=f"no request of a sampler of this version: {error!r}") from None
-        try:
-            found = await self._pool.generate(ids, params, session=session, deadline_s=seconds)
-        except (EngineError, DeadlineExceeded) as fault:
-            return _json({"fault": fault_json(fault)})
-        except asyncio.CancelledError:
-            log.debug("a sampler has gone away from its request of session %s", session)
-            raise
-        return _json({"generation": generation_json(found)})
-
-
-@web.middleware
-async def _same_contract(request: web.Request, handler: Any) -> web.StreamResponse:
-    spoken = request.headers.get(CONTRACT_HEADER)
-    if spoken != str(CONTRACT):
-        told = (
-            f"the trainer is mua {mua.__version__} with sampler contract {CONTRACT}, this sampler speaks "
-            f"{spoken or 'none'}; install the trainer's mua here"
-        )
-        log.warning("a sampler at %s is refused: %s", request.remote, told)
-        raise web.HTTPConflict(text=told)
-    answer: web.StreamResponse = await handler(request)
-    return answer
 
 
 class OwnRoom:

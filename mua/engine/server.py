@@ -122,7 +122,6 @@ class SglangServer:
     """None: it writes where this process does."""
     port: int = field(default=0, init=False)
     _key_file: Path = field(default=Path(), init=False)
-    _log_start: int = field(default=0, init=False)
     _process: subprocess.Popen[bytes] | None = field(default=None, init=False)
 
     @property
@@ -182,7 +181,22 @@ class SglangServer:
 
     async def _until_ready(self, model_path: Path) -> None:
         for left in reversed(range(1 if self.fixed_port else _STARTS)):
-            self._spawn(model_path)
+            self.port = self.fixed_port or free_port(self.host)
+            # Keys go through a file that only its owner reads: everyone on the machine sees a command line. The log is
+            # as private, should SGLang find another way to tell its arguments.
+            sglang_keys.write_key_file(self._key_file, self.api_key, self.admin_api_key)
+            guarded, command = [sys.executable, "-I", "-S", str(GUARDIAN), str(os.getpid())], self.command(model_path)
+            if self.log_file is not None:
+                self.log_file.parent.mkdir(parents=True, exist_ok=True)
+                self.log_file.touch()
+                self.log_file.chmod(0o600)
+            log_start = 0
+            with nullcontext() if self.log_file is None else self.log_file.open("ab") as log:
+                if log is not None:
+                    log_start = log.tell()
+                    log.write(f"\n--- starting {' '.join(command)}\n".encode())
+                    log.flush()
+                self._process = start_process([*guarded, *command], log, self._environment())
             async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=5)) as session:
                 while self._process is not None and self.status is None:
                     with suppress(aiohttp.ClientError, TimeoutError):
@@ -192,7 +206,7 @@ class SglangServer:
                                 self._process.send_signal(signal.SIGUSR1)
                                 return
                     await asyncio.sleep(0.1)
-            said = b"" if self.log_file is None else self.log_file.read_bytes()[self._log_start :]
+            said = b"" if self.log_file is None else self.log_file.read_bytes()[log_start:]
             by_signal = not 0 <= (self.status or 0) <= 128
             killed = _KILLED.search(said) is not None or (by_signal and _RAISED not in said)
             lost_a_port = b"address already in use" in said.lower()  # its own or its process group's
@@ -203,25 +217,6 @@ class SglangServer:
             found = "was killed while starting" if killed else "found a port taken that was free before"
             _log.warning("%s %s; starting it again", self.label, found)
             await self.stop()
-
-    def _spawn(self, model_path: Path) -> None:
-        """The API keys go through a file that only its owner reads: everyone on the machine sees a command line.
-
-        The log is as private, should SGLang find another way to tell its arguments.
-        """
-        self.port = self.fixed_port or free_port(self.host)
-        sglang_keys.write_key_file(self._key_file, self.api_key, self.admin_api_key)
-        guarded, command = [sys.executable, "-I", "-S", str(GUARDIAN), str(os.getpid())], self.command(model_path)
-        if self.log_file is not None:
-            self.log_file.parent.mkdir(parents=True, exist_ok=True)
-            self.log_file.touch()
-            self.log_file.chmod(0o600)
-        with nullcontext() if self.log_file is None else self.log_file.open("ab") as log:
-            if log is not None:
-                self._log_start = log.tell()
-                log.write(f"\n--- starting {' '.join(command)}\n".encode())
-                log.flush()
-            self._process = start_process([*guarded, *command], log, self._environment())
 
     def command(self, model_path: Path) -> list[str]:
         """The command line of a start; keys stand in the file that it names."""

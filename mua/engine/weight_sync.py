@@ -1,13 +1,19 @@
-"""The weights of a sync begin here, with the trainer, and go one way through three rooms:
+"""The weights of a sync begin here, with the trainer. A weight passes twelve files from its parameter to SGLang:
 
-    trainer       TrainerSource.buckets          all ranks put one bucket together (this module)
-                          │ WeightBucket: a handle of memory for every engine rank, or the group it is broadcast in
-    engine sync   EnginePool.update_weights      closes the gate, empties the engines (pool.py)
-                  └─► WeightTransfer             asks for a bucket while the one before it is loaded (sync.py)
-                          │ the handles over HTTP, or a broadcast by the root itself (broadcast.py)
-    engine        EngineClient.control ─► SGLang loads the bucket (sglang_client.py)
+    trainer    1  mua/trainer/learner.py            the model's weights are in place on the device
+               2  megatron_bridge/plan.py           which rows of which Hugging Face tensors a shard holds
+               3  megatron_bridge/engine_shards.py  which rows every engine rank keeps
+               4  megatron_bridge/blocks.py         the copies from one to the other
+               5  megatron_bridge/reshard.py        all ranks put one bucket together
+               6  mua/engine/weight_sync.py         a handle of the bucket for every engine rank, or its broadcast
+               7  mua/compat/shared_weights.py      the memory behind the handles (torch_outside_group.py: the group)
+    sync       8  mua/rollout/service.py            from the trainer's thread to the engines' loop
+               9  mua/engine/pool.py                closes the gate, pauses the engines
+              10  mua/engine/weight_transfer.py     asks for a bucket while the one before it is loaded
+              11  mua/engine/engine_handle.py       every engine is told, over HTTP
+    SGLang    12  mua/compat/sglang_shards.py       loads the bucket's rows into the engine's parameter
 
-In the first room rank 0 leads:
+On the trainer's side rank 0 leads:
 
     rank 0                               other ranks
     buckets(engines)  ── announces ──►   follow(engines)

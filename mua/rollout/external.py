@@ -146,7 +146,7 @@ class ExternalEpisode(Episode):
     async def play(self, server: GatewayServer, log_folder: Path) -> EpisodeResult:
         """Let the agent play, and have the episode evaluated; raises like :meth:`Episode.run`."""
         await self.prepare()
-        key = server.open_session(self.session, self)
+        key = server.open_session(self.session)
         task = AgentTask(f"{server.url}/v1", key, self.task())
         log_file = log_folder / f"{self._name.replace('/', '-')}.log"
         try:

@@ -2,7 +2,7 @@
 
 A family says how each kind of message is rendered, as a list of :class:`mua.tokens.codec.TextSpan`. Another family
 joins with one module that subclasses :class:`ChatFamily` (see ``qwen.py``; a family that writes its tool calls
-otherwise brings its own ``parse_text``) and one line in ``family_loading.py``. What it must obey:
+otherwise brings its own ``parse_text``) and one line in :data:`_FAMILIES`. What it must obey:
 
 * a message starts with a control token and is followed by one, so that it can be encoded alone;
 * the end-of-turn token closes the assistant's turn, ``turn_separator`` is what the template adds behind it;
@@ -228,9 +228,17 @@ def load_family(folder: Path, *, thinking: bool, name: str | None = None) -> Cha
         ModelError: a file is missing or broken, the model type has no family, a control token is missing, the
             template has no such thinking mode, or it renders otherwise than the family.
     """
+    from transformers import AutoTokenizer
+
     folder = Path(folder)
     cls = family_of_folder(folder) if name is None else family_class(name)
-    tokenizer = _load_tokenizer(folder)
+    try:
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    except Exception as error:  # transformers raises a dozen kinds for a broken folder
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise ModelError(f"{folder}: cannot load the tokenizer ({reason}); tokenizer.json must be there") from error
+    if not tokenizer.is_fast:
+        raise ModelError(f"{folder}: only fast tokenizers (tokenizer.json) give the offsets provenance is read from")
     codec = Codec(tokenizer.backend_tokenizer, folder)
     if missing := [token for token in cls.control_tokens if token not in codec.control]:
         raise ModelError(
@@ -240,21 +248,21 @@ def load_family(folder: Path, *, thinking: bool, name: str | None = None) -> Cha
     if not tokenizer.chat_template:
         raise ModelError(template_advice(folder, cls))
     family = cls(codec, thinking=thinking, opening=cls.opening_of(tokenizer, thinking=thinking, folder=folder))
-    _check_template(family, tokenizer, folder)
+    # What the folder's template writes otherwise would be trained wrongly.
+    unseen = () if thinking else ("reasoning_content",)
+    probe = [{key: value for key, value in message.items() if key not in unseen} for message in _PROBE]
+    for tools, messages in (([_PROBE_TOOL], probe), ([], probe), ([], probe[1:9]), ([_PROBE_TOOL], probe[1:2])):
+        theirs = apply_template(tokenizer, messages, tools, enable_thinking=thinking)
+        ours = family.render(messages, tools, generate=True)
+        if theirs != ours:
+            shorter = min(len(theirs), len(ours))
+            at = next((at for at in range(shorter) if theirs[at] != ours[at]), shorter)
+            raise ModelError(
+                f"{folder}: its chat template is not that of the family {family.name}: it writes "
+                f"{theirs[max(0, at - 30) : at + 30]!r} where the family writes {ours[max(0, at - 30) : at + 30]!r}; "
+                f"use the official template or mua/tokens/templates/{family.template}"
+            )
     return family
-
-
-def _load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
-    from transformers import AutoTokenizer
-
-    try:
-        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    except Exception as error:  # transformers raises a dozen kinds for a broken folder
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise ModelError(f"{folder}: cannot load the tokenizer ({reason}); tokenizer.json must be there") from error
-    if not tokenizer.is_fast:
-        raise ModelError(f"{folder}: only fast tokenizers (tokenizer.json) give the offsets provenance is read from")
-    return tokenizer
 
 
 _PROBE_TOOL = ToolSchema("look_up", "Probe: è <b>", {"type": "object", "properties": {"key": {"type": "string"}}})
@@ -277,21 +285,3 @@ _PROBE: list[Json] = [
     {"role": "assistant", "content": "Last", "reasoning_content": "Because", "tool_calls": [_probe_call({})]},
     {"role": "tool", "content": "four"},
 ]
-
-
-def _check_template(family: ChatFamily, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
-    """Compare the folder's template with the family's rendering; what differs would be trained wrongly."""
-    unseen = () if family.thinking else ("reasoning_content",)
-    probe = [{key: value for key, value in message.items() if key not in unseen} for message in _PROBE]
-    for tools, messages in (([_PROBE_TOOL], probe), ([], probe), ([], probe[1:9]), ([_PROBE_TOOL], probe[1:2])):
-        theirs = apply_template(tokenizer, messages, tools, enable_thinking=family.thinking)
-        ours = family.render(messages, tools, generate=True)
-        if theirs != ours:
-            at = next(
-                (i for i, (a, b) in enumerate(zip(theirs, ours, strict=False)) if a != b), min(len(theirs), len(ours))
-            )
-            raise ModelError(
-                f"{folder}: its chat template is not that of the family {family.name}: it writes "
-                f"{theirs[max(0, at - 30) : at + 30]!r} where the family writes {ours[max(0, at - 30) : at + 30]!r}; "
-                f"use the official template or mua/tokens/templates/{family.template}"
-            )

@@ -96,8 +96,18 @@ class Codec:
         self._plain = Tokenizer.from_str(json.dumps(specification))
         self.control: dict[str, int] = {token["content"]: int(token["id"]) for token in added}
         longest_first = sorted(self.control, key=len, reverse=True)
-        self._split = re.compile("(" + "|".join(map(re.escape, longest_first)) + ")")
-        self._parts = lru_cache(maxsize=1024)(self._split_fixed)
+        control_tokens = re.compile("(" + "|".join(map(re.escape, longest_first)) + ")")
+
+        @lru_cache(maxsize=1024)
+        def split_fixed(span: TextSpan) -> list[TextSpan | int]:
+            """The text between control tokens, and the ids of these."""
+            # An odd position of re.split with one group is a match of the group: a control token.
+            texts = enumerate(control_tokens.split(span.text))
+            return [
+                self.control[text] if at % 2 else TextSpan(text, span.provenance, True) for at, text in texts if text
+            ]
+
+        self._parts = split_fixed
         self._remembered = lru_cache(maxsize=1024)(self._encoded)
         control_ids = set(self.control.values())
         for text in self.control:
@@ -131,12 +141,6 @@ class Codec:
                     owners.append(span.provenance)
         self._encode_run(run, ids, owners)
         return np.frombuffer(ids, dtype=np.int32), np.frombuffer(owners, dtype=np.uint8)
-
-    def _split_fixed(self, span: TextSpan) -> list[TextSpan | int]:
-        """The text between control tokens, and the ids of these."""
-        # An odd position of re.split with one group is a match of the group: a control token.
-        parts = enumerate(self._split.split(span.text))
-        return [self.control[part] if at % 2 else TextSpan(part, span.provenance, True) for at, part in parts if part]
 
     def _encode_run(self, run: Sequence[TextSpan], ids: array[int], owners: bytearray) -> None:
         if not run:
@@ -187,7 +191,11 @@ def tokenizer_digest(folder: Path) -> str | None:
     try:
         found = read_json(read_file(folder / FILE), strict=False)
         model, added = found["model"], found.get("added_tokens", [])
-        what = [model.get("type"), sorted(_vocabulary(model["vocab"])), model.get("merges"),
+        # BPE and WordPiece write a table, Unigram a list of pairs.
+        vocab = model["vocab"]
+        tokens = vocab.items() if isinstance(vocab, dict) else ((entry[0], at) for at, entry in enumerate(vocab))
+        vocabulary = sorted((number, token) for token, number in tokens)
+        what = [model.get("type"), vocabulary, model.get("merges"),
                 sorted((token["id"], token["content"]) for token in added)]  # fmt: skip
     except (OSError, JsonError, KeyError, TypeError, AttributeError):
         return None
@@ -212,11 +220,3 @@ def check_recorded_tokenizer(model: Path, run: Json) -> None:
             f"{'' if where is None else f' ({where})'}, and stored token ids mean something else to it; take a policy "
             "with the same tokenizer"
         )
-
-
-def _vocabulary(vocab: object) -> list[tuple[int, str]]:
-    """As id and token, of the forms that a vocabulary is written in (BPE and WordPiece: a table; Unigram: a list)."""
-    if isinstance(vocab, dict):
-        return [(number, token) for token, number in vocab.items()]
-    assert isinstance(vocab, list)
-    return [(number, entry[0]) for number, entry in enumerate(vocab)]

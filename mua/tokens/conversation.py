@@ -207,7 +207,12 @@ class Conversation:
             )
         system = demonstration[0]["content"] if head else None
         conversation = cls.begin(family, system=system, tools=tools, user=demonstration[head]["content"])
-        trained = [i for i, role in enumerate(roles) if role == "assistant" and _carries_loss(messages[i], i)]
+        trained = []
+        for index in (index for index, role in enumerate(roles) if role == "assistant"):
+            weight = messages[index].get("weight")  # tables write ``null`` where a key is absent
+            if isinstance(weight, bool) or weight not in (None, 0, 1):
+                raise ConversationError(f"messages[{index}]: weight is {weight!r}; it must be 0 (no loss) or 1")
+            trained += [index] if weight != 0 else []
         if not trained:
             raise ConversationError("every assistant message has weight 0: nothing carries loss")
         if train_on == "last":
@@ -424,13 +429,3 @@ def _checked(message: Json, index: int, *, system_anywhere: bool = False) -> Jso
             written = ToolCall(call.get("id") or f"call_{index}_{i}", name, arguments)
             checked.setdefault("tool_calls", []).append(written.openai())
     return checked
-
-
-def _carries_loss(message: Json, index: int) -> bool:
-    """By its weight, 0 or 1; tables write ``null`` where a key is absent."""
-    weight = message.get("weight")
-    if weight is None:
-        return True
-    if isinstance(weight, bool) or weight not in (0, 1):
-        raise ConversationError(f"messages[{index}]: weight is {weight!r}; it must be 0 (no loss) or 1")
-    return bool(weight)

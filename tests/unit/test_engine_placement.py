@@ -39,10 +39,10 @@ def config_of(tmp_path: Path, *overrides: str) -> ExperimentConfig:
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["placement=colocated", "engine.nodes=1"], "engine.nodes 1 needs placement separate"),
-        (["engine.transport=colocated"], "placement separate needs engine.transport broadcast or null"),
-        (["engine.memory_saver=true"], "engine.memory_saver has no use with placement separate"),
-        (["megatron.offload=true"], "megatron.offload has no use with placement separate"),
+        (["placement=colocated", "engine.nodes=1"], "engine.nodes 1 .*placement"),
+        (["engine.transport=colocated"], "placement .*engine.transport"),
+        (["engine.memory_saver=true"], "engine.memory_saver .*placement"),
+        (["megatron.offload=true"], "megatron.offload .*placement"),
         (["placement=apart"], "placement"),
     ],
 )
@@ -69,24 +69,35 @@ def test_engines_take_the_gpus_behind_the_trainers(tmp_path: Path, monkeypatch: 
         for place in range(2)
     ]  # fmt: skip
     assert [server.arguments["base-gpu-id"] for server in servers] == [4, 6]
-    cluster.check_trainer_machine(config, ranks=4, gpus=8)
-    cluster.check_trainer_machine(config, ranks=4, gpus=0)
-    with pytest.raises(ConfigError, match=r"5 trainer ranks and engine.count 2 x engine.tensor_parallel 2 need 9 GPUs"):
-        cluster.check_trainer_machine(config, ranks=5, gpus=8)
-    with pytest.raises(ConfigError, match=r"shows 8: 0 are left for engines; lower engine\.count to 0"):
-        cluster.check_trainer_machine(config, ranks=8, gpus=8)
-    cluster.check_trainer_machine(config_of(tmp_path, "engine.nodes=1"), ranks=8, gpus=8)
-    shared = config_of(tmp_path, "placement=colocated", "engine.transport=broadcast")
-    with pytest.raises(ConfigError, match="members of one NCCL group"):
-        cluster.check_trainer_machine(shared, ranks=8, gpus=8)
 
 
-def test_an_engine_node_is_filled_without_a_rest(tmp_path: Path) -> None:
-    cluster.check_engine_machine(config_of(tmp_path, "engine.count=4", "engine.tensor_parallel=2"), gpus=8)
-    with pytest.raises(ConfigError, match=r"tensor_parallel 3 does not divide the 8 GPUs .*: 2 would be left over"):
-        cluster.check_engine_machine(config_of(tmp_path, "engine.tensor_parallel=3"), gpus=8)
-    with pytest.raises(ConfigError, match=r"needs 16 GPUs, and this machine .* shows 8; set engine.count to 4"):
-        cluster.check_engine_machine(config_of(tmp_path, "engine.count=8", "engine.tensor_parallel=2"), gpus=8)
+@pytest.mark.parametrize(
+    ("overrides", "ranks", "gpus", "named"),
+    [
+        ([], 4, 8, None),
+        ([], 4, 0, None),
+        ([], 5, 8, r"5 .* engine\.count 2 x engine\.tensor_parallel 2 .* 9 "),
+        ([], 8, 8, r"8: 0 .* engine\.count to 0"),
+        (["engine.nodes=1"], 8, 8, None),
+        (["placement=colocated", "engine.transport=broadcast"], 8, 8, "engine.transport: broadcast"),
+    ],
+)
+def test_a_trainers_machine_has_gpus_for_its_engines(
+    tmp_path: Path, overrides: list[str], ranks: int, gpus: int, named: str | None
+) -> None:
+    config = config_of(tmp_path, "engine.count=2", "engine.tensor_parallel=2", *overrides)
+    with contextlib.nullcontext() if named is None else pytest.raises(ConfigError, match=named):
+        cluster.check_trainer_machine(config, ranks=ranks, gpus=gpus)
+
+
+@pytest.mark.parametrize(
+    ("count", "tp", "named"),
+    [(4, 2, None), (1, 3, r"engine\.tensor_parallel 3 .* 8 "), (8, 2, r"16 GPUs.* 8; set engine\.count to 4")],
+)
+def test_an_engine_node_is_filled_without_a_rest(tmp_path: Path, count: int, tp: int, named: str | None) -> None:
+    config = config_of(tmp_path, f"engine.count={count}", f"engine.tensor_parallel={tp}")
+    with contextlib.nullcontext() if named is None else pytest.raises(ConfigError, match=named):
+        cluster.check_engine_machine(config, gpus=8)
 
 
 def test_a_run_is_reached_by_the_address_that_other_machines_know(
@@ -143,38 +154,30 @@ async def test_machines_are_numbered_and_the_address_is_private_and_taken_back(t
 @pytest.mark.parametrize(
     ("overrides", "both_sides"),
     [
-        (["engine.tensor_parallel=2"], "engine.tensor_parallel: the run has 1, this machine 2"),
-        (["model.dtype=float32"], 'model.dtype: the run has "bfloat16", this machine "float32"'),
-        (["engine.extra={schedule_policy: lpm}"], r"engine.extra: the run has {}, this machine {\"schedule_policy"),
-        (["seed=9"], "seed: the run has 1, this machine 9"),
+        (["engine.tensor_parallel=2"], r"engine\.tensor_parallel: .* 1, .* 2"),
+        (["model.dtype=float32"], r'model\.dtype: .* "bfloat16", .* "float32"'),
+        (["engine.extra={schedule_policy: lpm}"], r"engine\.extra: .* {}, .* {\"schedule_policy"),
+        (["seed=9"], r"seed: .* 1, .* 9"),
+        (["model.path={}/other"], r"model\.path: .* model \w+, .* model \w+"),
+        (["engine.count=4", "engine.start_seconds=5", "engine.leave_seconds=1"], None),
     ],
 )
 async def test_a_machine_of_another_configuration_is_refused(
-    tmp_path: Path, overrides: list[str], both_sides: str
+    tmp_path: Path, overrides: list[str], both_sides: str | None
 ) -> None:
     write_qwen3(tmp_path / "model", 0)
-    async with open_run(config_of(tmp_path)):
-        with pytest.raises(ConfigError, match=both_sides) as refused:
-            await joined(config_of(tmp_path, *overrides))
-        assert "the run's own configuration" in str(refused.value)
-
-
-async def test_what_may_differ_between_machines(tmp_path: Path) -> None:
-    write_qwen3(tmp_path / "model", 0)
-    async with open_run(config_of(tmp_path)):
-        assert (
-            await joined(config_of(tmp_path, "engine.count=4", "engine.start_seconds=5", "engine.leave_seconds=1")) == 0
-        )
-
-
-async def test_another_model_or_version_is_refused(tmp_path: Path) -> None:
-    write_qwen3(tmp_path / "model", 0)
     write_qwen3(tmp_path / "other", 0, tied=True)
+    other = config_of(tmp_path, *(one.replace("{}/", f"{tmp_path}/") for one in overrides))
+    async with open_run(config_of(tmp_path)):
+        with contextlib.nullcontext() if both_sides is None else pytest.raises(ConfigError, match=both_sides):
+            assert await joined(other) == 0
+
+
+async def test_another_version_is_refused(tmp_path: Path) -> None:
+    write_qwen3(tmp_path / "model", 0)
     async with open_run(config_of(tmp_path), sglang="0.1"):
-        with pytest.raises(
-            ConfigError, match=r"sglang: the run has 0\.1, this machine \d.*model\.path: the run has model"
-        ):
-            await joined(config_of(tmp_path, f"model.path={tmp_path}/other"))
+        with pytest.raises(ConfigError, match=r"sglang: .* 0\.1, .* \d"):
+            await joined(config_of(tmp_path))
 
 
 async def test_address_files_that_are_not_this_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,25 +186,25 @@ async def test_address_files_that_are_not_this_runs(tmp_path: Path, monkeypatch:
     write_qwen3(tmp_path / "model", 0)
     config = config_of(tmp_path, "engine.start_seconds=0.2")
     file = config.output / ADDRESS_FILE
-    with pytest.raises(EngineError, match=r"address: it is not there, .*engine.start_seconds = 0.2") as missing:
+    with pytest.raises(EngineError, match=r"address: .*engine.start_seconds = 0.2") as missing:
         await joined(config)
     assert missing.value.passing
     async with open_run(config):
         found = Address.read(file)
         assert found is not None
         replace(found, key="another").write(file)
-        with pytest.raises(ConfigError, match="refuses its key, so it is another run's"):
+        with pytest.raises(ConfigError, match=r"address: .* key"):
             await joined(config)
     found.write(file)
-    with pytest.raises(EngineError, match=r"it is stale: nobody answers there \(written by process \d+ on"):
+    with pytest.raises(EngineError, match=r"address: .*process \d+ on"):
         await joined(config)
     file.write_text(json.dumps({"url": "x"}))
-    with pytest.raises(EngineError, match="it is not there"):
+    with pytest.raises(EngineError, match="address: "):
         await joined(config)
 
 
 async def test_a_machine_leaves_before_it_has_joined(tmp_path: Path) -> None:
-    with pytest.raises(Preempted, match="before there was a run"):
+    with pytest.raises(Preempted):
         await remote_worker._Membership(config_of(tmp_path), lambda: True, None)._join()
 
 
@@ -213,9 +216,9 @@ async def test_a_run_without_engines_waits_for_machines_and_then_ends(tmp_path: 
         config.engine, dtype="bfloat16", context_length=512, seed=1, log_folder=config.output / "logs",
         hosts=Hosts("the-key", own=False, joining=joins),
     )  # fmt: skip
-    with pytest.raises(EngineError, match=r"0 of engine.nodes = 2 machines are there after engine.start_seconds = 0.3"):
+    with pytest.raises(EngineError, match=r"0 of engine.nodes = 2 .* engine.start_seconds = 0.3"):
         await pool.start(config.model.path)
     async with open_run(config) as alone:
         while alone.failure is None:
             await asyncio.sleep(0.05)
-        assert "no machine has brought one within engine.start_seconds" in str(alone.failure)
+        assert "engine.start_seconds" in str(alone.failure)

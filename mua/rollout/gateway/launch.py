@@ -84,12 +84,8 @@ async def run_agent(config: AgentConfig, task: AgentTask, log_file: Path) -> Age
     """Run until the agent ends by itself. When cancelled, its processes are killed, all of them, before this returns;
     a function in a thread is left alone, and its session's key serves it no more."""
     function = check_agent(config)
-    if function is not None:
-        return await _called(function, task)
-    return await _process(config, task, log_file)
-
-
-async def _called(function: Callable[[AgentTask], Any], task: AgentTask) -> AgentEnd:
+    if function is None:
+        return await _run_process(config, task, log_file)
     try:
         given = function(task) if inspect.iscoroutinefunction(function) else await asyncio.to_thread(function, task)
         if inspect.isawaitable(given):
@@ -99,36 +95,27 @@ async def _called(function: Callable[[AgentTask], Any], task: AgentTask) -> Agen
         return AgentEnd(1, "", one_line(error))
 
 
-def _variables(config: AgentConfig, task: AgentTask, task_file: str) -> dict[str, str]:
-    inherited = {name: os.environ[name] for name in _INHERITED if name in os.environ}
-    return {
-        **inherited,
-        "PYTHONUNBUFFERED": "1",
-        **config.variables,
-        "OPENAI_BASE_URL": task.base_url,
-        "OPENAI_API_KEY": task.api_key,
-        "OPENAI_AGENTS_DISABLE_TRACING": "1",
-        "MUA_EPISODE_URL": task.episode_url,
-        "MUA_TASK_FILE": task_file,
-        "MUA_TASK_ID": str(task.task["id"]),
-        "NO_PROXY": "127.0.0.1,localhost",
-    }
-
-
-async def _process(config: AgentConfig, task: AgentTask, log_file: Path) -> AgentEnd:
+async def _run_process(config: AgentConfig, task: AgentTask, log_file: Path) -> AgentEnd:
     assert config.command is not None
     with tempfile.TemporaryDirectory(prefix="mua-agent-") as folder:
         task_file = Path(folder) / "task.json"
         task_file.write_text(json.dumps(task.task), encoding="utf-8")
-        command = [sys.executable, "-I", "-S", str(GUARDIAN), str(os.getpid()), *config.command]
+        variables = {name: os.environ[name] for name in _INHERITED if name in os.environ}
+        variables |= {"PYTHONUNBUFFERED": "1"} | config.variables
+        variables |= {
+            "OPENAI_BASE_URL": task.base_url,
+            "OPENAI_API_KEY": task.api_key,
+            "OPENAI_AGENTS_DISABLE_TRACING": "1",
+            "MUA_EPISODE_URL": task.episode_url,
+            "MUA_TASK_FILE": str(task_file),
+            "MUA_TASK_ID": str(task.task["id"]),
+            "NO_PROXY": "127.0.0.1,localhost",
+        }
+        pipe = asyncio.subprocess.PIPE
         process = await asyncio.create_subprocess_exec(
-            *command,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-            env=_variables(config, task, str(task_file)),
-            start_new_session=True,
-        )
+            *(sys.executable, "-I", "-S", str(GUARDIAN), str(os.getpid()), *config.command),
+            stdin=asyncio.subprocess.DEVNULL, stdout=pipe, stderr=pipe, env=variables, start_new_session=True,
+        )  # fmt: skip
         assert process.stdout is not None
         assert process.stderr is not None
         try:
@@ -136,7 +123,7 @@ async def _process(config: AgentConfig, task: AgentTask, log_file: Path) -> Agen
                 _tail(process.stdout), _tail(process.stderr, log_file), process.wait()
             )
         finally:
-            await asyncio.shield(_killed(process))
+            await asyncio.shield(_kill(process))
     lines = out.decode(errors="replace").strip().splitlines()
     return AgentEnd(status, lines[-1] if lines else "", error.decode(errors="replace").strip())
 
@@ -156,7 +143,7 @@ async def _tail(stream: asyncio.StreamReader, log_file: Path | None = None) -> b
     return tail
 
 
-async def _killed(process: asyncio.subprocess.Process) -> None:
+async def _kill(process: asyncio.subprocess.Process) -> None:
     """The guardian kills all below it and leaves."""
     if process.returncode is not None:
         return

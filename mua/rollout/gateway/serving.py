@@ -21,40 +21,21 @@ import asyncio
 import logging
 import secrets
 from collections.abc import Awaitable, Callable, Iterable
-from typing import Any, Protocol, TypeAlias
+from typing import TypeAlias
 
 import orjson
 from aiohttp import web
 
 import mua
 from mua.config.rollout import AgentConfig
-from mua.rollout.gateway.chat_calls import Refused, read_chat, read_object
+from mua.rollout.gateway.chat_calls import Refused, read_chat, read_object, require
 from mua.rollout.gateway.responses import PIECE, response_body, response_call, response_events
-from mua.rollout.gateway.session import GatewaySession, ServedTurn
-from mua.types import Json, ToolSchema
+from mua.rollout.gateway.session import EpisodeHost, GatewaySession, ServedTurn
+from mua.types import Json
 from mua.utils.errors import MuaError
 
-
-class EpisodeHost(Protocol):
-    """What an episode offers its agent beside the policy. Raises :class:`Refused` for what cannot be served."""
-
-    def task(self) -> Json:
-        """``id``, ``domain``, ``instructions``, ``user`` (the first message) and ``tools`` in OpenAI's form."""
-
-    def tools(self) -> list[ToolSchema]:
-        """The tools of the domain, as they are now."""
-
-    async def call_tool(self, name: str, arguments: Json) -> Json:
-        """``text``, ``error`` and ``ended``: whether the episode is over by this call."""
-
-    async def tell_user(self, text: str) -> Json:
-        """The user's ``text``, and ``stop``: whether the conversation is over."""
-
-    def report(self, report: Json) -> None:
-        """Take the agent's own verdict."""
-
-
 Handler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
+SessionHandler: TypeAlias = Callable[[web.Request, GatewaySession], Awaitable[web.StreamResponse]]
 log = logging.getLogger(__name__)
 RETRY_HEADER = "x-stainless-retry-count"
 """How OpenAI's libraries say that they send a request again: 0, 1, 2."""
@@ -67,7 +48,7 @@ class GatewayServer:
         self.config = config
         self.url = ""
         """``http://HOST:PORT``, once started."""
-        self._sessions: dict[str, tuple[GatewaySession, EpisodeHost]] = {}
+        self._sessions: dict[str, GatewaySession] = {}
         self._runner: web.AppRunner | None = None
         self._starting = asyncio.Lock()
         self._more: list[tuple[str, str, Handler]] = []
@@ -95,98 +76,97 @@ class GatewayServer:
         """Serve something beside sessions; before the start."""
         self._more.append((method, path, handler))
 
-    def open_session(self, session: GatewaySession, host: EpisodeHost) -> str:
+    def open_session(self, session: GatewaySession) -> str:
         """A key for ``session``; 256 bits, nobody guesses it."""
         key = f"mua-{secrets.token_urlsafe(32)}"
-        self._sessions[key] = session, host
+        self._sessions[key] = session
         return key
 
     async def close_session(self, key: str) -> None:
         """From now on the key is unknown."""
-        session, _ = self._sessions.pop(key)
-        await session.close()
+        await self._sessions.pop(key).close()
 
     def _application(self) -> web.Application:
         application = web.Application(client_max_size=self.config.max_request_bytes, middlewares=[_as_openai])
         for added in self._more:
             application.router.add_route(*added)
-        routes: dict[tuple[str, str], Handler] = {
-            ("POST", "/v1/chat/completions"): self._chat,
-            ("POST", "/v1/responses"): self._response,
-            ("GET", "/v1/models"): self._models,
-            ("GET", "/v1/episode"): self._task,
-            ("POST", "/v1/episode/user"): self._user,
-            ("POST", "/v1/episode/tools/{name}"): self._tool,
-            ("POST", "/v1/episode/report"): self._report,
-            ("*", "/v1/episode/mcp"): self._mcp,
-        }
-        for (method, path), handler in routes.items():
-            application.router.add_route(method, path, handler)
-            application.router.add_route(method, "/session/{key}" + path, handler)
+
+        def serve(method: str, path: str) -> Callable[[SessionHandler], None]:
+            """Serve what follows at ``path``, with the session's key in a header or in the path."""
+
+            def add(answer: SessionHandler) -> None:
+                async def handler(request: web.Request) -> web.StreamResponse:
+                    return await answer(request, self._session(request))
+
+                application.router.add_route(method, path, handler)
+                application.router.add_route(method, "/session/{key}" + path, handler)
+
+            return add
+
+        @serve("POST", "/v1/chat/completions")
+        async def chat(request: web.Request, session: GatewaySession) -> web.StreamResponse:
+            call = read_chat(await request.read(), self.config.sampling)
+            turn = await session.answer(call, retried=_retried(request))
+            if not call.stream:
+                return _json(_completion(turn, call.model))
+            chunks = [b"data: " + orjson.dumps(chunk) for chunk in _chunks(turn, call.model, usage=call.usage)]
+            return await _streamed(request, [*chunks, b"data: [DONE]"])
+
+        @serve("POST", "/v1/responses")
+        async def response(request: web.Request, session: GatewaySession) -> web.StreamResponse:
+            call = response_call(await request.read(), self.config.sampling)
+            turn = await session.answer(call, retried=_retried(request))
+            if not call.stream:
+                return _json(response_body(turn, call))
+            events = response_events(turn, call)
+            return await _streamed(
+                request, [b"event: " + event["type"].encode() + b"\ndata: " + orjson.dumps(event) for event in events]
+            )
+
+        @serve("GET", "/v1/models")
+        async def models(request: web.Request, session: GatewaySession) -> web.Response:
+            policy = {"id": "policy", "object": "model", "created": 0, "owned_by": "mua"}
+            return _json({"object": "list", "data": [policy]})
+
+        @serve("GET", "/v1/episode")
+        async def task(request: web.Request, session: GatewaySession) -> web.Response:
+            return _json(session.host.task())
+
+        @serve("POST", "/v1/episode/user")
+        async def user(request: web.Request, session: GatewaySession) -> web.Response:
+            text = read_object(await request.read()).get("text")
+            require(isinstance(text, str), "text: what the user is told, a string", "text")
+            return _json(await session.host.tell_user(str(text)))
+
+        @serve("POST", "/v1/episode/tools/{name}")
+        async def tool(request: web.Request, session: GatewaySession) -> web.Response:
+            arguments = read_object(await request.read()).get("arguments", {})
+            require(isinstance(arguments, dict), "arguments: must be a JSON object", "arguments")
+            return _json(await session.host.call_tool(request.match_info["name"], arguments))
+
+        @serve("POST", "/v1/episode/report")
+        async def report(request: web.Request, session: GatewaySession) -> web.Response:
+            session.host.report(read_object(await request.read()))
+            return _json({"taken": True})
+
+        @serve("*", "/v1/episode/mcp")
+        async def mcp(request: web.Request, session: GatewaySession) -> web.Response:
+            if request.method != "POST":
+                raise web.HTTPMethodNotAllowed(request.method, ["POST"])
+            answer = await answer_mcp(read_object(await request.read()), session.host)
+            return web.Response(status=202) if answer is None else _json(answer)
+
         return application
 
-    def _session(self, request: web.Request) -> tuple[GatewaySession, EpisodeHost]:
+    def _session(self, request: web.Request) -> GatewaySession:
         scheme, _, told = request.headers.get("Authorization", "").partition(" ")
         told = told.strip() if scheme.lower() == "bearer" else ""
         key = request.match_info.get("key") or told
         found = self._sessions.get(key)
         if found is None or (told.startswith("mua-") and told != key):
             raise Refused(401, "no session has this key", "invalid_api_key")
-        found[0].heard()
+        found.heard()
         return found
-
-    async def _chat(self, request: web.Request) -> web.StreamResponse:
-        session, _ = self._session(request)
-        call = read_chat(await request.read(), self.config.sampling)
-        turn = await session.answer(call, retried=_retried(request))
-        if not call.stream:
-            return _json(_completion(turn, call.model))
-        chunks = [b"data: " + orjson.dumps(chunk) for chunk in _chunks(turn, call.model, usage=call.usage)]
-        return await _streamed(request, [*chunks, b"data: [DONE]"])
-
-    async def _response(self, request: web.Request) -> web.StreamResponse:
-        session, _ = self._session(request)
-        call = response_call(await request.read(), self.config.sampling)
-        turn = await session.answer(call, retried=_retried(request))
-        if not call.stream:
-            return _json(response_body(turn, call))
-        events = response_events(turn, call)
-        return await _streamed(
-            request, [b"event: " + event["type"].encode() + b"\ndata: " + orjson.dumps(event) for event in events]
-        )
-
-    async def _models(self, request: web.Request) -> web.Response:
-        self._session(request)
-        return _json({"object": "list", "data": [{"id": "policy", "object": "model", "created": 0, "owned_by": "mua"}]})
-
-    async def _task(self, request: web.Request) -> web.Response:
-        return _json(self._session(request)[1].task())
-
-    async def _user(self, request: web.Request) -> web.Response:
-        _, host = self._session(request)
-        text = read_object(await request.read()).get("text")
-        if not isinstance(text, str):
-            raise Refused(400, "text: what the user is told, a string", param="text")
-        return _json(await host.tell_user(text))
-
-    async def _tool(self, request: web.Request) -> web.Response:
-        _, host = self._session(request)
-        arguments = read_object(await request.read()).get("arguments", {})
-        if not isinstance(arguments, dict):
-            raise Refused(400, "arguments: must be a JSON object", param="arguments")
-        return _json(await host.call_tool(request.match_info["name"], arguments))
-
-    async def _report(self, request: web.Request) -> web.Response:
-        _, host = self._session(request)
-        host.report(read_object(await request.read()))
-        return _json({"taken": True})
-
-    async def _mcp(self, request: web.Request) -> web.Response:
-        _, host = self._session(request)
-        if request.method != "POST":
-            raise web.HTTPMethodNotAllowed(request.method, ["POST"])
-        answer = await answer_mcp(read_object(await request.read()), host)
-        return web.Response(status=202) if answer is None else _json(answer)
 
 
 def _retried(request: web.Request) -> bool:
@@ -275,41 +255,41 @@ _NO_METHOD, _BAD_REQUEST, _BAD_PARAMETERS = -32601, -32600, -32602
 
 
 async def answer_mcp(message: Json, host: EpisodeHost) -> Json | None:
-    """The answer to one JSON-RPC message; None for a notification."""
+    """The answer to one JSON-RPC message; None for a notification.
+
+    The server's half of MCP over streamable HTTP, one JSON answer a request and no state. By hand, because the session
+    is the gateway's: the SDK's server is an ASGI application with sessions and a lifetime of its own, and what an agent
+    needs of it are these four methods. Clients of the SDK speak to it in the tests.
+    """
     method, number = message.get("method"), message.get("id")
     if number is None:
         return None
-    if message.get("jsonrpc") != "2.0" or not isinstance(method, str):
-        return _error(number, _BAD_REQUEST, "a request of JSON-RPC 2.0 with a method")
     parameters = message.get("params") or {}
-    if method == "initialize":
+    name, arguments = parameters.get("name"), parameters.get("arguments") or {}
+    result: Json | None = None
+    fault = _NO_METHOD, f"the method {str(method)[:40]!r} is not served"
+    if message.get("jsonrpc") != "2.0" or not isinstance(method, str):
+        fault = _BAD_REQUEST, "a request of JSON-RPC 2.0 with a method"
+    elif method == "initialize":
         asked = parameters.get("protocolVersion")
         version = asked if asked in _VERSIONS else _VERSIONS[0]
         about = {"name": "mua", "version": mua.__version__}
-        return _result(number, {"protocolVersion": version, "capabilities": {"tools": {}}, "serverInfo": about})
-    if method == "ping":
-        return _result(number, {})
-    if method == "tools/list":
-        tools = [
-            {"name": tool.name, "description": tool.description, "inputSchema": tool.parameters}
-            for tool in host.tools()
-        ]
-        return _result(number, {"tools": tools})
-    if method == "tools/call":
-        name, arguments = parameters.get("name"), parameters.get("arguments") or {}
-        if not isinstance(name, str) or not isinstance(arguments, dict):
-            return _error(number, _BAD_PARAMETERS, "tools/call needs a name and arguments (an object)")
+        result = {"protocolVersion": version, "capabilities": {"tools": {}}, "serverInfo": about}
+    elif method == "ping":
+        result = {}
+    elif method == "tools/list":
+        tools = host.tools()
+        schemas = [{"name": t.name, "description": t.description, "inputSchema": t.parameters} for t in tools]
+        result = {"tools": schemas}
+    elif method == "tools/call" and isinstance(name, str) and isinstance(arguments, dict):
         try:
-            result = await host.call_tool(name, arguments)
+            told = await host.call_tool(name, arguments)
         except Refused as refused:
-            result = {"text": f"error: {refused}", "error": True}
-        return _result(number, {"content": [{"type": "text", "text": result["text"]}], "isError": result["error"]})
-    return _error(number, _NO_METHOD, f"the method {method[:40]!r} is not served")
-
-
-def _result(number: Any, result: Json) -> Json:
-    return {"jsonrpc": "2.0", "id": number, "result": result}
-
-
-def _error(number: Any, code: int, message: str) -> Json:
-    return {"jsonrpc": "2.0", "id": number, "error": {"code": code, "message": message}}
+            told = {"text": f"error: {refused}", "error": True}
+        result = {"content": [{"type": "text", "text": told["text"]}], "isError": told["error"]}
+    elif method == "tools/call":
+        fault = _BAD_PARAMETERS, "tools/call needs a name and arguments (an object)"
+    answer: Json = {"jsonrpc": "2.0", "id": number}
+    if result is None:
+        return answer | {"error": {"code": fault[0], "message": fault[1]}}
+    return answer | {"result": result}

@@ -51,8 +51,26 @@ Ask: TypeAlias = Callable[[Conversation, TurnRequest], Coroutine[Any, Any, tuple
 """Samples the next turn of a conversation; None when there is no room for one."""
 
 
-class SessionEvents(Protocol):
-    """What the episode wants to know of its session."""
+class EpisodeHost(Protocol):
+    """The episode: what it offers its agent beside the policy, and what it is told of its session.
+
+    Raises :class:`Refused` for what cannot be served.
+    """
+
+    def task(self) -> Json:
+        """``id``, ``domain``, ``instructions``, ``user`` (the first message) and ``tools`` in OpenAI's form."""
+
+    def tools(self) -> list[ToolSchema]:
+        """The tools of the domain, as they are now."""
+
+    async def call_tool(self, name: str, arguments: Json) -> Json:
+        """``text``, ``error`` and ``ended``: whether the episode is over by this call."""
+
+    async def tell_user(self, text: str) -> Json:
+        """The user's ``text``, and ``stop``: whether the conversation is over."""
+
+    def report(self, report: Json) -> None:
+        """Take the agent's own verdict."""
 
     def may_ask(self) -> Outcome | None:
         """Before a turn is sampled: what ends the episode instead."""
@@ -106,7 +124,7 @@ class GatewaySession:
     """Belongs to one event loop. ``show_tools``: whether the template shows tools (``environment.prompt: full``)."""
 
     def __init__(
-        self, family: ChatFamily, ask: Ask, events: SessionEvents, limits: SessionLimits, *, show_tools: bool
+        self, family: ChatFamily, ask: Ask, host: EpisodeHost, limits: SessionLimits, *, show_tools: bool
     ) -> None:
         self.family = family
         self.turns = 0
@@ -114,7 +132,7 @@ class GatewaySession:
         self.counts: Counter[str] = Counter()
         self.open = True
         self._ask = ask
-        self._events = events
+        self.host = host
         self._limits = limits
         self._show_tools = show_tools
         self._branches: list[_Branch] = []
@@ -130,7 +148,7 @@ class GatewaySession:
         if not self.open:
             raise Refused(401, "this session is over", "invalid_api_key")
         if self.counts["gateway/requests"] > self._limits.requests:
-            self._end(Outcome.MAX_TURNS)
+            self.host.ended(Outcome.MAX_TURNS)
             raise Refused(400, f"agent.max_requests: more than {self._limits.requests} requests", "session_limit")
 
     async def answer(self, call: ChatCall, *, retried: bool) -> ServedTurn:
@@ -145,7 +163,9 @@ class GatewaySession:
             task = asyncio.create_task(self._answer(call), name="gateway turn")
             self._asked[call.digest] = task
             self._tasks.add(task)
-            task.add_done_callback(self._done)
+            task.add_done_callback(self._tasks.discard)
+            # Whoever waited has the fault; a client that left is none.
+            task.add_done_callback(lambda done: done.cancelled() or done.exception())
         else:
             self.counts["gateway/retried"] += 1
         return await asyncio.shield(task)
@@ -175,11 +195,6 @@ class GatewaySession:
         """Tokens of the streams as they are now."""
         return sum(branch.conversation.length for branch in self._branches)
 
-    def _done(self, task: asyncio.Task[ServedTurn]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled():
-            task.exception()  # whoever waited has it; a client that left is no fault
-
     async def _answer(self, call: ChatCall) -> ServedTurn:
         self._waiting += 1
         try:
@@ -187,8 +202,12 @@ class GatewaySession:
         finally:
             self._waiting -= 1
         try:
-            self._require_room()
-            branch, placed = self._placed(call)
+            outcome = self.host.may_ask()
+            if outcome is None and self.tokens > self._limits.tokens:
+                self.host.ended(outcome := Outcome.LENGTH)
+            if outcome is not None:
+                raise Refused(400, f"the episode is over ({outcome.value}); no further turn is sampled", "episode_over")
+            branch, placed = self._place(call)
             branch.busy = True
             try:
                 return await self._sampled(branch, call, placed)
@@ -197,27 +216,30 @@ class GatewaySession:
         finally:
             self._slots.release()
 
-    def _require_room(self) -> None:
-        outcome = self._events.may_ask()
-        if outcome is None and self.tokens > self._limits.tokens:
-            self._end(outcome := Outcome.LENGTH)
-        if outcome is not None:
-            raise Refused(400, f"the episode is over ({outcome.value}); no further turn is sampled", "episode_over")
-
     async def _sampled(self, branch: _Branch, call: ChatCall, placed: str) -> ServedTurn:
         talk = branch.conversation
         prompt_tokens = len(talk.prompt_ids())
-        found = None
+        # The first stream's turns have the seeds that a built-in episode's have; others are told apart by what they
+        # were asked and how often, so that requests that overtake each other change nothing.
+        seed: tuple[int | str, ...] = (len(branch.marks),)
+        if branch is not self._branches[0]:
+            self._repeats[call.digest] += 1
+            seed = call.digest, self._repeats[call.digest]
+
+        def number() -> int:
+            self.turns += 1
+            return self.turns - 1
+
         try:
-            found = await self._ask(talk, TurnRequest(call.most_tokens, self._seed(branch, call), self._number))
+            found = await self._ask(talk, TurnRequest(call.most_tokens, seed, number))
         except (EngineError, DeadlineExceeded) as fault:
-            self._events.failed(fault)
+            self.host.failed(fault)
             raise Refused(503, f"the policy could not be asked: {fault}", "engine_error") from fault
         except Exception as bug:  # no fault of the agent's or the policy's: the episode raises it
-            self._events.failed(bug)
+            self.host.failed(bug)
             raise
         if found is None:
-            self._end(Outcome.LENGTH)
+            self.host.ended(Outcome.LENGTH)
             message = f"the conversation has {prompt_tokens} tokens, and rollout.max_tokens leaves no room for a turn"
             raise Refused(400, message, "context_length_exceeded", "messages")
         turn, generation = found
@@ -230,7 +252,7 @@ class GatewaySession:
             served, finish, prompt_tokens, len(generation.ids), generation.cached_tokens, self.turns - 1,
             int(time.time()), placed,
         )  # fmt: skip
-        self._events.turned(turn, call, answer)
+        self.host.turned(turn, call, answer)
         return answer
 
     def _told(self, turn: AssistantTurn, generation: Generation, call: ChatCall) -> tuple[Json, str]:
@@ -249,87 +271,58 @@ class GatewaySession:
             message["tool_calls"] = calls
         return message, "tool_calls" if calls else "length" if turn.truncated and not cuts else "stop"
 
-    def _placed(self, call: ChatCall) -> tuple[_Branch, str]:
+    def _place(self, call: ChatCall) -> tuple[_Branch, str]:
         """Where the request goes on; everything is appended or rendered on return."""
         tools = call.tools if self._show_tools else ()
-        found = self._longest(call.messages, tools)
+        found: tuple[_Branch, int, Mark] | None = None
+        for candidate in self._branches:  # the longest recorded beginning
+            if candidate.tools != tools or not candidate.marks:
+                continue
+            shared = min(count_common(candidate.seen, call.messages), len(call.messages) - 1)
+            fitting = [(seen, mark) for seen, mark in candidate.marks if seen <= shared]
+            if fitting and (found is None or fitting[-1][0] > found[1]):
+                found = (candidate, *fitting[-1])
         try:
             if found is None:
                 told = any(message["role"] == "assistant" for message in call.messages)
-                return self._started(call.messages, tools), "rewritten" if told else "started"
+                return self._start(call.messages, tools), "rewritten" if told else "started"
             branch, seen, mark = found
             new = call.messages[seen:]
-            if not _plain(new):
+            roles = [message["role"] for message in new]
+            results = [message for message in new if message["role"] == "tool"]
+            others = roles[len(results) :]
+            # What can stand behind an assistant's turn as it comes: tools' results, then users and systems.
+            if not roles or roles[: len(results)] != ["tool"] * len(results) or {*others} - {"user", "system"}:
                 recorded = branch.conversation.messages[: mark.messages]
-                return self._started([*recorded, *new], tools), "rewritten"
+                return self._start([*recorded, *new], tools), "rewritten"
             placed = "appended"
             if branch.busy or mark is not branch.marks[-1][1]:
                 branch = _Branch(branch.conversation.fork(mark), tools, [])
                 self._branches.append(branch)
                 placed = "forked"
-            _append(branch.conversation, new)
+            talk = branch.conversation
+            if results:
+                calls = talk.messages[-1].get("tool_calls", ())
+                order = {call["id"]: at for at, call in enumerate(calls)}
+                results.sort(key=lambda result: order.get(result.get("tool_call_id"), len(order)))
+                talk.add_tool_results([result["content"] for result in results])
+            for message in new[len(results) :]:
+                add = talk.add_user if message["role"] == "user" else talk.add_system
+                add(message["content"])
         except ConversationError as error:
             raise Refused(400, str(error), param="messages") from None
         return branch, placed
 
-    def _longest(self, messages: Sequence[Json], tools: tuple[ToolSchema, ...]) -> tuple[_Branch, int, Mark] | None:
-        best: tuple[_Branch, int, Mark] | None = None
-        for branch in self._branches:
-            if branch.tools != tools or not branch.marks:
-                continue
-            shared = common(branch.seen, messages)
-            fitting = [(seen, mark) for seen, mark in branch.marks if seen <= shared and seen < len(messages)]
-            if fitting and (best is None or fitting[-1][0] > best[1]):
-                best = (branch, *fitting[-1])
-        return best
-
-    def _started(self, messages: Sequence[Json], tools: tuple[ToolSchema, ...]) -> _Branch:
+    def _start(self, messages: Sequence[Json], tools: tuple[ToolSchema, ...]) -> _Branch:
         branch = _Branch(Conversation.from_history(self.family, messages, tools), tools, [])
         self._branches.append(branch)
         return branch
-
-    def _seed(self, branch: _Branch, call: ChatCall) -> tuple[int | str, ...]:
-        """The first stream's turns have the seeds that a built-in episode's have; others are told apart by what they
-        were asked and how often, so that requests that overtake each other change nothing."""
-        if branch is self._branches[0]:
-            return (len(branch.marks),)
-        self._repeats[call.digest] += 1
-        return call.digest, self._repeats[call.digest]
-
-    def _number(self) -> int:
-        self.turns += 1
-        return self.turns - 1
-
-    def _end(self, outcome: Outcome) -> None:
-        self._events.ended(outcome)
-
-
-def _plain(new: Sequence[Json]) -> bool:
-    """Whether messages can stand behind an assistant's turn as they come: tools' results, then users and systems."""
-    roles = [message["role"] for message in new]
-    results = 0
-    while results < len(roles) and roles[results] == "tool":
-        results += 1
-    return bool(roles) and all(role in ("user", "system") for role in roles[results:])
-
-
-def _append(conversation: Conversation, new: Sequence[Json]) -> None:
-    results = [message for message in new if message["role"] == "tool"]
-    if results:
-        order = {call["id"]: at for at, call in enumerate(conversation.messages[-1].get("tool_calls", ()))}
-        results.sort(key=lambda result: order.get(result.get("tool_call_id"), len(order)))
-        conversation.add_tool_results([result["content"] for result in results])
-    for message in new[len(results) :]:
-        if message["role"] == "user":
-            conversation.add_user(message["content"])
-        else:
-            conversation.add_system(message["content"])
 
 
 _THOUGHTS = re.compile(r"\A\s*(?:<think>)?(?:(?!</think>).)*</think>", re.DOTALL)
 
 
-def common(held: Sequence[Json], sent: Sequence[Json]) -> int:
+def count_common(held: Sequence[Json], sent: Sequence[Json]) -> int:
     """How many messages at the beginning of ``sent`` are those at the beginning of ``held``."""
     for index, (mine, theirs) in enumerate(zip(held, sent, strict=False)):
         if not same_message(mine, theirs):
@@ -338,7 +331,13 @@ def common(held: Sequence[Json], sent: Sequence[Json]) -> int:
 
 
 def same_message(held: Json, sent: Json) -> bool:
-    """Whether ``sent`` is the client's copy of ``held``: what it sent before, or what it was answered."""
+    """Whether ``sent`` is the client's copy of ``held``: what it sent before, or what it was answered.
+
+    Agent libraries write the assistant's messages again before they send them back (measured with four of them in
+    docs/benchmarks/gateway.md). What they change is only form, and is looked through: ids, reasoning, white space
+    around the text, the spelling of the arguments' JSON, ``null`` for empty. A library that has calls as text
+    (smolagents) is recognised by what the text must hold. Words of its own are another message, and a new segment.
+    """
     if held["role"] != sent["role"]:
         return False
     if held["role"] != "assistant":
@@ -349,22 +348,22 @@ def same_message(held: Json, sent: Json) -> bool:
     return not sent.get("tool_calls") and bool(held.get("tool_calls")) and _told(held, sent["content"])
 
 
-def canonical(arguments: str) -> str:
-    """Arguments in one spelling; what is no JSON stays as it is."""
-    try:
-        return json.dumps(read_json(arguments or "{}"), sort_keys=True, ensure_ascii=False)
-    except JsonError:
-        return arguments.strip()
-
-
 def _spoken(message: Json) -> str:
     text = message["content"]
     return str(_THOUGHTS.sub("", text, count=1) if "</think>" in text else text).strip()
 
 
 def _calls(message: Json) -> list[tuple[str, str]]:
-    functions = [call["function"] for call in message.get("tool_calls") or ()]
-    return [(function["name"], canonical(function["arguments"])) for function in functions]
+    """Names, and arguments in one spelling; what is no JSON stays as it is."""
+    found = []
+    for call in message.get("tool_calls") or ():
+        arguments = call["function"]["arguments"]
+        try:
+            arguments = json.dumps(read_json(arguments or "{}"), sort_keys=True, ensure_ascii=False)
+        except JsonError:
+            arguments = arguments.strip()
+        found.append((call["function"]["name"], arguments))
+    return found
 
 
 def _told(held: Json, text: str) -> bool:
@@ -376,7 +375,13 @@ def _told(held: Json, text: str) -> bool:
             values = list(_leaves(json.loads(arguments)))
         except ValueError:
             values = [arguments]
-        if name not in text or not all(any(form in text for form in _forms(value)) for value in values):
+        for value in values:
+            forms = [repr(value), json.dumps(value)]  # how Python and JSON write a plain value
+            if isinstance(value, str):
+                forms = [value, *(form[1:-1] for form in (*forms, json.dumps(value, ensure_ascii=False)))]
+            if not any(form in text for form in forms):
+                return False
+        if name not in text:
             return False
     return True
 
@@ -390,10 +395,3 @@ def _leaves(value: Any) -> Iterator[Any]:
             yield from _leaves(inner)
     else:
         yield value
-
-
-def _forms(value: Any) -> tuple[str, ...]:
-    """How Python and JSON write a plain value."""
-    if isinstance(value, str):
-        return value, repr(value)[1:-1], json.dumps(value)[1:-1], json.dumps(value, ensure_ascii=False)[1:-1]
-    return repr(value), json.dumps(value)
