@@ -42,8 +42,8 @@ from mua.engine.server import engine_server
 from mua.engine.sglang_client import EngineClient
 from mua.engine.source import Buffers
 from mua.megatron import checkpoint, device_memory
+from mua.megatron.device_memory import Offloaded
 from mua.megatron.network import Network
-from mua.megatron.offload import Offloaded
 from mua.trainer.learner import Learner
 
 TAGS = ("weights", "kv_cache", "cuda_graph")

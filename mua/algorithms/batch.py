@@ -11,10 +11,10 @@ The way of a step's groups to its gradients, one line per function; a batch only
     with_gae(batches)              with a critic: its advantages                mua.algorithms.gae
     adjusted(batch)                KL penalty, teacher, the engine's mismatch   here, distillation, correction
     Learner.train_step(batch)      announced to all ranks                       mua.trainer.learner
-      Network.plan(sequences)                                                   mua.megatron.network
+      BatchSharder.plan(sequences) once for scores and training                 mua.megatron.batch_sharder
         pack(ids)                  sequences into micro-batches, ranks          mua.megatron.packing
-      Shares.share(whole)          each rank gets its own                       mua.megatron.shares
-      Network.train(share)                                                      mua.megatron.network
+      BatchSharder.shard(batch)    each rank gets its own                       mua.megatron.batch_sharder
+      Network.train(batch)                                                      mua.megatron.network
         micro_batch(sequences)     one micro-batch as tensors                   mua.megatron.microbatch
         Megatron's schedule        forward and backward of each micro-batch     mua.megatron.network
           PackedAttention          inside the model                             mua.megatron.attention

@@ -69,7 +69,7 @@ class FeederGroup:
 
     def listen(self) -> tuple[str, int]:
         """Leave the group there was; where engines are to look for the next one. They may come at once."""
-        from mua.compat.torch_outside_group import meeting_socket
+        from mua.compat.torch_private import meeting_socket
 
         self._drop()
         address = trainer_address(self._config)
@@ -80,7 +80,7 @@ class FeederGroup:
 
     def form(self, name: str, size: int) -> None:
         """Wait until all engine ranks have come, or the deadline is over."""
-        from mua.compat.torch_outside_group import outside_group
+        from mua.compat.torch_private import outside_group
 
         meeting, self._meeting = self._meeting, None
         assert meeting is not None

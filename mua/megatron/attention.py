@@ -17,7 +17,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
-from mua.compat import torch_flash_cpu
+from mua.compat import torch_private
 from mua.megatron.modules import PackedMicrobatch
 from mua.megatron.tiles import IndexArray, NodePlaces, Tile, tiles, visible_until, zigzag
 
@@ -164,7 +164,7 @@ class _Tiled(torch.autograd.Function):
         for tile in taken:
             at = tile.queries
             keys, values = (_expanded(tensor[tile.keys], queries.shape[1]) for tensor in (key, value))
-            part, normalizer = torch_flash_cpu.flash_attention(
+            part, normalizer = torch_private.flash_attention(
                 queries[:, :, at], keys, values, causal=tile.causal, scale=scale
             )
             if tile.causal:
@@ -187,7 +187,7 @@ class _Tiled(torch.autograd.Function):
         for tile in ctx.tiles:
             at = tile.queries
             keys, values = (_expanded(tensor[tile.keys], queries.shape[1]) for tensor in (key, value))
-            parts = torch_flash_cpu.flash_attention_gradients(
+            parts = torch_private.flash_attention_gradients(
                 gradient[:, :, at], queries[:, :, at], keys, values, outputs[:, :, at], normalizers[:, :, at],
                 causal=tile.causal, scale=ctx.scale,
             )  # fmt: skip

@@ -22,10 +22,9 @@ from megatron_bridge.safetensors_io import SafetensorsFolder
 from mua.config.schema import MegatronConfig, ModelConfig
 from mua.megatron.architecture import Architecture
 from mua.megatron.attention import PackedAttention
-from mua.megatron.grouped_experts import GroupedExperts
 from mua.megatron.layouts import check_divisible, check_layout
 from mua.megatron.modules import PositionedRotary, RMSNorm, ValueHead
-from mua.megatron.moe import PackedRouter, prepare_experts
+from mua.megatron.moe import GroupedExperts, PackedRouter, prepare_experts
 from mua.megatron.parallel import device, virtual_stages
 from mua.megatron.settings import start_user_buffers, transformer_config
 from mua.utils.errors import BridgeError, ModelError, MuaError, one_line

@@ -4,8 +4,8 @@
 
 A step scores its batch under the policy and trains on it once, as GRPO with recomputed log-probabilities does; the
 engine's expert choices are replayed where the model has experts. Lengths are drawn (log-normal), as many sequences as
-the recipe's step has. Nothing is sent: the figures are those of the arrays that ``mua/megatron/shares.py`` sends, which
-``tests/unit/test_megatron_shares.py`` holds to what is sent between real ranks.
+the recipe's step has. Nothing is sent: the figures are those of the arrays that ``mua/megatron/batch_sharder.py``
+sends, which ``tests/unit/test_megatron_batch_sharder.py`` holds to what is sent between real ranks.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def received(megatron: MegatronConfig, packed: Packed, lengths: list[int], of: A
     for stage, layers in enumerate(layers_of(megatron, of.layers)):
         for own in packed.microbatches:
             tokens = sum(lengths[i] for one in own for i in one.sequences)
-            padded = sum(sum(alignment.padded([len(n) for n in one.forest.nodes], packed.plan.least)) for one in own)
+            padded = sum(sum(alignment.padded([n for _, n in one.spans], packed.plan.least)) for one in own)
             columns = ID * (stage in (0, stages - 1)) + FLOAT * len(TRAINED) * (stage == stages - 1)
             experts = padded // (contexts * tensors) * layers * of.top_k if of.experts else 0
             yield from [tokens * columns + experts] * (contexts * tensors)
