@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import cache, lru_cache
 from inspect import signature
 from typing import Any
@@ -21,25 +22,16 @@ from mua.compat import torch_private
 from mua.megatron.modules import PackedMicrobatch
 from mua.megatron.tiles import IndexArray, NodePlaces, Tile, tiles, visible_until, zigzag
 
+_varlen_attn: Any = None
+"""torch's kernel for sequences of varying length, where it takes what is wanted of it here."""
+with suppress(ImportError):
+    from torch.nn.attention.varlen import varlen_attn
 
-def _varlen() -> Any:
-    """torch's kernel for sequences of varying length, where it takes what is wanted of it here."""
-    try:
-        from torch.nn.attention.varlen import varlen_attn
-    except ImportError:
-        return None
-    known = signature(varlen_attn).parameters.keys()
-    if not {"scale", "window_size"} <= known:
-        return None
-    # torch 2.11's takes grouped heads without being told.
-    return varlen_attn if "enable_gqa" in known else _untold(varlen_attn)
-
-
-def _untold(kernel: Any) -> Any:
-    return lambda *tensors, enable_gqa, **options: kernel(*tensors, **options)
-
-
-_varlen_attn = _varlen()
+    _known = signature(varlen_attn).parameters.keys()
+    if {"scale", "window_size", "enable_gqa"} <= _known:
+        _varlen_attn = varlen_attn
+    elif {"scale", "window_size"} <= _known:  # torch 2.11's takes grouped heads without being told
+        _varlen_attn = lambda *tensors, enable_gqa, **options: varlen_attn(*tensors, **options)  # noqa: E731
 
 BLOCK = 128
 """Queries and keys of a block: FlexAttention's own, which its kernels' tiles divide."""

@@ -98,7 +98,7 @@ class Columns:
     values: Float32Array | None = None
 
 
-_COMPUTABLE = {np.dtype(np.uint8): np.uint8}
+_COMPUTABLE: dict[Any, Any] = {np.dtype(np.uint8): np.uint8}
 """torch computes with no uint16."""
 
 OF_LOSS = tuple(field.name for field in fields(Columns) if field.name != "ids")

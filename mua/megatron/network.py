@@ -120,7 +120,10 @@ class Network:
         moe.forget_graphs(self.chunks)
         between = time.perf_counter()
         done = self.optimizer.step()
-        self._leave_ungathered()
+        if self._gathers_late and self._whole:  # the next forward pass gathers module by module, a bucket ahead
+            for chunk in self.wrapped:
+                chunk.enable_forward_pre_hook()
+            self._whole = False
         self.skipped_steps += not done.applied
         policy = {}
         if "_loss" in sums:
@@ -146,13 +149,6 @@ class Network:
             | {(self._prefix or "policy/") + name: value for name, value in own.items()}
             | {self._prefix + name: value for name, value in experts.items()}
         )
-
-    def _leave_ungathered(self) -> None:
-        """The next forward pass gathers weights module by module, a bucket ahead."""
-        if self._gathers_late and self._whole:
-            for chunk in self.wrapped:
-                chunk.enable_forward_pre_hook()
-            self._whole = False
 
     @torch.no_grad()
     def score(self, batch: RankBatch, read: Read) -> list[Tensor]:

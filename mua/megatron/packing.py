@@ -175,7 +175,7 @@ def pack(ids: Sequence[Int32Array], config: MegatronConfig, workload: Workload) 
     interleaved = (config.virtual_pipeline or 1) > 1
     multiple = config.pipeline_parallel if interleaved else 1
     lengths = [len(one) for one in ids]
-    members, forests = [(index,) for index in range(len(ids))], list[Forest]()
+    members, forests = [[index] for index in range(len(ids))], list[Forest]()
     spans = [[(0, length)] for length in lengths]
     if config.merge_prefixes:
         # In trees that fit a micro-batch, small enough that every rank gets some.
