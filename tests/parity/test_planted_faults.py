@@ -314,7 +314,7 @@ def faulty(folder: str, sizes: dict[str, Any], name: str) -> dict[str, float]:
     """What one rank finds with the fault."""
     with pytest.MonkeyPatch.context() as patch:
         FAULTS[name].plant(patch)
-        return layout_support.differences(folder, sizes)
+        return layout_support.differences(folder, sizes, alike=False)
 
 
 @pytest.mark.parametrize("name", FAULTS)

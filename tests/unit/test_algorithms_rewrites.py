@@ -3,7 +3,7 @@
 Every claim compares a trajectory of five segments, as :mod:`mua.rollout.context` leaves them (notes carry the number of
 the turn that follows), with its twin: the same sampled tokens, in the same turns, in one segment. Not covered: sequence
 ratios (GSPO, ``correction_level: sequence``), which are those of a segment by design (docs/algorithms.md), the
-rollout's side (test_rollout_context.py), gradients of merged prefixes (tests/parity/test_prefix_trees.py).
+rollout's side (test_rollout_context.py), gradients of merged prefixes (tests/parity/test_megatron_layouts.py).
 """
 
 from __future__ import annotations

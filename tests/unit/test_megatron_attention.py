@@ -2,7 +2,7 @@
 
 Each against the definition, which knows of paths alone: brute force over all pairs, and a masked softmax in float64.
 FlexAttention runs forward on the CPU, interpreted and (slow) compiled with dynamic shapes; its backward pass and CUDA
-are not covered. Training under parallel layouts: tests/parity/test_prefix_trees.py.
+are not covered. Training under parallel layouts: tests/parity/test_megatron_layouts.py.
 """
 
 from __future__ import annotations

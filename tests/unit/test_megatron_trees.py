@@ -1,6 +1,6 @@
 """Prefix trees of random sequences: paths spell the sequences, nothing shared is laid out twice, capacity holds.
 
-Does not cover training on them (tests/parity/test_prefix_trees.py).
+Does not cover training on them (tests/parity/test_megatron_layouts.py).
 """
 
 from __future__ import annotations
