@@ -436,10 +436,9 @@ class Resharder:
             by variant of this rank the buffer, uint8 ``[nbytes]`` of the layout, gaps undefined; none on other ranks.
         """
         layout, rank = self.buckets[index], self._rank
-        wanted = lambda root: roots is None or root in roots  # noqa: E731
-        routes = {pair: pieces for pair, pieces in self._pieces[index].items() if wanted(pair[0])}
+        routes = {pair: pieces for pair, pieces in self._pieces[index].items() if roots is None or pair[0] in roots}
         flats = {}
-        for variant in self._variants if wanted(rank) else ():
+        for variant in self._variants if roots is None or rank in roots else ():
             flats[variant] = (allocate or (lambda _, n: self._fresh(n)))(variant, layout.nbytes)[: layout.nbytes]
             for slot in layout.tensors:
                 if self._filled[variant][slot.spec] < slot.spec.nbytes:
@@ -449,8 +448,11 @@ class Resharder:
         incoming = {pair: pieces for pair, pieces in routes.items() if pair[1] != rank}
         sent = self._pack(outgoing)
         received = {source: self._fresh(_size(pieces)) for (_, source), pieces in incoming.items()}
-        operations = [self._operation(distributed.isend, message, peer) for peer, message in sent.items()]
-        operations += [self._operation(distributed.irecv, message, peer) for peer, message in received.items()]
+        operations = [
+            distributed.P2POp(kind, message, peer, self._plan.group)
+            for kind, messages in ((distributed.isend, sent), (distributed.irecv, received))
+            for peer, message in messages.items()
+        ]
         works = distributed.batch_isend_irecv(operations) if operations else []
         for piece in routes.get((rank, rank), ()):
             shard = self._plan.local[piece.parameter.name].detach()
@@ -463,15 +465,12 @@ class Resharder:
             for piece in pieces:
                 piece.in_bucket(flats[piece.variant]).copy_(piece.in_message(received[source], start))
                 start += piece.nbytes
-        self._count(sent, received, flats)
-        return flats
-
-    def _count(self, sent: dict[int, Tensor], received: dict[int, Tensor], flats: dict[int, Tensor]) -> None:
         buffers = {message.data_ptr(): message.nbytes for message in (*sent.values(), *received.values())}
         alive = sum(buffers.values()) + sum(flat.nbytes for flat in flats.values())
         self.traffic.sent += sum(message.nbytes for message in sent.values())
         self.traffic.received += sum(message.nbytes for message in received.values())
         self.traffic.peak = max(self.traffic.peak, alive)
+        return flats
 
     def _pack(self, outgoing: dict[_Pair, list[Piece]]) -> dict[int, Tensor]:
         """A message for each root; roots that lack the same pieces share one."""
@@ -488,9 +487,6 @@ class Resharder:
                     start += piece.nbytes
             messages[root] = packed[key]
         return messages
-
-    def _operation(self, kind: Callable[..., distributed.Work | None], message: Tensor, peer: int) -> distributed.P2POp:
-        return distributed.P2POp(kind, message, peer, self._plan.group)
 
     def _fresh(self, nbytes: int) -> Tensor:
         return torch.empty(nbytes, dtype=torch.uint8, device=self._plan.device)

@@ -1,16 +1,18 @@
 """Trains a tiny model under a layout and measures how far that is from a single process.
 
-Two runs for each layout, on packed micro-batches of unequal length with masks. The first scores all tokens and takes
+Three runs for each layout, on packed micro-batches of unequal length with masks. The first scores all tokens and takes
 one optimizer step, of which every gradient is compared. The second, with the distributed optimizer and the experts'
 balancing losses, takes :data:`STEPS` steps, each on its own batch, and one on a single short sequence, which leaves
-most ranks without any. That these runs find faults is what ``tests/parity/test_planted_faults.py`` shows.
+most ranks without any. The third trains policy and critic on sequences that begin alike, merged into prefix trees,
+under an objective that looks at whole sequences; the single process has them side by side. That these runs find faults
+is what ``tests/parity/test_planted_faults.py`` shows.
 """
 
 from __future__ import annotations
 
 import hashlib
 import pickle
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +21,21 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from mua.algorithms.losses import PolicyLoss, TokenTensors
-from mua.config.schema import MegatronConfig
+from mua.algorithms.losses import PolicyLoss, TokenTensors, ValueLoss
+from mua.config.megatron import CriticConfig, CriticOptimizerConfig, MegatronConfig
 from mua.megatron import layouts
 from mua.types import Float32Array, TrainBatch, TrainSequence
 from tests.distributed import run_on_workers
-from tests.megatron_support import OPTIMIZER, backend, exported, gradients, make_batch, write_model
+from tests.megatron_support import (
+    OPTIMIZER,
+    backend,
+    critic_heads,
+    exported,
+    gradients,
+    make_batch,
+    with_values,
+    write_model,
+)
 
 STEPS = 2
 TEMPERATURE = 0.8
@@ -34,11 +45,18 @@ LENGTHS = (17, 5, 40, 2, 23, 31, 8, 12, 29, 33, 9)
 """They fill four micro-batches of 64, so that up to four data-parallel ranks have those of a single process."""
 OVERLAP = {"overlap_grad_reduce": True, "overlap_param_gather": True, "ddp_bucket_size": 2000}
 """Communication of data-parallel ranks in buckets of a few matrices, many of which are under way in a step."""
+SEQUENCE_LOSS = PolicyLoss(0.2, 0.3, 0.0, objective="gspo", entropy_coefficient=0.01)
+CRITIC = CriticConfig(
+    optimizer=CriticOptimizerConfig(learning_rate=1e-2, weight_decay=0.1, epsilon=1e-4, clip_grad=1.0), value_clip=0.2
+)
+ALIKE_LENGTHS = (40, 33, 29, 40, 12, 31, 38, 9, 24, 17)
+ALIKE = {1: (0, 20), 2: (0, 20), 3: (1, 28), 4: (0, 12), 6: (5, 13), 7: (6, 9), 8: (5, 24)}
+"""Sequence -> (another one, how many tokens it begins with that one's)."""
 KINDS: dict[str, dict[str, Any]] = {"dense": {}, "moe": {"experts": 8}}
 
 
 def held_to(bound: float) -> Any:
-    return field(metadata={"bound": bound})
+    return field(default=0.0, metadata={"bound": bound})
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +81,18 @@ class Differences:
     """Loss of the step on a single sequence, absolute. It comes last, when weights have drifted apart."""
     load: float = held_to(1e-5)
     """Of the experts' load and balancing losses, relative, first step of the second run; 0 without experts."""
+    tree_logprobs: float = held_to(2e-5)
+    """As ``logprobs``, of the third run."""
+    tree_gradient: float = held_to(1e-5)
+    """As ``gradient``."""
+    tree_metrics: float = held_to(1e-5)
+    """Of the policy's loss, norm, entropy, tokens and ratios, relative where they are above 1."""
+    values: float = held_to(2e-5)
+    """The critic's, absolute, before its step."""
+    critic: float = held_to(2e-4)
+    """Of the critic's loss, norm and means, relative where they are above 0.05."""
+    values_after: float = held_to(1e-3)
+    """As ``values``, after its step."""
 
     def refused(self) -> dict[str, float]:
         """Those beyond their bound; a difference that is no number is beyond every bound."""
@@ -90,7 +120,7 @@ def model_for(folder: Path, kind: str, name: str) -> Path:
     path = folder / f"{kind} {layers}"
     if not path.exists():
         write_model(path, layers=layers, **KINDS[kind])
-        (result,) = run_on_workers(1, trained, str(path), {})
+        (result,) = run_on_workers(1, reference_of, str(path))
         (path / "reference.pickle").write_bytes(pickle.dumps(result))
     return path
 
@@ -113,10 +143,33 @@ def worst(found: list[dict[str, float]]) -> Differences:
     return Differences(**{key: float(max(rank[key] for rank in found)) for key in found[0]})
 
 
-def differences(folder: str, sizes: dict[str, Any]) -> dict[str, float]:
-    """What one rank finds, as differences to the single process."""
+def differences(folder: str, sizes: dict[str, Any], alike: bool = True) -> dict[str, float]:
+    """What one rank finds, as differences to the single process; without the third run unless ``alike``."""
     expected = pickle.loads((Path(folder) / "reference.pickle").read_bytes())
     own = trained(folder, sizes)
+    return _two_runs(own, expected) | (
+        _third_run(_alike(folder, sizes, merge=True), expected["alike"]) if alike else {}
+    )
+
+
+def _third_run(own: dict[str, Any], reference: dict[str, Any]) -> dict[str, float]:
+    assert own["merged_share"] > 0.15
+    assert reference["merged_share"] == 0
+    largest = max(np.abs(values).max() for values in reference["gradients"].values())
+    both = [(own[kind][key], value, least) for kind, least in (("policy", 1.0), ("critic", 0.05))
+            for key, value in reference[kind].items()]  # fmt: skip
+    relative = [abs(found - value) / max(least, abs(value)) for found, value, least in both]
+    return {
+        "tree_logprobs": _apart(own["logprobs"], reference["logprobs"]),
+        "tree_gradient": furthest(own["gradients"], reference["gradients"]) / float(largest),
+        "tree_metrics": max(relative[: len(POLICY_KEYS)]),
+        "values": _apart(own["values"], reference["values"]),
+        "critic": max(relative[len(POLICY_KEYS) :]),
+        "values_after": _apart(own["after"], reference["after"]),
+    }
+
+
+def _two_runs(own: dict[str, Any], expected: dict[str, Any]) -> dict[str, float]:
     (plain, reference), (second, other) = runs = [(own[run], expected[run]) for run in ("plain", "second")]
     largest = max(np.abs(values).max() for values in reference["gradients"].values())
     return {
@@ -148,6 +201,58 @@ def digest(folder: str, sizes: dict[str, Any]) -> str:
 def trained(folder: str, sizes: dict[str, Any]) -> dict[str, Any]:
     """What one rank finds in both runs."""
     return {"plain": _plain(folder, sizes), "second": _second(folder, sizes)}
+
+
+def reference_of(folder: str) -> dict[str, Any]:
+    """What a single process finds in all runs."""
+    return trained(folder, {}) | {"alike": _alike(folder, {}, merge=False)}
+
+
+POLICY_KEYS = (
+    "policy/loss", "policy/grad_norm", "policy/entropy", "policy/tokens", "policy/ratio", "policy/logprob",
+    "policy/ratio_max",
+)  # fmt: skip
+CRITIC_KEYS = ("critic/loss", "critic/grad_norm", "critic/clip_fraction", "critic/value", "critic/return")
+
+
+def _alike(folder: str, sizes: dict[str, Any], *, merge: bool) -> dict[str, Any]:
+    """The third run. The critic's head is given weights first, because one that begins at 0 hides its backbone."""
+    sizes = sizes | {"distributed_optimizer": False, "overlap_param_gather": None, "merge_prefixes": merge}
+    with backend(Path(folder), optimizer=ADAM, critic=CRITIC, max_tokens_per_microbatch=120, **sizes) as built:
+        give_heads_weights(built)
+        given = alike_batch()
+        found: dict[str, Any] = {
+            "logprobs": np.concatenate(built.log_probabilities(given.sequences, TEMPERATURE)),
+            "values": np.concatenate(built.values(given.sequences)),
+        }
+        metrics = built.train_step(given, SEQUENCE_LOSS)
+        found |= {"policy": {key: metrics[key] for key in POLICY_KEYS}, "gradients": gradients(built)}
+        critic = built.train_values(given, ValueLoss(0.2))
+        assert critic["critic/clip_fraction"] > 0, "the bound is part of what is compared"
+        found |= {"critic": {key: critic[key] for key in CRITIC_KEYS}, "merged_share": metrics["policy/merged_share"]}
+        return found | {"after": np.concatenate(built.values(given.sequences))}
+
+
+def give_heads_weights(built: Any) -> None:
+    """To the critic's output layer, on the ranks that hold it."""
+    weight = torch.randn(32, generator=torch.Generator().manual_seed(0)) * 0.3
+    for head in critic_heads(built):
+        head.weight.data.copy_(weight[None])
+        head.bias.data.fill_(0.2)
+    built.critic.optimizer.megatron.reload_model_params()
+
+
+def alike_batch() -> TrainBatch:
+    """Random sequences of which several begin alike; shared trained tokens have other weights in each."""
+    drawn = with_values(make_batch(ALIKE_LENGTHS, temperature=TEMPERATURE, seed=3))
+    sequences: list[TrainSequence] = []
+    for index, sequence in enumerate(drawn.sequences):
+        ids = sequence.ids.copy()
+        if index in ALIKE:
+            other, length = ALIKE[index]
+            ids[:length] = sequences[other].ids[:length]
+        sequences.append(replace(sequence, ids=ids))
+    return replace(drawn, sequences=sequences)
 
 
 def _plain(folder: str, sizes: dict[str, Any]) -> dict[str, Any]:

@@ -40,8 +40,8 @@ from mua.engine.engine_handle import EngineClient, EngineHandle
 from mua.engine.server import ALLOCATOR_VARIABLES, engine_server
 from mua.engine.weight_sync import Buffers
 from mua.megatron import checkpoint, device_memory
+from mua.megatron.device_memory import Offloaded
 from mua.megatron.network import Network
-from mua.megatron.offload import Offloaded
 from mua.trainer.learner import Learner
 
 TAGS = ("weights", "kv_cache", "cuda_graph")

@@ -70,11 +70,13 @@ token. The columns are the largest differences to a single process over all rank
 * one sequence: loss of the last step, absolute (1e-4: 4 tokens, under weights that have drifted by then);
 * experts' load: of the load metrics and both losses, relative, first step of the second run (1e-5).
 
-Log-probabilities before the first step are compared too (2e-5). One set of ranks of each size proves one layout after
-the other and uses process groups again; some layouts also run in fresh ranks, with the same result bit for bit. What
-these bounds find is shown by `tests/parity/test_planted_faults.py`: faults of parallel training (a sum over ranks left
-out or made twice, a wrong share of sequences, layers, experts or optimizer state) are planted one by one, and each is
-found.
+Log-probabilities before the first step are compared too (2e-5). A third run, which has no column, trains policy and
+critic on sequences that begin alike, as prefix trees, under an objective over whole sequences; the single process has
+them side by side: log-probabilities and values (2e-5), gradients and metrics (1e-5), what the critic learned (1e-3).
+One set of ranks of each size proves one layout after the other and uses process groups again; some layouts also run in
+fresh ranks, with the same result bit for bit. What these bounds find is shown by `tests/parity/test_planted_faults.py`:
+faults of parallel training (a sum over ranks left out or made twice, a wrong share of sequences, layers, experts or
+optimizer state) are planted one by one, and each is found.
 
 A single process is itself compared with transformers. What is not measured here: a GPU, NCCL, bfloat16, more than
 8 processes.

@@ -12,12 +12,12 @@ begins at the top of :mod:`mua.trainer.rl`; what has none is optional, or comput
     estimate_advantages(batches)   with a critic: its advantages                   mua.algorithms.gae
     adjust_batch(batch)            KL penalty, teacher, the engine's mismatch      here, distillation, correction
     Learner.train_step(batch)      announced to all ranks                      10  mua.trainer.learner
-      Network.plan(sequences)      once per batch                              11  mua.megatron.network
+      BatchSharder.plan(sequences) once for scores and training                11  mua.megatron.batch_sharder
         pack(ids)                  sequences into micro-batches, ranks         12  mua.megatron.packing
-      Shares.share(whole)          each rank gets its own                      13  mua.megatron.shares
-      Network.train(share)                                                     11  mua.megatron.network
+      BatchSharder.shard(batch)    each rank gets its own                      11  mua.megatron.batch_sharder
+      Network.train(batch)                                                     13  mua.megatron.network
         micro_batch(sequences)     one micro-batch as tensors                  14  mua.megatron.microbatch
-        Megatron's schedule        forward and backward of each micro-batch    11  mua.megatron.network
+        Megatron's schedule        forward and backward of each micro-batch    13  mua.megatron.network
           PackedAttention          inside the model                                mua.megatron.attention
           log_probabilities        of the scored tokens                            mua.megatron.logprobs
           PolicyLoss               the loss, and sums for metrics              15  mua.algorithms.losses

@@ -5,16 +5,15 @@ Upstream: megatron-core 0.19.2. It names the device throughout its own source (`
 CUDA. :func:`install` puts an import hook in front of it that, on a machine without CUDA, rewrites five kinds of syntax
 while a module is imported:
 
-1. ``torch.cuda``        becomes a stand-in (:class:`mua.compat.cuda_stand_in.CudaStandIn`);
+1. ``torch.cuda``        becomes a stand-in (:class:`CudaStandIn`);
 2. ``"cuda"``            becomes ``"cpu"``;
 3. ``x.type()``          reports ``torch.cuda.<X>Tensor``, which the optimizers compare with;
 4. ``x.cuda(...)``       becomes ``x``;
 5. ``pin_memory=True``   becomes ``pin_memory=False``.
 
 No installed file is touched, torch is not patched, and with a CUDA device nothing is rewritten. The remaining faults,
-which are not names of devices, are fixed after import, one file each: :mod:`mua.compat.megatron_rng`,
-:mod:`mua.compat.megatron_moe`, :mod:`mua.compat.megatron_uneven`, :mod:`mua.compat.megatron_adam`,
-:mod:`mua.compat.megatron_offload`, :mod:`mua.compat.megatron_checkpoint`,
+which are not names of devices, are fixed after import, one file each: :mod:`mua.compat.megatron_repairs`,
+:mod:`mua.compat.megatron_adam`, :mod:`mua.compat.megatron_offload`, :mod:`mua.compat.megatron_checkpoint`,
 :mod:`mua.compat.megatron_optimizer_state`, :mod:`mua.compat.checkpoint_reading`. Each applies
 only where its own condition holds. Notices of Megatron-Core that tell a user of this package nothing are dropped.
 
@@ -24,17 +23,18 @@ Goes when: ``tests/unit/test_megatron_compat.py::test_upstream_still_needs_the_i
 from __future__ import annotations
 
 import ast
+import contextlib
 import hashlib
 import importlib.machinery
 import logging
 import os
 import sys
+import time
 import types
 import warnings
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -42,12 +42,103 @@ from mua.compat import (
     checkpoint_reading,
     megatron_adam,
     megatron_checkpoint,
-    megatron_moe,
     megatron_offload,
-    megatron_rng,
-    megatron_uneven,
+    megatron_repairs,
 )
-from mua.compat.cuda_stand_in import CudaStandIn, cuda_type_name, stay
+
+T = TypeVar("T")
+
+
+def _nothing(*_: Any, **__: Any) -> None:
+    """The device is one, does what it is told at once, and keeps no cache: there is nothing to do or to wait for."""
+
+
+class CudaEvent:
+    """``torch.cuda.Event`` for a device that finishes every call before it returns."""
+
+    wait = synchronize = _nothing
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        self._time = 0.0
+
+    def record(self, *_: Any) -> None:
+        self._time = time.perf_counter()
+
+    def query(self) -> bool:
+        return True
+
+    def elapsed_time(self, end: CudaEvent) -> float:
+        """Milliseconds from this event to ``end``."""
+        return (end._time - self._time) * 1e3
+
+
+class CudaStream:
+    """``torch.cuda.Stream`` for a device with a single, synchronous queue."""
+
+    wait_stream = wait_event = synchronize = _nothing
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        """Takes and ignores what ``torch.cuda.Stream`` takes."""
+
+    def record_event(self, event: CudaEvent | None = None) -> CudaEvent:
+        event = event or CudaEvent()
+        event.record()
+        return event
+
+    def query(self) -> bool:
+        return True
+
+    @staticmethod
+    def priority_range() -> tuple[int, int]:
+        return (0, 0)
+
+
+class CudaStandIn(types.ModuleType):
+    """The part of ``torch.cuda`` that Megatron-Core uses, on the CPU. Any other name is torch's own."""
+
+    def __init__(self) -> None:
+        super().__init__("mua.compat.megatron_cpu.cuda")
+        stream = CudaStream()
+        vars(self).update(
+            Event=CudaEvent,
+            Stream=CudaStream,
+            nvtx=types.SimpleNamespace(
+                range=lambda *_: contextlib.nullcontext(), range_push=_nothing, range_pop=_nothing
+            ),
+            set_device=_nothing,
+            synchronize=_nothing,
+            empty_cache=_nothing,
+            device_count=lambda: 1,
+            is_available=lambda: False,
+            current_stream=lambda *_: stream,
+            default_stream=lambda *_: stream,
+            stream=lambda _: contextlib.nullcontext(),
+            manual_seed=torch.manual_seed,
+            get_rng_state=lambda *_, **__: torch.get_rng_state(),
+            set_rng_state=lambda state, *_, **__: torch.set_rng_state(state),
+            max_memory_allocated=lambda *_: 0,
+            memory_allocated=lambda *_: 0,
+        )
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch.cuda, name)
+
+    def current_device(self) -> torch.device:
+        return torch.device("cpu")
+
+
+def cuda_type_name(tensor: Any) -> Any:
+    """``tensor.type()`` as it would read on a GPU: ``torch.cuda.FloatTensor`` for a float32 tensor on the CPU."""
+    name = tensor.type()
+    if isinstance(name, str) and name.endswith("Tensor"):
+        return "torch.cuda." + name.rsplit(".", 1)[-1]
+    return name
+
+
+def stay(tensor: T) -> T:
+    """``tensor.cuda()`` where the tensor already lies on the only device."""
+    return tensor
+
 
 _PREFIX = "megatron.core"
 _STAND_IN = CudaStandIn()
@@ -57,9 +148,9 @@ _CUDA, _TYPE, _STAY = "_mua_cuda", "_mua_type_name", "_mua_stay"
 _RULES = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:16]
 
 _REPAIRS: dict[str, Callable[[Any, bool], None]] = {
-    "megatron.core.tensor_parallel.random": megatron_rng.repair,
-    "megatron.core.tensor_parallel.mappings": megatron_uneven.repair,
-    "megatron.core.transformer.moe.moe_utils": megatron_moe.repair,
+    "megatron.core.tensor_parallel.random": megatron_repairs.repair_random,
+    "megatron.core.tensor_parallel.mappings": megatron_repairs.repair_mappings,
+    "megatron.core.transformer.moe.moe_utils": megatron_repairs.repair_moe_utils,
     "megatron.core.dist_checkpointing.strategies.filesystem_async": megatron_checkpoint.repair,
     "megatron.core.dist_checkpointing.strategies.torch": checkpoint_reading.repair_strategy,
     "megatron.core.dist_checkpointing.strategies.common": checkpoint_reading.repair_common,
@@ -249,8 +340,4 @@ def _silence(without_cuda: bool) -> None:
     for message, category in notices:
         warnings.filterwarnings("ignore", message, category, module=r"megatron\.core|torch\.distributed")
     for name, message in records:
-        logging.getLogger(name).addFilter(partial(_other_than, message))
-
-
-def _other_than(message: str, record: logging.LogRecord) -> bool:
-    return message not in str(record.msg)
+        logging.getLogger(name).addFilter(lambda record, message=message: message not in str(record.msg))  # type: ignore[misc]

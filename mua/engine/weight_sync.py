@@ -6,7 +6,7 @@
                4  megatron_bridge/blocks.py         the copies from one to the other
                5  megatron_bridge/reshard.py        all ranks put one bucket together
                6  mua/engine/weight_sync.py         a handle of the bucket for every engine rank, or its broadcast
-               7  mua/compat/shared_weights.py      the memory behind the handles (torch_outside_group.py: the group)
+               7  mua/compat/shared_weights.py      the memory behind the handles (torch_private.py: the group)
     sync       8  mua/rollout/service.py            from the trainer's thread to the engines' loop
                9  mua/engine/pool.py                closes the gate, pauses the engines
               10  mua/engine/weight_transfer.py     asks for a bucket while the one before it is loaded
@@ -53,7 +53,7 @@ from megatron_bridge.plan import ModelPlan, PlannedParameter
 from megatron_bridge.reshard import Resharder, Target, engine_slices, whole_tensors
 from mua.compat.sglang_shards import LOADER, RECEIPT_BYTES, refusal
 from mua.compat.shared_weights import shared_buffer, shared_handle, slices_handle
-from mua.compat.torch_outside_group import meeting_socket, outside_group
+from mua.compat.torch_private import meeting_socket, outside_group
 from mua.config.schema import EngineConfig
 from mua.engine.cluster import Nodes, address_towards, trainer_address
 from mua.engine.engine_handle import EnginePlace

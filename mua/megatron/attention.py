@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import cache, lru_cache
 from inspect import signature
 from typing import Any
@@ -17,29 +18,20 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
-from mua.compat import torch_flash_cpu
+from mua.compat import torch_private
 from mua.megatron.modules import PackedMicrobatch
 from mua.megatron.tiles import IndexArray, NodePlaces, Tile, tiles, visible_until, zigzag
 
+_varlen_attn: Any = None
+"""torch's kernel for sequences of varying length, where it takes what is wanted of it here."""
+with suppress(ImportError):
+    from torch.nn.attention.varlen import varlen_attn
 
-def _varlen() -> Any:
-    """torch's kernel for sequences of varying length, where it takes what is wanted of it here."""
-    try:
-        from torch.nn.attention.varlen import varlen_attn
-    except ImportError:
-        return None
-    known = signature(varlen_attn).parameters.keys()
-    if not {"scale", "window_size"} <= known:
-        return None
-    # torch 2.11's takes grouped heads without being told.
-    return varlen_attn if "enable_gqa" in known else _untold(varlen_attn)
-
-
-def _untold(kernel: Any) -> Any:
-    return lambda *tensors, enable_gqa, **options: kernel(*tensors, **options)
-
-
-_varlen_attn = _varlen()
+    _known = signature(varlen_attn).parameters.keys()
+    if {"scale", "window_size", "enable_gqa"} <= _known:
+        _varlen_attn = varlen_attn
+    elif {"scale", "window_size"} <= _known:  # torch 2.11's takes grouped heads without being told
+        _varlen_attn = lambda *tensors, enable_gqa, **options: varlen_attn(*tensors, **options)  # noqa: E731
 
 BLOCK = 128
 """Queries and keys of a block: FlexAttention's own, which its kernels' tiles divide."""
@@ -164,7 +156,7 @@ class _Tiled(torch.autograd.Function):
         for tile in taken:
             at = tile.queries
             keys, values = (_expanded(tensor[tile.keys], queries.shape[1]) for tensor in (key, value))
-            part, normalizer = torch_flash_cpu.flash_attention(
+            part, normalizer = torch_private.flash_attention(
                 queries[:, :, at], keys, values, causal=tile.causal, scale=scale
             )
             if tile.causal:
@@ -187,7 +179,7 @@ class _Tiled(torch.autograd.Function):
         for tile in ctx.tiles:
             at = tile.queries
             keys, values = (_expanded(tensor[tile.keys], queries.shape[1]) for tensor in (key, value))
-            parts = torch_flash_cpu.flash_attention_gradients(
+            parts = torch_private.flash_attention_gradients(
                 gradient[:, :, at], queries[:, :, at], keys, values, outputs[:, :, at], normalizers[:, :, at],
                 causal=tile.causal, scale=ctx.scale,
             )  # fmt: skip

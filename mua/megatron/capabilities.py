@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -47,12 +47,24 @@ class Capabilities:
     def here(cls) -> Self:
         """Of this process; packages are looked for, not imported."""
         cuda = torch.cuda.is_available()
+        engine: str | None = None
+        if importlib.util.find_spec("transformer_engine") is not None:
+            with suppress(metadata.PackageNotFoundError):
+                metadata.version("transformer-engine-torch")  # without it there is nothing but the core library
+                engine = metadata.version("transformer-engine")
+        apex: Apex = "absent"
+        if importlib.util.find_spec("fused_weight_gradient_mlp_cuda") is not None:
+            apex = "kernel"
+        elif found := importlib.util.find_spec("apex"):
+            folders = found.submodule_search_locations or []
+            ours = any((Path(folder) / "multi_tensor_apply").is_dir() for folder in folders)
+            apex = "without kernel" if ours else "other package"
         return cls(
             cuda=cuda,
             compute=torch.cuda.get_device_capability() if cuda else None,
             torch=torch.__version__,
-            transformer_engine=_transformer_engine(),
-            apex=_apex(),
+            transformer_engine=engine,
+            apex=apex,
         )
 
 
@@ -104,27 +116,6 @@ def apex_problem(of: Capabilities) -> str | None:
         "other package": f"the package apex that is installed is PyPI's, not NVIDIA's; uninstall it and {install}",
         "absent": f"NVIDIA's Apex is not installed (PyPI's package of that name is another); {install}",
     }[of.apex]
-
-
-def _transformer_engine() -> str | None:
-    if importlib.util.find_spec("transformer_engine") is None:
-        return None
-    try:
-        metadata.version("transformer-engine-torch")  # without it there is nothing but the core library
-        return metadata.version("transformer-engine")
-    except metadata.PackageNotFoundError:
-        return None
-
-
-def _apex() -> Apex:
-    if importlib.util.find_spec("fused_weight_gradient_mlp_cuda") is not None:
-        return "kernel"
-    found = importlib.util.find_spec("apex")
-    if found is None:
-        return "absent"
-    folders = found.submodule_search_locations or []
-    ours = any((Path(folder) / "multi_tensor_apply").is_dir() for folder in folders)
-    return "without kernel" if ours else "other package"
 
 
 def _transformer_engine_problem(of: Capabilities) -> str | None:

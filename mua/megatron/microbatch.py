@@ -4,23 +4,61 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
+from megatron.core.models.gpt.gpt_model import GPTModel
 from torch import Tensor
 
 from mua.algorithms.losses import TokenTensors
 from mua.megatron.modules import PackedMicrobatch
-from mua.megatron.packing import Alignment, PackingPlan
+from mua.megatron.moe import layers_with_experts
+from mua.megatron.packing import Alignment, PackingPlan, PlannedMicrobatch
 from mua.megatron.parallel import device
-from mua.megatron.place import Place
 from mua.megatron.tiles import IndexArray, gathered_order, zigzag
-from mua.megatron.trees import Forest, separate
 from mua.types import BoolArray, ExpertArray, Float32Array, Int32Array, TrainSequence
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a rank stands in a parallel layout, and what it holds of the model: what decides what it reads."""
+
+    data: int = 0
+    context: int = 0
+    contexts: int = 1
+    tensor: int = 0
+    tensors: int = 1
+    first: bool = True
+    """Whether it holds the beginning of the model, which takes ids."""
+    last: bool = True
+    """Whether it holds the end, which predicts them."""
+    layers: tuple[int, ...] = ()
+    """Its layers with experts, counted from 0 over all stages, in the order of :func:`layers_with_experts`."""
+    top_k: int = 0
+
+    @classmethod
+    def of(cls, chunks: Sequence[GPTModel]) -> Self:
+        """This rank's, which holds ``chunks``."""
+        return cls(
+            parallel_state.get_data_parallel_rank(),
+            parallel_state.get_context_parallel_rank(),
+            parallel_state.get_context_parallel_world_size(),
+            parallel_state.get_tensor_model_parallel_rank(),
+            parallel_state.get_tensor_model_parallel_world_size(),
+            any(chunk.pre_process for chunk in chunks),
+            any(chunk.post_process for chunk in chunks),
+            tuple(layer.layer_number - 1 for layer in layers_with_experts(chunks)),
+            chunks[0].config.moe_router_topk,
+        )
+
+    @property
+    def reports(self) -> bool:
+        """Whether it holds results that no other rank holds too."""
+        return self.last and self.tensor == 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +98,9 @@ class Columns:
     values: Float32Array | None = None
 
 
+_COMPUTABLE: dict[Any, Any] = {np.dtype(np.uint8): np.uint8}
+"""torch computes with no uint16."""
+
 OF_LOSS = tuple(field.name for field in fields(Columns) if field.name != "ids")
 """What the loss reads of a sequence, all float32 ``[T]``."""
 
@@ -68,7 +109,7 @@ def micro_batch(
     sequences: Sequence[TrainSequence] | Sequence[Columns],
     alignment: Alignment,
     plan: PackingPlan | None = None,
-    forest: Forest | None = None,
+    planned: PlannedMicrobatch | None = None,
     *,
     scoring: bool = False,
     predicts: bool = True,
@@ -79,65 +120,71 @@ def micro_batch(
     Args:
         sequences: of the micro-batch, none of which may train its first token; none make a micro-batch of padding.
         plan: of the batch that it belongs to; None: it is the whole batch.
-        forest: which tokens the sequences share; without one they lie side by side, and all have ids.
+        planned: how it is laid out; None: side by side, and all sequences have ids.
         scoring: every token but first ones is scored, and only log-probabilities are asked for.
         predicts: whether this rank holds the end of the model; else no token is scored here.
         experts: this rank's :func:`expert_rows`; None: the router chooses freely.
     """
-    forest = forest or separate([len(sequence.ids) for sequence in sequences if sequence.ids is not None])
-    lengths = [len(node) for node in forest.nodes]
+    known = [sequence.ids for sequence in sequences if sequence.ids is not None]
+    planned = planned or PlannedMicrobatch(tuple(range(len(known))), tuple(map(len, known)))
+    forest, spans = planned.forest, planned.spans
+    lengths = [length for _, length in spans]
     padded = alignment.padded(lengths, plan.least if plan else 0)
     size, rank = parallel_state.get_context_parallel_world_size(), parallel_state.get_context_parallel_rank()
     own = zigzag(padded, size, rank)
-    source = _sources(forest, padded)[own]
+    source = _sources(lengths, padded)[own]
     scored = predictors = np.zeros(0, dtype=np.int64)
     if predicts:
         masks = None if scoring else [np.not_equal(np.asarray(sequence.weights), 0) for sequence in sequences]
-        scored, predictors = predictions(forest, source, masks)
-    depths = [node.start for node in forest.nodes] + [0] * (len(padded) - len(lengths))
+        scored, predictors = predictions(planned, source, masks)
+    depths = [start for start, _ in spans] + [0] * (len(padded) - len(lengths))
     positions = np.concatenate([start + np.arange(room) for start, room in zip(depths, padded, strict=True)])
     ids, whole = np.zeros(len(own), dtype=np.int64), np.zeros(0, dtype=np.int64)
-    if known := [sequence.ids for sequence in sequences if sequence.ids is not None]:
-        ids = np.where(source >= 0, np.append(_laid_out(known, forest), 0)[source], 0).astype(np.int64)
+    if known:
         whole = np.concatenate(known).astype(np.int64)
+        laid_out = forest.lay_out(known).astype(np.int64) if forest else whole
+        ids = np.where(source >= 0, np.append(laid_out, 0)[source], 0)
+    last_tokens = forest.last_tokens() if forest else np.cumsum(lengths) - 1
     return MicroBatch(
         ids=_placed(ids)[None],
         packing=PackedMicrobatch(
             lengths=tuple(padded),
             used=tuple(lengths),
-            parents=tuple(node.parent for node in forest.nodes),
+            parents=tuple(node.parent for node in forest.nodes) if forest else (),
             positions=_placed(positions[own]),
             order=_placed(gathered_order(padded, size)) if size > 1 else None,
             real=_placed(source >= 0),
-            experts=None if experts is None else _placed(experts.astype(_computable(experts.dtype))),
-            routed=None if experts is None else _placed((source >= 0) & ~np.isin(source, _unrouted(forest))),
-            batch_tokens=max(plan.tokens if plan else forest.tokens, 1),
+            experts=None if experts is None else _placed(experts.astype(_COMPUTABLE.get(experts.dtype, np.int32))),
+            # Of the last token of a sequence no choice is known.
+            routed=None if experts is None else _placed((source >= 0) & ~np.isin(source, last_tokens)),
+            batch_tokens=max(plan.tokens if plan else sum(lengths), 1),
         ),
         predictors=_placed(predictors),
         targets=_placed(whole[scored]),
         scored=_placed(scored),
-        tokens=None if scoring or not predicts else _token_tensors(sequences, forest, scored),
+        tokens=None if scoring or not predicts else _token_tensors(sequences, planned.lengths, scored),
     )
 
 
-def positions_of(place: Place, forest: Forest, alignment: Alignment, least: int) -> IndexArray:
+def positions_of(place: Place, planned: PlannedMicrobatch, alignment: Alignment, least: int) -> IndexArray:
     """Of each position of a micro-batch that a rank computes, before sequence parallelism divides them, its index in
-    the nodes laid end to end, or -1 for padding."""
-    padded = alignment.padded([len(node) for node in forest.nodes], least)
-    return _sources(forest, padded)[zigzag(padded, place.contexts, place.context)]
+    what is laid end to end, or -1 for padding."""
+    lengths = [length for _, length in planned.spans]
+    padded = alignment.padded(lengths, least)
+    return _sources(lengths, padded)[zigzag(padded, place.contexts, place.context)]
 
 
-def _sources(forest: Forest, padded: Sequence[int]) -> IndexArray:
-    """Of each position of a micro-batch its index in the nodes laid end to end, or -1 for padding."""
+def _sources(lengths: Sequence[int], padded: Sequence[int]) -> IndexArray:
+    """Of each position of a micro-batch its index in what is laid end to end, or -1 for padding."""
     source, first, start = np.full(sum(padded), -1, dtype=np.int64), 0, 0
-    for node, room in zip(forest.nodes, padded, strict=False):  # ``padded`` may end with padding alone
-        source[start : start + len(node)] = np.arange(first, first + len(node))
-        first, start = first + len(node), start + room
+    for length, room in zip(lengths, padded, strict=False):  # ``padded`` may end with padding alone
+        source[start : start + length] = np.arange(first, first + length)
+        first, start = first + length, start + room
     return source
 
 
 def expert_rows(
-    recorded: Sequence[ExpertArray], forest: Forest, alignment: Alignment, least: int, place: Place
+    recorded: Sequence[ExpertArray], planned: PlannedMicrobatch, alignment: Alignment, least: int, place: Place
 ) -> ExpertArray:
     """The engine's choices that the routers of one rank replay, ``[positions / (cp * tp), its layers * top k]``.
 
@@ -147,27 +194,14 @@ def expert_rows(
         recorded: of each sequence, ``[T, layers * top k]``.
         least: positions the micro-batch has at least.
     """
-    own = np.split(positions_of(place, forest, alignment, least), place.tensors)[place.tensor]
-    # Of each row the sequence that holds its token, and where.
-    ends = np.cumsum([len(node) for node in forest.nodes])
-    node = np.minimum(np.searchsorted(ends, own, side="right"), len(ends) - 1)
-    rows = np.zeros((len(own), len(place.layers) * place.top_k), dtype=np.result_type(*recorded))
-    for index, one in enumerate(forest.nodes):
-        here = np.flatnonzero((node == index) & (own >= 0))
-        tokens, given = own[here] - (ends[index] - len(one)) + one.start, recorded[one.sequence]
-        for column, run in place.columns:
-            rows[here, column : column + len(run)] = given[tokens, run.start : run.stop]
-    return rows
-
-
-def _laid_out(arrays: Sequence[Any], forest: Forest) -> Any:
-    """What belongs to the tokens of every node, from the sequence that holds it, end to end."""
-    parts = [arrays[node.sequence][node.start : node.stop] for node in forest.nodes]
-    return np.concatenate(parts) if parts else np.zeros(0, dtype=np.int32)
+    own = np.split(positions_of(place, planned, alignment, least), place.tensors)[place.tensor]
+    laid_out = planned.forest.lay_out(recorded) if planned.forest else np.concatenate(recorded)
+    choices = [np.arange(layer * place.top_k, (layer + 1) * place.top_k) for layer in place.layers]
+    return laid_out[own[:, None], np.concatenate(choices)]
 
 
 def predictions(
-    forest: Forest, source: IndexArray, masks: Sequence[BoolArray] | None = None
+    planned: PlannedMicrobatch, source: IndexArray, masks: Sequence[BoolArray] | None = None
 ) -> tuple[IndexArray, IndexArray]:
     """The scored tokens that the positions ``source`` predict, and those positions, each ``[N]``.
 
@@ -176,29 +210,14 @@ def predictions(
     Args:
         masks: of each sequence which tokens are scored, never the first; None: all others.
     """
-    first = np.cumsum([0, *(len(node) for node in forest.nodes)])
-    nothing = np.zeros(0, dtype=np.int64)
-    # For every token of every sequence its index in the nodes laid end to end.
-    places = np.concatenate([nothing, *(np.arange(first[n], first[n + 1]) for path in forest.paths for n in path)])
-    held = np.full(first[-1] + 1, -1, dtype=np.int64)
+    masks = [np.arange(length) > 0 for length in planned.lengths] if masks is None else masks
+    scored = np.flatnonzero(np.concatenate([np.zeros(0, dtype=np.bool_), *masks]))
+    held = np.full(sum(length for _, length in planned.spans) + 1, -1, dtype=np.int64)
     held[source] = np.arange(len(source))
     held[-1] = -1  # padding's source is -1
-    masks = [np.arange(length) > 0 for length in forest.lengths] if masks is None else masks
-    scored = np.flatnonzero(np.concatenate([np.zeros(0, dtype=np.bool_), *masks]))
-    predictors = held[places[scored - 1]]
+    before = scored - 1
+    predictors = held[planned.forest.places()[before] if planned.forest and len(scored) else before]
     return scored[predictors >= 0], predictors[predictors >= 0]
-
-
-def _unrouted(forest: Forest) -> list[int]:
-    """Last tokens of sequences, of which no choice is known, in the nodes laid end to end."""
-    ends = np.cumsum([len(node) for node in forest.nodes]) - 1
-    lengths = forest.lengths
-    return [int(end) for node, end in zip(forest.nodes, ends, strict=True) if node.stop == lengths[node.sequence]]
-
-
-def _computable(kind: np.dtype[Any]) -> Any:
-    """torch computes with no uint16."""
-    return np.uint8 if kind == np.uint8 else np.int32
 
 
 def _placed(values: npt.NDArray[Any]) -> Tensor:
@@ -206,7 +225,7 @@ def _placed(values: npt.NDArray[Any]) -> Tensor:
 
 
 def _token_tensors(
-    sequences: Sequence[TrainSequence] | Sequence[Columns], forest: Forest, scored: IndexArray
+    sequences: Sequence[TrainSequence] | Sequence[Columns], lengths: Sequence[int], scored: IndexArray
 ) -> TokenTensors:
     group = parallel_state.get_context_parallel_group()
 
@@ -227,7 +246,7 @@ def _token_tensors(
     return TokenTensors(
         old_values=found.pop("values"),
         **found,
-        sequence=_placed(np.repeat(np.arange(len(sequences)), forest.lengths)[scored]),
+        sequence=_placed(np.repeat(np.arange(len(sequences)), lengths)[scored]),
         sequences=len(sequences),
         add_up=add_up,
     )

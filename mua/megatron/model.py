@@ -22,10 +22,9 @@ from megatron_bridge.safetensors_io import SafetensorsFolder
 from mua.config.schema import MegatronConfig, ModelConfig
 from mua.megatron.architecture import Architecture
 from mua.megatron.attention import PackedAttention
-from mua.megatron.grouped_experts import GroupedExperts
 from mua.megatron.layouts import check_divisible, check_layout
 from mua.megatron.modules import PositionedRotary, RMSNorm, ValueHead
-from mua.megatron.moe import PackedRouter, prepare_experts
+from mua.megatron.moe import GroupedExperts, PackedRouter, prepare_experts
 from mua.megatron.parallel import device, virtual_stages
 from mua.megatron.settings import start_user_buffers, transformer_config
 from mua.utils.errors import BridgeError, ModelError, MuaError, one_line
@@ -37,11 +36,7 @@ def layer_spec(config: TransformerConfig, sparse: bool = False) -> ModuleSpec:
         from mua.megatron import transformer_engine_spec  # its classes have Transformer Engine's for bases
 
         return transformer_engine_spec.layer_spec(config, sparse)
-    return _local_layer_spec(config, sparse)
-
-
-def _local_layer_spec(config: TransformerConfig, sparse: bool) -> ModuleSpec:
-    """Megatron's local transformer layer with this package's norm and attention."""
+    # Megatron's local transformer layer with this package's norm and attention.
     spec = get_gpt_layer_local_spec(
         num_experts=config.num_moe_experts if sparse else None,
         moe_grouped_gemm=config.moe_grouped_gemm,
@@ -131,15 +126,10 @@ def _build_chunk(
         "post_process": parallel_state.is_pipeline_last_stage(**where),
         "vp_stage": vp_stage,
     }
-    block = TransformerBlockSubmodules(layer_specs=specs, layer_norm=_final_norm(config))
+    final_norm: Any = RMSNorm
+    if config.transformer_impl == "transformer_engine":
+        from mua.megatron.transformer_engine_spec import FinalNorm as final_norm
+    block = TransformerBlockSubmodules(layer_specs=specs, layer_norm=final_norm)
     chunk = GPTModel(config, block, **settings)
     chunk.rotary_pos_emb = PositionedRotary(frequencies)
     return chunk.to(device())
-
-
-def _final_norm(config: TransformerConfig) -> Any:
-    if config.transformer_impl == "transformer_engine":
-        from mua.megatron import transformer_engine_spec
-
-        return transformer_engine_spec.FinalNorm
-    return RMSNorm

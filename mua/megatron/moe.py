@@ -1,26 +1,45 @@
-"""Mixture of experts: the router's losses and load, and how experts' gradients are summed.
+"""Mixture of experts: the router's losses and load, replay of the engine's choices, experts in one product.
 
 Tokens are never dropped and the router is in float32. The losses are sums over tokens with the batch's token count
 divided in, as every loss here, so that nothing depends on how many ranks share the work.
+
+**Routing replay.** A mixture-of-experts policy is trained off its own samples where trainer and engine round
+differently: a near tie at a router picks another expert, and the token's log-probability jumps. Replaying the engine's
+choices (the R3 of Ma et al., 2025, "Stabilizing MoE Reinforcement Learning by Aligning Training and Inference Routers")
+removes the jump: the experts are the engine's, their weights come from the trainer's own router, which therefore keeps
+its gradient.
+
+    engine ── experts [T, layers * top k] ──► Segment ──► TrainSequence ──► PackedMicrobatch ──► each layer's router
+
+Megatron's router asks the object in ``router.router_replay`` for its top k; that is the one place where a choice is
+replaced. Which micro-batch it routes a :class:`PackedRouter` knows, also when activations are recomputed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from megatron.core import tensor_parallel
+from megatron.core.fusions.fused_bias_swiglu import weighted_bias_swiglu_impl
 from megatron.core.models.gpt.gpt_model import GPTModel
+from megatron.core.transformer.moe.experts import SequentialMLP
 from megatron.core.transformer.moe.moe_utils import MoEAuxLossAutoScaler, compute_routing_scores_for_aux_loss
 from megatron.core.transformer.moe.router import TopKRouter
 from torch import Tensor
 
+from mua.compat.torch_private import run_forward_pre_hooks
 from mua.megatron.modules import PackedMicrobatch
 from mua.megatron.parallel import device
+from mua.types import TrainSequence
+from mua.utils.errors import ConfigError, MuaError
 
 _AUX, _Z = 0, 1
+_ALIGNED = 16
+"""Bytes that strides of the grouped product are multiples of."""
 
 
 class PackedRouter(TopKRouter):
@@ -195,3 +214,185 @@ def _recompute_with_packing(mlp: Any) -> None:
         return tensor_parallel.checkpoint(compute, False, hidden)
 
     mlp.forward = recomputed
+
+
+Mode = Literal["check", "replay"]
+
+
+class ReplayedRouting:
+    """Stands in for ``megatron.core.transformer.moe.router_replay.RouterReplay`` at one layer's router.
+
+    Megatron's own keeps one queue of choices for all micro-batches, which must be refilled in the order of the
+    pipeline's schedule; this one reads them off the micro-batch that is being routed, whatever the schedule.
+    """
+
+    def __init__(self, mode: Mode, place: int, router: PackedRouter) -> None:
+        """``place`` counts from 0 over this rank's layers with experts."""
+        self.mode = mode
+        self.place = place
+        self._router = router
+        self.agreement = torch.zeros(2, dtype=torch.float64, device=device())
+        """Choices of the engine that this router made too, and all of them; on the device, so that nothing waits."""
+
+    def get_replay_topk(
+        self,
+        scores: Tensor,
+        topk: int,
+        num_groups: int | None = None,
+        group_topk: int | None = None,
+        default_compute_topk: Callable[..., tuple[Tensor, Tensor]] | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Megatron's question: the top k ``scores``, ``[tokens, experts]``, as values and indices ``[tokens, k]``."""
+        assert default_compute_topk is not None
+        values, own = default_compute_topk(scores, topk, num_groups=num_groups, group_topk=group_topk)
+        packing = self._router.packing
+        if packing is None or packing.experts is None:
+            return values, own
+        assert packing.routed is not None
+        group = self._router.tp_group  # sequence parallelism divides the micro-batch
+        known = packing.routed.chunk(group.size())[group.rank()]
+        given = packing.experts[:, self.place * topk : (self.place + 1) * topk].long()
+        same = (given[known][:, :, None] == own[known][:, None, :]).any(-1)
+        self.agreement[0] += same.sum()
+        self.agreement[1] += same.numel()
+        if self.mode == "check":
+            return values, own
+        chosen = torch.where(known[:, None], given, own)
+        return scores.gather(1, chosen), chosen
+
+
+class RoutingReplay:
+    """Replay, or a check of it, at all routers of this rank's chunks."""
+
+    def __init__(self, chunks: Sequence[GPTModel], mode: Mode) -> None:
+        """Put a :class:`ReplayedRouting` at every router; raises ConfigError for a model without experts."""
+        if chunks[0].config.num_moe_experts is None:
+            raise ConfigError("megatron.routing_replay: the model has no experts; leave the key out")
+        self._config = chunks[0].config
+        self._routings: list[ReplayedRouting] = []
+        for place, layer in enumerate(layers_with_experts(chunks)):
+            layer.mlp.router.router_replay = ReplayedRouting(mode, place, layer.mlp.router)
+            self._routings.append(layer.mlp.router.router_replay)
+
+    def check(self, sequences: Sequence[TrainSequence]) -> None:
+        """Refuses sequences without the engine's choices, or with those of another model.
+
+        Raises:
+            MuaError: names the sequence and the key to set.
+        """
+        columns = self._config.num_layers * self._config.moe_router_topk
+        for index, sequence in enumerate(sequences):
+            if sequence.experts is None:
+                raise MuaError(
+                    f"megatron.routing_replay: sequence {index} of the batch comes without the engine's expert "
+                    "choices; set engine.routed_experts"
+                )
+            if sequence.experts.shape[1] != columns or sequence.experts.max() >= self._config.num_moe_experts:
+                raise MuaError(
+                    f"megatron.routing_replay: sequence {index} holds {sequence.experts.shape[1]} choices a token, up "
+                    f"to expert {sequence.experts.max()}; this model makes {columns} among "
+                    f"{self._config.num_moe_experts} experts. Does the engine run another model?"
+                )
+
+    def metrics(self) -> dict[str, float]:
+        """``moe/replay_agreement`` since the last call: share of the engine's choices the trainer made too.
+
+        Collective over all ranks. Empty when nothing was compared.
+        """
+        total = torch.zeros(2, dtype=torch.float64, device=device())
+        for routing in self._routings:
+            total += routing.agreement
+            routing.agreement.zero_()
+        dist.all_reduce(total)
+        same, choices = total.tolist()
+        return {"moe/replay_agreement": same / choices} if choices else {}
+
+
+class GroupedExperts(SequentialMLP):
+    """Megatron's sequential experts with SwiGLU, computed as two grouped products, without Transformer Engine.
+
+    Megatron-Core's local experts run one after the other, each waiting for the host to learn how many tokens it has.
+    The modules, and so the names in checkpoints and bridge, are Megatron's; their weights are multiplied together. What
+    torch's product does not take (:func:`takes`) goes the way of the base class, one expert after the other.
+    """
+
+    def forward(self, hidden: Tensor, tokens_per_expert: Tensor, probs: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Output of every expert for its tokens, weighted by the router.
+
+        Args:
+            hidden: ``[tokens, hidden]``, in the order of experts.
+            tokens_per_expert: int64 ``[experts]``, on the host or on the device.
+            probs: ``[tokens]``.
+
+        Returns:
+            ``[tokens, hidden]``, and None, as there is no bias.
+        """
+        first = [self._weight_of(expert.linear_fc1) for expert in self.local_experts]
+        second = [self._weight_of(expert.linear_fc2) for expert in self.local_experts]
+        config = self.config
+        plain = not (config.add_bias_linear or config.fp8 or config.fp4 or config.moe_apply_probs_on_input)
+        swiglu = config.activation_func is F.silu and config.gated_linear_unit
+        swiglu = swiglu and config.activation_func_clamp_value is None and not config.glu_linear_offset
+        if not (plain and swiglu and takes(hidden, first[0].shape[0] // 2)):
+            return super().forward(hidden, tokens_per_expert, probs)
+        ends = tokens_per_expert.cumsum(0).to(hidden.device, torch.int32, non_blocking=True)
+        gate_up = grouped_product(hidden, first, ends)
+        if config.bias_activation_fusion:
+            inner: Tensor = weighted_bias_swiglu_impl(gate_up, None, probs[:, None], False)
+        else:
+            gate, up = gate_up.chunk(2, dim=-1)
+            inner = (F.silu(gate) * up * probs[:, None]).to(gate_up.dtype)
+        return grouped_product(inner, second, ends), None
+
+    @staticmethod
+    def _weight_of(linear: Any) -> Tensor:
+        """The weight, gathered first where data-parallel ranks gather parameters while the forward pass runs."""
+        run_forward_pre_hooks(linear)
+        weight: Tensor = linear.weight
+        return weight
+
+
+def takes(hidden: Tensor, inner: int) -> bool:
+    """Whether torch's grouped product takes tokens ``[tokens, hidden]`` and experts of the inner size ``inner``."""
+    if any(size * hidden.element_size() % _ALIGNED for size in (hidden.shape[-1], inner)):
+        return False
+    if not hasattr(F, "grouped_mm"):
+        return False
+    if not hidden.is_cuda:
+        return True
+    # Before Hopper torch's product is a loop over experts.
+    return hidden.dtype == torch.bfloat16 and torch.cuda.get_device_capability(hidden.device) >= (9, 0)
+
+
+def grouped_product(inp: Tensor, weights: Sequence[Tensor], ends: Tensor) -> Tensor:
+    """Tokens of each expert times its weight.
+
+    Args:
+        inp: ``[tokens, n]``, in the order of experts.
+        weights: ``[m, n]`` each.
+        ends: int32 ``[experts]``, behind the last token of each.
+
+    Returns:
+        ``[tokens, m]``
+    """
+    product: Tensor = _Grouped.apply(inp, ends, *weights)
+    return product
+
+
+class _Grouped(torch.autograd.Function):
+    """Weights are put side by side for each product, and again for its gradient, rather than kept twice."""
+
+    @staticmethod
+    def forward(ctx: Any, inp: Tensor, ends: Tensor, *weights: Tensor) -> Tensor:
+        ctx.save_for_backward(inp, ends, *weights)
+        return F.grouped_mm(inp, torch.stack(weights).transpose(-2, -1), offs=ends)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        inp, ends, *weights = ctx.saved_tensors
+        grad = grads[0].contiguous()
+        by_input = F.grouped_mm(grad, torch.stack(weights), offs=ends) if ctx.needs_input_grad[0] else None
+        by_weight: tuple[Tensor | None, ...] = (None,) * len(weights)
+        if any(ctx.needs_input_grad[2:]):
+            by_weight = F.grouped_mm(grad.T, inp, offs=ends).unbind()
+        return by_input, None, *by_weight

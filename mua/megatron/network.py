@@ -24,22 +24,17 @@ from torch import Tensor
 from mua.algorithms.losses import LossFunction, LossTerms, ValueLossFunction, finish_metrics
 from mua.config.schema import MegatronConfig, OptimizerConfig
 from mua.megatron import moe, parallel
-from mua.megatron.architecture import Architecture, Workload
+from mua.megatron.batch_sharder import RankBatch
 from mua.megatron.logprobs import log_probabilities
 from mua.megatron.microbatch import MicroBatch, micro_batch
 from mua.megatron.modules import output_weight
 from mua.megatron.optimizer import Optimizer, wrap_data_parallel
-from mua.megatron.packing import Alignment, Packed, check_first_tokens, check_ids, pack
-from mua.megatron.shares import Share, Whole
-from mua.types import Int32Array, TrainSequence
+from mua.megatron.packing import Alignment
 
 Terms: TypeAlias = Callable[[MicroBatch, Any, Tensor], LossTerms]
 """Of a micro-batch, the model chunk and its output ``[1, tokens, ...]``: what it adds to the loss of the batch."""
 Read: TypeAlias = Callable[[MicroBatch, Any, Tensor], Tensor]
 """Of the same: one number for each scored token, float32 ``[N]``."""
-
-KEPT_PLANS = 32
-"""Minibatches of a step whose plans are kept."""
 
 
 class Network:
@@ -65,7 +60,6 @@ class Network:
         self._prefix = prefix
         self.vocab_size: int = chunks[0].hf_config["vocab_size"]
         """Tokens of the true vocabulary."""
-        self._workload = Workload.of(Architecture.from_hf(chunks[0].hf_config))
         for chunk in chunks:  # without Megatron's division by a token count: the weights hold the denominators
             chunk.config.finalize_model_grads_func = lambda chunks, num_tokens=None, **groups: finalize_model_grads(
                 chunks, None, **groups
@@ -77,35 +71,12 @@ class Network:
         self._gathers_late = self.wrapped[0].ddp_config.overlap_param_gather
         self._whole = True
         """Whether every rank has all weights of its chunks, not only its shard of the last step's."""
-        self._packed: dict[tuple[int, ...], tuple[list[Int32Array], Packed]] = {}
-        """By the identity of their ids: a batch that is scored and then trained on is planned once."""
         self.skipped_steps = 0
         """Steps left out because the gradient norm was not finite."""
 
     def parameters(self) -> Iterator[torch.nn.Parameter]:
         """Of this rank's chunks, in a fixed order."""
         return (parameter for chunk in self.chunks for parameter in chunk.parameters())
-
-    def plan(self, sequences: Sequence[TrainSequence], *, training: bool, experts: bool = False) -> Whole:
-        """Which rank computes what of a batch, to :meth:`train` or to :meth:`score` it. Not collective.
-
-        Args:
-            experts: the engine's expert choices are read.
-
-        Raises:
-            MuaError: a sequence is longer than a micro-batch, holds a token the model lacks or, to train, trains its
-                first token.
-        """
-        if training:
-            check_first_tokens(sequences)
-        check_ids(sequences, self.vocab_size)
-        ids = [sequence.ids for sequence in sequences]
-        key = tuple(map(id, ids))  # which stay theirs while the arrays are kept beside the plan
-        if key not in self._packed:
-            if len(self._packed) >= KEPT_PLANS:
-                self._packed.clear()
-            self._packed[key] = ids, pack(ids, self._config, self._workload)
-        return Whole(sequences, self._packed[key][1], training, experts)
 
     def gather_parameters(self) -> None:
         """Make weights whole that the last step left to be gathered during the next one; collective.
@@ -117,8 +88,8 @@ class Network:
                 chunk.disable_forward_pre_hook()
             self._whole = True
 
-    def train(self, share: Share, terms: Terms) -> dict[str, float]:
-        """One optimizer step on the batch of which this rank has ``share``: gradients are plain sums of those of
+    def train(self, batch: RankBatch, terms: Terms) -> dict[str, float]:
+        """One optimizer step on the global batch of which this rank has ``batch``: gradients are plain sums of those of
         ``terms``.
 
         A step whose gradient norm is not finite changes nothing and is counted. With ``megatron.overlap_param_gather``
@@ -134,22 +105,25 @@ class Network:
             (:func:`mua.megatron.moe.collect_metrics`), whose losses are no part of ``loss``.
         """
 
-        def step(batch: MicroBatch, model: Any, output: Tensor) -> tuple[Tensor, Tensor, LossTerms]:
+        def step(micro: MicroBatch, model: Any, output: Tensor) -> tuple[Tensor, Tensor, LossTerms]:
             """Megatron's loss triple: loss, a token count (unused), and what is collected."""
-            found = terms(batch, model, output)
+            found = terms(micro, model, output)
             collected = LossTerms(found.loss.detach(), found.sums, found.maxima)
             return found.loss, torch.zeros((), dtype=torch.int, device=output.device), collected
 
         start = time.perf_counter()
-        batches = self._micro_batches(share, scoring=False)
+        batches = self._micro_batches(batch, scoring=False)
         for chunk in self.wrapped:
             chunk.zero_grad_buffer()
         self.optimizer.megatron.zero_grad()
-        sums, maxima = _reduced(self._scheduled(batches, step, share.plan.least, forward_only=False))
+        sums, maxima = _reduced(self._scheduled(batches, step, batch.packed.plan.least, forward_only=False))
         moe.forget_graphs(self.chunks)
         between = time.perf_counter()
         done = self.optimizer.step()
-        self._leave_ungathered()
+        if self._gathers_late and self._whole:  # the next forward pass gathers module by module, a bucket ahead
+            for chunk in self.wrapped:
+                chunk.enable_forward_pre_hook()
+            self._whole = False
         self.skipped_steps += not done.applied
         policy = {}
         if "_loss" in sums:
@@ -160,13 +134,13 @@ class Network:
         own = {
             "grad_norm": done.grad_norm,
             "learning_rate": done.learning_rate,
-            "microbatches": float(share.plan.count),
-            "padding_share": share.plan.padding_share,
-            "merged_share": share.merged_share,
+            "microbatches": float(batch.packed.plan.count),
+            "padding_share": batch.packed.plan.padding_share,
+            "merged_share": batch.packed.merged_share,
             "skipped": float(not done.applied),
             "forward_backward_seconds": between - start,
             "optimizer_seconds": time.perf_counter() - between,
-            **asdict(share.balance),
+            **asdict(batch.packed.balance),
         }
         experts = moe.collect_metrics(self.chunks, self._config.moe_aux_loss, self._config.moe_z_loss)
         return (
@@ -176,34 +150,29 @@ class Network:
             | {self._prefix + name: value for name, value in experts.items()}
         )
 
-    def _leave_ungathered(self) -> None:
-        """The next forward pass gathers weights module by module, a bucket ahead."""
-        if self._gathers_late and self._whole:
-            for chunk in self.wrapped:
-                chunk.enable_forward_pre_hook()
-            self._whole = False
-
     @torch.no_grad()
-    def score(self, share: Share, read: Read) -> list[Tensor]:
+    def score(self, batch: RankBatch, read: Read) -> list[Tensor]:
         """What ``read`` finds for every token but a sequence's first.
 
         Returns:
-            of each micro-batch of the share float32 ``[N]``, in order of its scored tokens; on last stages alone.
+            of each micro-batch of the rank float32 ``[N]``, in order of its scored tokens; on last stages alone.
         """
 
-        def step(batch: MicroBatch, model: Any, output: Tensor, non_loss_data: bool) -> Tensor:
-            return read(batch, model, output)
+        def step(micro: MicroBatch, model: Any, output: Tensor, non_loss_data: bool) -> Tensor:
+            return read(micro, model, output)
 
-        return self._scheduled(self._micro_batches(share, scoring=True), step, share.plan.least, forward_only=True)
+        return self._scheduled(
+            self._micro_batches(batch, scoring=True), step, batch.packed.plan.least, forward_only=True
+        )
 
-    def _micro_batches(self, share: Share, *, scoring: bool) -> list[MicroBatch]:
+    def _micro_batches(self, batch: RankBatch, *, scoring: bool) -> list[MicroBatch]:
         predicts = any(chunk.post_process for chunk in self.chunks)
         return [
             micro_batch(
-                sequences, self._alignment, share.plan, planned.forest,
+                sequences, self._alignment, batch.packed.plan, planned,
                 scoring=scoring, predicts=predicts, experts=experts,
             )
-            for planned, sequences, experts in zip(share.microbatches, share.sequences, share.experts, strict=True)
+            for planned, sequences, experts in zip(batch.microbatches, batch.sequences, batch.experts, strict=True)
         ]  # fmt: skip
 
     def _scheduled(

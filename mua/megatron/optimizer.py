@@ -1,9 +1,10 @@
-"""Data-parallel wrapping, AdamW and its schedule, all Megatron-Core's own."""
+"""Data-parallel wrapping, AdamW and its schedule, all Megatron-Core's own, and a watch of the gradients applied."""
 
 from __future__ import annotations
 
+import hashlib
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,12 +16,13 @@ from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
 from megatron.core.optimizer.cpu_offloading import HybridDeviceOptimizer
 from megatron.core.optimizer.optimizer import ChainedOptimizer
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
+from torch import Tensor
 
 from mua.compat.megatron_adam import initialize_state
 from mua.compat.megatron_offload import OF_HYBRID, settle_steps, zero_state
 from mua.config.schema import MegatronConfig, OptimizerConfig
-from mua.megatron.gradients import GradientWatch
 from mua.megatron.settings import data_parallel_config, optimizer_config
+from mua.utils.collective import gathered
 from mua.utils.errors import ConfigError
 
 _RESTORED = frozenset({"params", "step"})
@@ -181,3 +183,48 @@ def _saved_groups(state: dict[Any, Any]) -> Iterator[dict[str, Any]]:
             yield from value
         elif isinstance(value, dict):
             yield from _saved_groups(value)
+
+
+class GradientWatch:
+    """Fingerprints and copies of the gradients that optimizer steps apply, on every rank. Its methods are collective.
+
+    They are those of the global norm, before clipping: of every parameter once within the model-parallel ranks
+    (``get_grads_for_grad_norm``), with a distributed optimizer each rank's own shard.
+    """
+
+    def __init__(self, *, keep: bool = False) -> None:
+        """``keep``: a copy in host memory too, float32, for :func:`cosine`."""
+        self._keep = keep
+        self._digests: list[str] = []
+        self._kept: list[list[Tensor]] = []
+
+    def note(self, gradients: Sequence[Tensor]) -> None:
+        """The gradients of one step on this rank, in a fixed order."""
+        hashed = hashlib.blake2b(digest_size=16)
+        for gradient in gradients:
+            flat = gradient.detach().reshape(-1).cpu().contiguous()
+            hashed.update(flat.view(torch.uint8).numpy().data)
+        self._digests.append(hashed.hexdigest())
+        if self._keep:
+            self._kept.append([gradient.detach().float().cpu().clone() for gradient in gradients])
+
+    def take(self) -> tuple[list[str], list[list[Tensor]]]:
+        """A digest (32 hexadecimal digits over all ranks, in their order) of each step since the last call, the same on
+        every rank; and this rank's copies, where they are kept."""
+        own, self._digests = self._digests, []
+        kept, self._kept = self._kept, []
+        joined = ["".join(parts) for parts in zip(*gathered(own), strict=True)]
+        return [hashlib.blake2b(one.encode(), digest_size=16).hexdigest() for one in joined], kept
+
+
+def cosine(first: Sequence[Tensor], second: Sequence[Tensor]) -> float:
+    """Of two gradients, each rank giving its part, in float64; NaN where one is 0 everywhere. Collective.
+
+    A parameter that data-parallel ranks all hold counts as often as they are, in numerator and denominator alike.
+    """
+    sums = torch.zeros(3, dtype=torch.float64)
+    for a, b in zip(first, second, strict=True):
+        left, right = a.double().flatten(), b.double().flatten()
+        sums += torch.stack([left @ right, left @ left, right @ right])
+    product, left, right = torch.stack(gathered(sums)).sum(0).tolist()
+    return product / math.sqrt(left * right) if left and right else math.nan

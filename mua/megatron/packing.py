@@ -129,11 +129,16 @@ class PlannedMicrobatch:
 
     sequences: tuple[int, ...]
     """Indices into the batch."""
-    forest: Forest
-    """How they share tokens; indices count within this micro-batch."""
+    lengths: tuple[int, ...]
+    """Tokens of each of them."""
+    forest: Forest | None = None
+    """How they share tokens under ``megatron.merge_prefixes``; indices count within this micro-batch."""
 
+    @property
     def spans(self) -> list[tuple[int, int]]:
-        """Its runs of tokens: depth in their sequences, and length."""
+        """Its runs of tokens, in the order in which they are laid out: depth in their sequences, and length."""
+        if self.forest is None:
+            return [(0, length) for length in self.lengths]
         return [(node.start, len(node)) for node in self.forest.nodes]
 
 
@@ -142,7 +147,7 @@ class Packed:
     """Every rank's micro-batches."""
 
     plan: PackingPlan
-    """Over trees of sequences that share what they begin with, each of a single sequence where nothing is merged."""
+    """Over sequences; under ``megatron.merge_prefixes`` over trees of those that share what they begin with."""
     microbatches: tuple[tuple[PlannedMicrobatch, ...], ...]
     """``microbatches[rank]``: of each data-parallel rank."""
     tokens: int
@@ -169,21 +174,19 @@ def pack(ids: Sequence[Int32Array], config: MegatronConfig, workload: Workload) 
     # Megatron's interleaved schedule passes them on in groups of this many, and cannot announce their lengths.
     interleaved = (config.virtual_pipeline or 1) > 1
     multiple = config.pipeline_parallel if interleaved else 1
+    lengths = [len(one) for one in ids]
+    members, forests = [[index] for index in range(len(ids))], list[Forest]()
+    spans = [[(0, length)] for length in lengths]
     if config.merge_prefixes:
         # In trees that fit a micro-batch, small enough that every rank gets some.
         least = max(1, 2 * alignment.sequence)  # sharing less costs more in padding than it saves
-        whole = trees.merged(ids, least).tokens
-        room = min(capacity, max([-(-whole // (ranks * multiple)), *(len(sequence) for sequence in ids)]))
-        members = trees.groups(ids, room, least)
-        forests = [trees.merged([ids[i] for i in group], least) for group in members]
-        lengths = [sum(aligned(len(node), alignment.sequence) for node in forest.nodes) for forest in forests]
+        whole = trees.merge_prefixes(ids, least).tokens
+        room = min(capacity, max([-(-whole // (ranks * multiple)), *lengths]))
+        members = trees.group_by_prefix(ids, room, least)
+        forests = [trees.merge_prefixes([ids[i] for i in group], least) for group in members]
+        spans = [[(node.start, len(node)) for node in forest.nodes] for forest in forests]
+        lengths = [sum(aligned(length, alignment.sequence) for _, length in runs) for runs in spans]
         capacity = max([capacity, *lengths])  # nodes are padded one by one; padding does not count
-    else:
-        members, forests = [[index] for index in range(len(ids))], [trees.separate([len(one)]) for one in ids]
-        lengths = [len(one) for one in ids]
-    costs = None
-    if config.balance == "flops":
-        costs = [workload.operations([(node.start, len(node)) for node in forest.nodes]) for forest in forests]
     plan = plan_microbatches(
         lengths,
         capacity,
@@ -191,20 +194,20 @@ def pack(ids: Sequence[Int32Array], config: MegatronConfig, workload: Workload) 
         alignment,
         multiple=multiple,
         equal=interleaved,
-        costs=costs,
+        costs=[workload.operations(runs) for runs in spans] if config.balance == "flops" else None,
         lockstep=_lockstep(config),
     )
-    plan = replace(plan, tokens=sum(forest.tokens for forest in forests))
+    plan = replace(plan, tokens=sum(length for runs in spans for _, length in runs))
     if config.one_length:
         least = alignment.whole(config.max_tokens_per_microbatch)
         plan = replace(plan, least=least, padded_tokens=least * plan.count)
-    microbatches = tuple(
-        tuple(
-            PlannedMicrobatch(tuple(i for t in taken for i in members[t]), trees.joined([forests[t] for t in taken]))
-            for taken in own
-        )
-        for own in plan.microbatches
-    )
+
+    def planned(taken: tuple[int, ...]) -> PlannedMicrobatch:
+        indices = tuple(i for one in taken for i in members[one])
+        forest = trees.join_forests([forests[one] for one in taken]) if config.merge_prefixes else None
+        return PlannedMicrobatch(indices, tuple(len(ids[i]) for i in indices), forest)
+
+    microbatches = tuple(tuple(map(planned, own)) for own in plan.microbatches)
     return Packed(plan, microbatches, sum(map(len, ids)), load_balance(microbatches, config, workload, plan.least))
 
 
@@ -216,7 +219,7 @@ def load_balance(
 
     def computed(microbatch: PlannedMicrobatch) -> list[tuple[int, int]]:
         """Runs of positions: start and length, padding at the end as a run of its own."""
-        spans = microbatch.spans()
+        spans = microbatch.spans
         lengths = alignment.padded([length for _, length in spans], least)
         return list(zip([start for start, _ in spans] + [0] * (len(lengths) - len(spans)), lengths, strict=True))
 
@@ -224,7 +227,7 @@ def load_balance(
     return LoadBalance.of(
         [[sum(length for _, length in runs) for runs in own] for own in spans],
         [[workload.operations(runs) for runs in own] for own in spans],
-        sum(workload.operations(microbatch.spans()) for own in microbatches for microbatch in own),
+        sum(workload.operations(microbatch.spans) for own in microbatches for microbatch in own),
         lockstep=_lockstep(config),
     )
 

@@ -17,8 +17,10 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from mua.types import Int32Array
 from mua.utils.errors import MuaError
@@ -54,19 +56,23 @@ class Forest:
         """Tokens that are computed."""
         return sum(len(node) for node in self.nodes)
 
-    @property
-    def lengths(self) -> list[int]:
-        """Tokens of each sequence."""
-        return [sum(len(self.nodes[index]) for index in path) for path in self.paths]
+    def lay_out(self, arrays: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+        """What belongs to the tokens of every node, from the sequence that holds it, end to end."""
+        return np.concatenate([arrays[node.sequence][node.start : node.stop] for node in self.nodes])
+
+    def places(self) -> npt.NDArray[np.int64]:
+        """For every token of every sequence its index in the nodes laid end to end."""
+        first = np.cumsum([0, *(len(node) for node in self.nodes)])
+        return np.concatenate([np.arange(first[n], first[n + 1]) for path in self.paths for n in path])
+
+    def last_tokens(self) -> npt.NDArray[np.int64]:
+        """Of sequences that nothing goes on behind, the last token's index in the nodes laid end to end."""
+        lengths = [sum(len(self.nodes[index]) for index in path) for path in self.paths]
+        ends = np.cumsum([len(node) for node in self.nodes]) - 1
+        return ends[[node.stop == lengths[node.sequence] for node in self.nodes]]
 
 
-def separate(lengths: Sequence[int]) -> Forest:
-    """Nothing shared: a node for each sequence."""
-    nodes = tuple(Node(index, 0, length, -1) for index, length in enumerate(lengths))
-    return Forest(nodes, tuple((index,) for index in range(len(lengths))))
-
-
-def joined(forests: Sequence[Forest]) -> Forest:
+def join_forests(forests: Sequence[Forest]) -> Forest:
     """Several forests side by side; their sequences follow each other."""
     nodes: list[Node] = []
     paths: list[tuple[int, ...]] = []
@@ -80,7 +86,7 @@ def joined(forests: Sequence[Forest]) -> Forest:
     return Forest(tuple(nodes), tuple(paths))
 
 
-def merged(ids: Sequence[Int32Array], least: int = 1) -> Forest:
+def merge_prefixes(ids: Sequence[Int32Array], least: int = 1) -> Forest:
     """The prefix tree of ``ids``; shared runs of fewer than ``least`` tokens stay separate."""
     order = sorted(range(len(ids)), key=lambda index: ids[index].tobytes())
     shared = [0, *(_shared(ids[one], ids[other]) for one, other in itertools.pairwise(order))]
@@ -132,7 +138,7 @@ def _heaviest_first(nodes: Sequence[Node], paths: Sequence[tuple[int, ...]]) -> 
     return Forest(ordered, tuple(tuple(place[index] for index in path) for path in paths))
 
 
-def groups(ids: Sequence[Int32Array], capacity: int, least: int = 1) -> list[list[int]]:
+def group_by_prefix(ids: Sequence[Int32Array], capacity: int, least: int = 1) -> list[list[int]]:
     """Cuts sequences into groups whose merged tokens are at most ``capacity``, neighbours in sorted order together.
 
     Raises:
@@ -156,7 +162,7 @@ def groups(ids: Sequence[Int32Array], capacity: int, least: int = 1) -> list[lis
                 break
             taken += 1
         # Short runs that are not shared in the end make a tree larger than the count of shared tokens says.
-        while merged([ids[index] for index in order[:taken]], least).tokens > capacity:
+        while merge_prefixes([ids[index] for index in order[:taken]], least).tokens > capacity:
             taken -= 1
         found.append(order[:taken])
         order = order[taken:]

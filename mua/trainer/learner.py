@@ -38,14 +38,13 @@ from mua.engine.remote_worker import RemoteWorker
 from mua.engine.weight_sync import TrainerSource
 from mua.engine.weight_transfer import WeightSource
 from mua.megatron import checkpoint, device_memory, parallel
-from mua.megatron.gradients import GradientWatch, cosine
+from mua.megatron.batch_sharder import BatchSharder, GlobalBatch
+from mua.megatron.device_memory import Offloaded, offload
 from mua.megatron.model import load_chunks
 from mua.megatron.modules import defer_logits
+from mua.megatron.moe import RoutingReplay
 from mua.megatron.network import Network, policy_terms, read_logprobs, read_values, value_terms
-from mua.megatron.offload import Offloaded, offload
-from mua.megatron.packing import Alignment
-from mua.megatron.routing_replay import RoutingReplay
-from mua.megatron.shares import Shares, Whole
+from mua.megatron.optimizer import GradientWatch, cosine
 from mua.trainer.ranks import Calls, abort_workers, announced, lost_rank, naming_lost_ranks
 from mua.types import Float32Array, Json, TrainBatch, TrainSequence
 from mua.utils.collective import gathered
@@ -105,7 +104,7 @@ class Learner:
             if driven and config.megatron.world_size > 1:
                 self._group = parallel.own_group(timedelta(seconds=parallel.COLLECTIVE_SECONDS))
                 self.calls = Calls(self._group, config.trainer.silence_seconds)
-            self._shares = Shares(self.policy.chunks, Alignment.of(config.megatron), self._group)
+            self._sharder = BatchSharder(self.policy.chunks, config.megatron, self._group)
             self._nodes = find_nodes(self._group)
         self._source = TrainerSource(
             self._model_in_place,
@@ -138,10 +137,12 @@ class Learner:
 
     @property
     def critic(self) -> Network:
-        """Raises ValueError where none is trained."""
+        """Raises KeyError where none is trained."""
+        return self.networks["critic"]
+
+    def _check_critic(self) -> None:
         if "critic" not in self.networks:
             raise ValueError("no critic is trained: build Learner(..., critic_steps=...)")
-        return self.networks["critic"]
 
     def __enter__(self) -> Self:
         return self
@@ -235,22 +236,24 @@ class Learner:
         Returns:
             metrics: see :meth:`mua.megatron.network.Network.train`; with ``megatron.routing_replay`` also the share of
             the engine's expert choices that this policy made too; where ranks are sent their shares of the batch, the
-            bytes since the last step (:meth:`mua.megatron.shares.Shares.metrics`).
+            bytes since the last step (:meth:`mua.megatron.batch_sharder.BatchSharder.metrics`).
 
         Raises:
             MuaError: a sequence is longer than a packed micro-batch, trains its first token, holds a token the model
                 lacks, or lacks the expert choices that are to be replayed.
         """
         metrics = self._train_step(self._planned(batch.sequences, training=True), loss, batch.temperature, keep)
-        return metrics | self._shares.metrics()
+        return metrics | self._sharder.metrics()
 
     @announced
-    def _train_step(self, whole: Whole | None, loss: LossFunction, temperature: float, keep: bool) -> dict[str, float]:
+    def _train_step(
+        self, batch: GlobalBatch | None, loss: LossFunction, temperature: float, keep: bool
+    ) -> dict[str, float]:
         self._prepare_step()
         seen: list[Tensor] | None = [] if keep else None
         terms = policy_terms(loss, temperature, self.policy.vocab_size, self._config.model.fp32_lm_head, kept=seen)
-        metrics = self.policy.train(self._shares.share(whole), terms)
-        self.kept_logprobs = None if seen is None else self._shares.scores(whole, seen)
+        metrics = self.policy.train(self._sharder.shard(batch), terms)
+        self.kept_logprobs = None if seen is None else self._sharder.gather_scores(batch, seen)
         return metrics | ({} if self._replay is None else self._replay.metrics())
 
     def train_values(self, batch: TrainBatch, loss: ValueLossFunction) -> dict[str, float]:
@@ -264,12 +267,13 @@ class Learner:
             MuaError: as :meth:`train_step`.
             ValueError: there is no critic, or the batch has no values and returns.
         """
-        return self._train_values(self.critic.plan(batch.sequences, training=True), loss)
+        self._check_critic()
+        return self._train_values(self._sharder.plan(batch.sequences, training=True), loss)
 
     @announced
-    def _train_values(self, whole: Whole | None, loss: ValueLossFunction) -> dict[str, float]:
+    def _train_values(self, batch: GlobalBatch | None, loss: ValueLossFunction) -> dict[str, float]:
         self._prepare_step()
-        metrics = self.critic.train(self._shares.share(whole), value_terms(loss))
+        metrics = self.critic.train(self._sharder.shard(batch), value_terms(loss))
         del metrics["policy/tokens"]  # the policy's step counts them
         return metrics
 
@@ -283,13 +287,14 @@ class Learner:
             MuaError: a sequence is longer than a packed micro-batch or holds a token the model lacks.
             ValueError: there is no critic.
         """
-        return self._values(self.critic.plan(sequences, training=False))
+        self._check_critic()
+        return self._values(self._sharder.plan(sequences, training=False))
 
     @announced
-    def _values(self, whole: Whole | None) -> list[Float32Array]:
+    def _values(self, batch: GlobalBatch | None) -> list[Float32Array]:
         self._onload()
-        share = self._shares.share(whole)
-        return self._shares.scores(whole, self.critic.score(share, read_values))
+        share = self._sharder.shard(batch)
+        return self._sharder.gather_scores(batch, self.critic.score(share, read_values))
 
     def log_probabilities(
         self, sequences: Sequence[TrainSequence], temperature: float, *, reference: bool = False
@@ -307,17 +312,17 @@ class Learner:
         """
         if reference and self._reference is None:
             raise ValueError("no reference is kept: build Learner(..., with_reference=True)")
-        whole = self._planned(sequences, training=False, replays=not reference)
-        return self._log_probabilities(whole, temperature, reference)
+        batch = self._planned(sequences, training=False, replays=not reference)
+        return self._log_probabilities(batch, temperature, reference)
 
     @announced
-    def _log_probabilities(self, whole: Whole | None, temperature: float, reference: bool) -> list[Float32Array]:
+    def _log_probabilities(self, batch: GlobalBatch | None, temperature: float, reference: bool) -> list[Float32Array]:
         self._onload()
         read = read_logprobs(temperature, self.policy.vocab_size, self._config.model.fp32_lm_head)
-        share = self._shares.share(whole)
+        share = self._sharder.shard(batch)
         with self._reference_in_place() if reference else nullcontext():
             found = self.policy.score(share, read)
-        return self._shares.scores(whole, found)
+        return self._sharder.gather_scores(batch, found)
 
     @contextmanager
     def _reference_in_place(self) -> Iterator[None]:
@@ -333,12 +338,12 @@ class Learner:
             for parameter, tensor in zip(parameters, policy, strict=True):
                 parameter.data = tensor
 
-    def _planned(self, sequences: Sequence[TrainSequence], *, training: bool, replays: bool = True) -> Whole:
+    def _planned(self, sequences: Sequence[TrainSequence], *, training: bool, replays: bool = True) -> GlobalBatch:
         """The policy's plan, with expert choices where it ``replays`` any, once they are found to be there."""
         replay = self._replay if replays else None
         if replay is not None:
             replay.check(sequences)
-        return self.policy.plan(sequences, training=training, experts=replay is not None)
+        return self._sharder.plan(sequences, training=training, experts=replay is not None)
 
     def with_values(self, batch: TrainBatch) -> TrainBatch:
         """``batch`` with the critic's current values."""

@@ -1,8 +1,8 @@
 """Checkpoints and Hugging Face folders across layouts: saved under one, continued under another, converted offline.
 
-Training that goes on under another layout, with its optimizer state, must give the losses of an uninterrupted run of
-one process; what is written online and what is converted offline must both be the trained weights, bit for bit. Two
-and four gloo processes. Single-process behaviour is in ``tests/unit/test_megatron_checkpoint.py`` and
+Training of policy and critic that goes on under another layout, with its optimizer state, must give the losses of an
+uninterrupted run of one process; what is written online and what is converted offline must both be the trained weights,
+bit for bit. Two and four gloo processes. Single-process behaviour is in ``tests/unit/test_megatron_checkpoint.py`` and
 ``test_megatron_offline.py``; nothing here runs on more than one machine.
 """
 
@@ -19,15 +19,16 @@ import torch
 from safetensors.torch import load_file
 
 from megatron_bridge.hf_folder import verify_hf_folder
-from mua.algorithms.losses import CrossEntropyLoss
+from mua.algorithms.losses import CrossEntropyLoss, ValueLoss
 from mua.config.schema import MegatronConfig
 from mua.megatron import offline
 from mua.megatron.checkpoint import checkpoint_folder, latest_checkpoint
 from mua.trainer.learner import Learner
 from mua.types import Float32Array
 from mua.utils.errors import ModelError
+from tests import layout_support
 from tests.distributed import run_on_workers
-from tests.megatron_support import backend, exported, make_batch, write_model
+from tests.megatron_support import backend, exported, make_batch, with_values, write_model
 
 STEPS = 3
 LAYERS, EXPERTS = 4, 4
@@ -77,13 +78,19 @@ def straight(models: dict[int, Path]) -> dict[int, tuple[list[float], dict[str, 
 def train(
     model: str, source: str | None, out: str | None, first: int, last: int, layout: dict[str, Any]
 ) -> tuple[list[float], dict[str, Float32Array]]:
-    """Steps ``first`` to ``last`` of the run, from the checkpoint ``source`` on; leaves ``out``, in the background."""
-    with backend(Path(model), **layout) as built:
+    """Steps ``first`` to ``last`` of the run, from the checkpoint ``source`` on; leaves ``out``, in the background.
+
+    Losses of policy and critic in turns.
+    """
+    with backend(Path(model), critic=layout_support.CRITIC, **layout) as built:
+        layout_support.give_heads_weights(built)
         if source is not None:
             assert built.load(Path(source)) == {"next": first}
-        losses = [
-            built.train_step(make_batch(seed=step), CrossEntropyLoss())["policy/loss"] for step in range(first, last)
-        ]
+        losses = []
+        for step in range(first, last):
+            batch = with_values(make_batch(seed=step))
+            losses.append(built.train_step(batch, CrossEntropyLoss())["policy/loss"])
+            losses.append(built.train_values(batch, ValueLoss(0.2))["critic/loss"])
         weights = exported(built)
         if out is not None:
             built.save(Path(out), {"next": last}, background=True)

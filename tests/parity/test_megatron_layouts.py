@@ -2,9 +2,10 @@
 
 Covers, for a dense and a mixture-of-experts model, every entry of ``mua.megatron.layouts`` over real gloo processes,
 with and without the distributed optimizer and the balancing losses: log-probabilities, loss, gradients, gradient norm,
-weights, the experts' load; that ranks which proved other layouts before find, bit for bit, what fresh ones find; that
-``docs/layouts.md`` names the same entries; and checkpoints carried from one layout to another. Some layouts run in
-`make test`, all others as slow tests. That faults are found is shown in test_planted_faults.py. Does not cover a GPU.
+weights, the experts' load; prefix trees against their sequences side by side, an objective over whole sequences, the
+critic's values and what it learns; that ranks which proved other layouts before find, bit for bit, what fresh ones
+find; that ``docs/layouts.md`` names the same entries. Some layouts run in `make test`, all others as slow tests. That
+faults are found is shown in test_planted_faults.py. Does not cover a GPU.
 """
 
 from __future__ import annotations
@@ -198,21 +199,6 @@ def megatron_train(folder: str, layout: dict[str, Any]) -> dict[str, Any]:
     return result
 
 
-def megatron_save(folder: str, layout: dict[str, Any], checkpoint: str) -> None:
-    """One step, then a checkpoint."""
-    with backend(Path(folder), **layout) as built:
-        built.train_step(make_batch(temperature=TEMPERATURE), LOSS)
-        built.save(Path(checkpoint), {"next": 1})
-
-
-def megatron_resume(folder: str, layout: dict[str, Any], checkpoint: str) -> dict[str, Float32Array]:
-    """Weights after the second step, the first of which is another layout's checkpoint."""
-    with backend(Path(folder), **layout) as built:
-        assert built.load(Path(checkpoint)) == {"next": 1}
-        built.train_step(make_batch(temperature=TEMPERATURE), LOSS)
-        return exported(built)
-
-
 @pytest.fixture(scope="module")
 def expected(folder: Path) -> dict[str, dict[str, Any]]:
     return {
@@ -250,16 +236,20 @@ def test_distributed_optimizer_changes_nothing(trained: Results, expected: dict[
     assert_same(own["distributed optimizer weights"], expected["full"]["weights"], 2e-5)
 
 
-@slow  # test_checkpoint_layouts.py holds others against an uninterrupted run in `make test`
-@pytest.mark.parametrize(("before", "after"), [("single", "DP2"), ("TP2", "single"), ("PP2", "TP2"), ("DP2", "PP2")])
-def test_a_checkpoint_continues_under_another_layout(
-    before: str, after: str, folder: Path, tmp_path: Path, expected: dict[str, dict[str, Any]]
-) -> None:
-    checkpoint = tmp_path / "step_00000001"
-    first, second = layouts.sizes(before), layouts.sizes(after)
-    run_on_workers(world_of(before), megatron_save, str(folder), first, str(checkpoint))
-    for weights in run_on_workers(world_of(after), megatron_resume, str(folder), second, str(checkpoint)):
-        assert_same(weights, expected["full"]["weights"], 2e-5)
+def test_a_gradient_of_gspo_differs_from_one_of_grpo(models: Path) -> None:
+    """The grid could not tell them apart if the sequence's mean were not used."""
+    path = layout_support.model_for(models, "dense", "single")
+    (found,) = run_on_workers(1, norms_by_objective, str(path))
+    assert found["gspo"] != pytest.approx(found["grpo"], rel=1e-3)
+
+
+def norms_by_objective(folder: str) -> dict[str, float]:
+    found = {}
+    for objective in ("grpo", "gspo"):
+        with backend(Path(folder)) as built:
+            loss = PolicyLoss(0.2, 0.3, 0.0, objective=objective)
+            found[objective] = built.train_step(make_batch(), loss)["policy/grad_norm"]
+    return found
 
 
 def test_the_page_lists_the_proven_layouts() -> None:

@@ -20,6 +20,7 @@ import torch
 
 from mua.megatron import (
     attention,
+    batch_sharder,
     layouts,
     logprobs,
     microbatch,
@@ -174,15 +175,15 @@ def every_rank_has_the_first_micro_batches(patch: Patch) -> None:
         packed = pack(*args)
         return replace(packed, microbatches=packed.microbatches[:1] * len(packed.microbatches))
 
-    around(patch, network, "pack", repeated)
+    around(patch, batch_sharder, "pack", repeated)
 
 
 def losses_by_own_tokens(patch: Patch) -> None:
     """Balancing losses are divided by a rank's share of the batch's tokens."""
     around(
         patch, network, "micro_batch",
-        lambda make, sequences, alignment, plan, forest, **scoring: make(
-            sequences, alignment, replace(plan, tokens=plan.tokens // len(plan.microbatches)), forest, **scoring
+        lambda make, sequences, alignment, plan, planned, **scoring: make(
+            sequences, alignment, replace(plan, tokens=plan.tokens // len(plan.microbatches)), planned, **scoring
         ),
     )  # fmt: skip
 
@@ -313,7 +314,7 @@ def faulty(folder: str, sizes: dict[str, Any], name: str) -> dict[str, float]:
     """What one rank finds with the fault."""
     with pytest.MonkeyPatch.context() as patch:
         FAULTS[name].plant(patch)
-        return layout_support.differences(folder, sizes)
+        return layout_support.differences(folder, sizes, alike=False)
 
 
 @pytest.mark.parametrize("name", FAULTS)

@@ -3,7 +3,7 @@
 Every claim compares a trajectory of five segments, as :mod:`mua.rollout.context` leaves them (notes carry the number of
 the turn that follows), with its twin: the same sampled tokens, in the same turns, in one segment. Not covered: sequence
 ratios (GSPO, ``correction_level: sequence``), which are those of a segment by design (docs/algorithms.md), the
-rollout's side (test_rollout_context.py), gradients of merged prefixes (tests/parity/test_prefix_trees.py).
+rollout's side (test_rollout_context.py), gradients of merged prefixes (tests/parity/test_megatron_layouts.py).
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from mua.algorithms.gae import estimate_advantages
 from mua.algorithms.losses import PolicyLoss, TokenTensors
 from mua.config.algorithm import AlgorithmConfig
 from mua.megatron.microbatch import predictions
-from mua.megatron.trees import merged
+from mua.megatron.packing import PlannedMicrobatch
+from mua.megatron.trees import merge_prefixes
 from mua.types import Group, Outcome, Provenance, Segment, TrainBatch, TrainSequence, Trajectory
 
 HEAD = 7
@@ -259,9 +260,10 @@ def test_merged_prefixes_train_each_token_once() -> None:
     members = [trajectory(n, [first, second], (0.0, 0.0, float(n))) for n in range(2)]
     batch = make_batch([Group(0, "a", members)], AlgorithmConfig(), 1.0)
     sequences: list[TrainSequence] = list(batch)
-    forest = merged([s.ids for s in sequences])
+    forest = merge_prefixes([s.ids for s in sequences])
+    planned = PlannedMicrobatch(tuple(range(len(sequences))), tuple(map(len, sequences)), forest)
     assert forest.tokens == len(first) + 6
-    scored, predictors = predictions(forest, np.arange(forest.tokens), [s.trained for s in sequences])
+    scored, predictors = predictions(planned, np.arange(forest.tokens), [s.trained for s in sequences])
     assert len(scored) == len(set(scored.tolist())) == sum(t.sampled_tokens for t in members) == 18
     laid = np.concatenate([sequences[node.sequence].ids[node.start : node.stop] for node in forest.nodes])
     before = np.concatenate([np.append(-1, s.ids[:-1]) for s in sequences])

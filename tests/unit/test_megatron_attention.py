@@ -2,7 +2,7 @@
 
 Each against the definition, which knows of paths alone: brute force over all pairs, and a masked softmax in float64.
 FlexAttention runs forward on the CPU, interpreted and (slow) compiled with dynamic shapes; its backward pass and CUDA
-are not covered. Training under parallel layouts: tests/parity/test_prefix_trees.py.
+are not covered. Training under parallel layouts: tests/parity/test_megatron_layouts.py.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from mua.megatron import attention
 from mua.megatron.attention import attend_tiles
 from mua.megatron.modules import PackedMicrobatch
 from mua.megatron.tiles import NodePlaces, tiles, visible_until, zigzag
-from mua.megatron.trees import joined, merged
+from mua.megatron.trees import join_forests, merge_prefixes
 from mua.types import BoolArray
 
 SEQUENCES = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=12), min_size=1, max_size=9)
@@ -34,7 +34,7 @@ SEQUENCES = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=12), min_s
 
 def layout_of(groups: list[list[list[int]]], multiple: int = 1, rest: int = 0) -> NodePlaces:
     """Groups of sequences as trees side by side, nodes padded to ``multiple``, ``rest`` positions of padding behind."""
-    forest = joined([merged([np.array(ids, dtype=np.int32) for ids in group]) for group in groups])
+    forest = join_forests([merge_prefixes([np.array(ids, dtype=np.int32) for ids in group]) for group in groups])
     used = tuple(len(node) for node in forest.nodes)
     padded = (*(-(-length // multiple) * multiple for length in used), *([rest] if rest else []))
     return NodePlaces.of(padded, used, tuple(node.parent for node in forest.nodes))

@@ -1,6 +1,6 @@
 """The critic on one process: where it starts, what a value is of, what it learns, checkpoints, offload, bad input.
 
-Layouts are in tests/parity/test_critic_layouts.py, the formulas of GAE and of the loss in test_algorithms_gae.py.
+Layouts are in tests/parity/test_megatron_layouts.py, the formulas of GAE and of the loss in test_algorithms_gae.py.
 """
 
 from __future__ import annotations

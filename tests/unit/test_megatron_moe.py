@@ -18,7 +18,7 @@ import transformers
 from torch import Tensor
 
 from mua.algorithms.losses import CrossEntropyLoss, LossTerms, TokenTensors
-from mua.megatron.grouped_experts import GroupedExperts, takes
+from mua.megatron.moe import GroupedExperts, takes
 from tests.megatron_support import OPTIMIZER, backend, gradients, make_batch, write_model
 
 EXPERTS, CHOSEN, LAYERS = 8, 2, 2

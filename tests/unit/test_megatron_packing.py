@@ -177,7 +177,7 @@ def packed(sequences: list[list[int]], **settings: Any) -> Packed:
 
 
 def work_of(found: Packed, rank: int) -> int:
-    spans = [(node.start, len(node)) for taken in found.microbatches[rank] for node in taken.forest.nodes]
+    spans = [span for taken in found.microbatches[rank] for span in taken.spans]
     return WORK.operations(spans)
 
 

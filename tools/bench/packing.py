@@ -140,7 +140,6 @@ def measured(name: str, ids: Sequence[Int32Array], capacity: int, way: str) -> F
     from megatron_bridge.hf_config import read_hf_config
     from mua.megatron.architecture import Architecture, Workload
     from mua.megatron.packing import Alignment, PlannedMicrobatch, load_balance, pack
-    from mua.megatron.trees import separate
 
     kind, sizes = LAYOUTS[name]
     interleaved = "virtual_pipeline" in sizes
@@ -157,7 +156,7 @@ def measured(name: str, ids: Sequence[Int32Array], capacity: int, way: str) -> F
     filled = next_fit(lengths, capacity, config.data_parallel * multiple)
     padded = [sum(alignment.padded([lengths[index] for index in taken])) for taken in filled]
     least = max(padded) if interleaved else 0
-    planned = [PlannedMicrobatch(tuple(taken), separate([lengths[i] for i in taken])) for taken in filled]
+    planned = [PlannedMicrobatch(tuple(taken), tuple(lengths[i] for i in taken)) for taken in filled]
     dealt = [planned[rank :: config.data_parallel] for rank in range(config.data_parallel)]
     load = load_balance(dealt, config, workload, least)
     padding = 1 - sum(lengths) / sum(max(size, least) for size in padded)

@@ -124,12 +124,13 @@ def limits(samples: list[tuple[np.ndarray, int]], config: dict[str, Any]) -> tup
     weights = 2 * width * HEAD_DIM * (heads + groups) + 3 * width * config["intermediate_size"]
     output = sum(len(ids) - first for ids, first in samples) * 2 * width * config["vocab_size"]
 
-    def operations(forest: trees.Forest) -> float:
-        pairs = sum(len(node) * (node.start + (len(node) + 1) / 2) for node in forest.nodes)
-        return LAYERS * (2 * weights * forest.tokens + 4 * heads * HEAD_DIM * pairs) + output
+    def operations(spans: list[tuple[int, int]]) -> float:
+        pairs = sum(length * (start + (length + 1) / 2) for start, length in spans)
+        return LAYERS * (2 * weights * sum(length for _, length in spans) + 4 * heads * HEAD_DIM * pairs) + output
 
-    apart, merged = trees.separate([len(ids) for ids, _ in samples]), trees.merged([ids for ids, _ in samples])
-    return apart.tokens / merged.tokens, operations(apart) / operations(merged)
+    apart, merged = [(0, len(ids)) for ids, _ in samples], trees.merge_prefixes([ids for ids, _ in samples])
+    tokens = sum(length for _, length in apart)
+    return tokens / merged.tokens, operations(apart) / operations([(node.start, len(node)) for node in merged.nodes])
 
 
 def measured(

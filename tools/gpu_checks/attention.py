@@ -58,7 +58,7 @@ class Core:
         plan = pack([sequence.ids for sequence in given], self._config, self._workload)
         ((planned,),) = plan.microbatches
         own = [given[index] for index in planned.sequences]
-        packing = micro_batch(own, Alignment.of(self._config), plan.plan, planned.forest).packing
+        packing = micro_batch(own, Alignment.of(self._config), plan.plan, planned).packing
         starts = np.cumsum([0, *packing.lengths])
         paths = [[index] for index in range(len(own))] if planned.forest is None else planned.forest.paths
         places = [np.concatenate([starts[n] + np.arange(packing.used[n]) for n in path]) for path in paths]

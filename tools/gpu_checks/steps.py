@@ -26,12 +26,11 @@ from mua.launch.plan.gpu_memory import measure
 from mua.launch.plan.planner import GPUS, StagePlan, make_plan
 from mua.megatron import parallel
 from mua.megatron.architecture import Architecture, Workload, architecture_of
+from mua.megatron.batch_sharder import BatchSharder
 from mua.megatron.capabilities import capabilities, implementation_of
 from mua.megatron.model import build_chunks
 from mua.megatron.modules import defer_logits
 from mua.megatron.network import Network, policy_terms
-from mua.megatron.packing import Alignment
-from mua.megatron.shares import Shares
 from tools.gpu_checks.child import Found, Place
 from tools.gpu_checks.policies import sequences, wait
 
@@ -177,7 +176,8 @@ def _step(share: Mapping[str, Any], config: ExperimentConfig, place: Place) -> S
     lengths = [tokens // 4] * 8
     given = sequences(lengths, share["vocab_size"])
     terms = policy_terms(PolicyLoss.from_config(config.algorithm), 1.0, network.vocab_size)
-    own = Shares(chunks, Alignment.of(config.megatron), group=None).share(network.plan(given, training=True))
+    sharder = BatchSharder(chunks, config.megatron)
+    own = sharder.shard(sharder.plan(given, training=True))
     network.train(own, terms)
     counted = measure(network.chunks, network.wrapped, network.optimizer).total
     if place.cuda:

@@ -81,7 +81,7 @@ def driven(folder: str, sizes: dict[str, Any]) -> dict[str, Any]:
     """What a rank finds, once with the whole batch on every rank and once driven by rank 0."""
     import torch.distributed as dist
 
-    from mua.megatron import device_memory, shares
+    from mua.megatron import batch_sharder, device_memory
     from mua.trainer import ranks
     from mua.trainer.learner import Learner
 
@@ -95,7 +95,7 @@ def driven(folder: str, sizes: dict[str, Any]) -> dict[str, Any]:
     found: list[dict[str, Any]] = []
     wire, device = Wire(), mock.Mock()
     with (
-        mock.patch.object(shares, "dist", wire),
+        mock.patch.object(batch_sharder, "dist", wire),
         mock.patch.object(ranks, "dist", wire),
         mock.patch.object(device_memory, "torch_cuda", device),
     ):
@@ -113,22 +113,22 @@ def driven(folder: str, sizes: dict[str, Any]) -> dict[str, Any]:
         "sent": wire.bytes_of("isend", "send"),
         "received": wire.bytes_of("recv"),
         "told": wire.bytes_of("broadcast_object_list"),
-        "counted": (built._shares.sent, built._shares.received),
-        "held": sum(array.nbytes for array in built._shares._held.values()),
+        "counted": (built._sharder.sent, built._sharder.received),
+        "held": sum(array.nbytes for array in built._sharder._held.values()),
         "needed": [needed(built, seed, megatron) for seed in SEEDS],
-        "place": built._shares.place,
+        "place": built._sharder.place,
         "emptied": device.empty_cache.call_count,
     }
 
 
 def needed(built: Any, seed: int, megatron: MegatronConfig) -> dict[str, int]:
     """What this rank reads of a batch, in bytes, by the plan: the choices it replays, ids, what the loss reads."""
-    place, batch = built._shares.place, recorded_batch(seed)
-    own = built.policy.plan(batch.sequences, training=True).packed.microbatches[place.data]
+    place, batch = built._sharder.place, recorded_batch(seed)
+    own = built._sharder.plan(batch.sequences, training=True).packed.microbatches[place.data]
     tokens = sum(len(batch.sequences[i]) for one in own for i in one.sequences)
-    least = built.policy.plan(batch.sequences, training=True).packed.plan.least
+    least = built._sharder.plan(batch.sequences, training=True).packed.plan.least
     alignment = Alignment.of(megatron)
-    positions = sum(sum(alignment.padded([len(node) for node in one.forest.nodes], least)) for one in own)
+    positions = sum(sum(alignment.padded([length for _, length in one.spans], least)) for one in own)
     replayed = len(place.layers) * TOP_K if megatron.routing_replay == "replay" else 0
     return {
         "experts": positions // (place.contexts * place.tensors) * replayed,
