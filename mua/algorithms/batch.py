@@ -12,7 +12,7 @@ begins at the top of :mod:`mua.trainer.rl`; what has none is optional, or comput
     estimate_advantages(batches)   with a critic: its advantages                   mua.algorithms.gae
     adjust_batch(batch)            KL penalty, teacher, the engine's mismatch      here, distillation, correction
     Learner.train_step(batch)      announced to all ranks                      10  mua.trainer.learner
-      Network.plan(sequences)      once per batch                              11  mua.megatron.network
+      Network.plan(sequences)                                                  11  mua.megatron.network
         pack(ids)                  sequences into micro-batches, ranks         12  mua.megatron.packing
       Shares.share(whole)          each rank gets its own                      13  mua.megatron.shares
       Network.train(share)                                                     11  mua.megatron.network

@@ -29,17 +29,14 @@ from mua.megatron.logprobs import log_probabilities
 from mua.megatron.microbatch import MicroBatch, micro_batch
 from mua.megatron.modules import output_weight
 from mua.megatron.optimizer import Optimizer, wrap_data_parallel
-from mua.megatron.packing import Alignment, Packed, check_first_tokens, check_ids, pack
+from mua.megatron.packing import Alignment, check_first_tokens, check_ids, pack
 from mua.megatron.shares import Share, Whole
-from mua.types import Int32Array, TrainSequence
+from mua.types import TrainSequence
 
 Terms: TypeAlias = Callable[[MicroBatch, Any, Tensor], LossTerms]
 """Of a micro-batch, the model chunk and its output ``[1, tokens, ...]``: what it adds to the loss of the batch."""
 Read: TypeAlias = Callable[[MicroBatch, Any, Tensor], Tensor]
 """Of the same: one number for each scored token, float32 ``[N]``."""
-
-KEPT_PLANS = 32
-"""Minibatches of a step whose plans are kept."""
 
 
 class Network:
@@ -77,8 +74,6 @@ class Network:
         self._gathers_late = self.wrapped[0].ddp_config.overlap_param_gather
         self._whole = True
         """Whether every rank has all weights of its chunks, not only its shard of the last step's."""
-        self._packed: dict[tuple[int, ...], tuple[list[Int32Array], Packed]] = {}
-        """By the identity of their ids: a batch that is scored and then trained on is planned once."""
         self.skipped_steps = 0
         """Steps left out because the gradient norm was not finite."""
 
@@ -99,13 +94,8 @@ class Network:
         if training:
             check_first_tokens(sequences)
         check_ids(sequences, self.vocab_size)
-        ids = [sequence.ids for sequence in sequences]
-        key = tuple(map(id, ids))  # which stay theirs while the arrays are kept beside the plan
-        if key not in self._packed:
-            if len(self._packed) >= KEPT_PLANS:
-                self._packed.clear()
-            self._packed[key] = ids, pack(ids, self._config, self._workload)
-        return Whole(sequences, self._packed[key][1], training, experts)
+        packed = pack([sequence.ids for sequence in sequences], self._config, self._workload)
+        return Whole(sequences, packed, training, experts)
 
     def gather_parameters(self) -> None:
         """Make weights whole that the last step left to be gathered during the next one; collective.
