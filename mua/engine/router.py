@@ -144,7 +144,7 @@ async def _same_contract(request: web.Request, handler: Any) -> web.StreamRespon
 
 
 class OwnRoom:
-    """The router's word on room for a sampler in its process; implements :class:`mua.rollout.leasing.EngineRoom`."""
+    """The router's word on room for a sampler in its process; an ``EngineRoom``."""
 
     def __init__(self, router: EngineRouter, sampler: str) -> None:
         self._router, self._sampler = router, sampler

@@ -33,9 +33,8 @@ from mua.environment.protocol import Split
 from mua.observe.diagnosis.alarms import Alarms
 from mua.observe.metrics_log import METRICS_FILE, read_metrics
 from mua.observe.timeline import Timeline, TrainerPhase, episode_metrics, overlap_efficiency, trainer_metrics
-from mua.rollout.runner import without_gc_pauses
+from mua.rollout.runner import UnscoredEpisodes, too_few_scored, unscored_among, without_gc_pauses
 from mua.rollout.scheduler import RolloutBatch
-from mua.rollout.scored import UnscoredEpisodes, too_few_scored, unscored_among
 from mua.rollout.service import RolloutService
 from mua.sandbox.backends import check_backend
 from mua.store.traces import TraceWriter

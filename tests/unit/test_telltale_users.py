@@ -15,7 +15,7 @@ import pytest
 from mua.environment.domain import moves_of, scripted_user, unanswered
 from mua.environment.registry import domain_names, get_domain
 from mua.types import Json
-from mua.view.diagnosis.telltale_users import Telltale
+from mua.view.diagnosis.telltale_users import UserLeak
 from workbench.demonstrate import Player, play
 
 
@@ -39,7 +39,7 @@ def players(name: str, at: int) -> list[tuple[Any, Player]]:
 
 @pytest.mark.parametrize("name", [name for name in domain_names() if get_domain(name).tasks("train")])
 def test_no_domain_s_own_user_leaks(name: str) -> None:
-    domain, telltale = get_domain(name), Telltale({"environment": {"name": name}})
+    domain, telltale = get_domain(name), UserLeak({"environment": {"name": name}})
     for at in range(2):
         for task, player in players(name, at):
             result = asyncio.run(play(domain, task, at, player, scripted_user(domain, task, at)))
@@ -54,7 +54,7 @@ def said(text: str, before: str = "Good morning.", **more: Any) -> list[Json]:
 
 
 def test_every_kind_of_leak_is_found_in_a_user_s_words() -> None:
-    name, telltale = "help_desk", Telltale({"environment": {"name": "help_desk"}})
+    name, telltale = "help_desk", UserLeak({"environment": {"name": "help_desk"}})
     domain = get_domain(name)
     found = set[str]()
     for task in domain.tasks("train")[:20]:

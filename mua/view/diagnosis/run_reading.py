@@ -29,7 +29,7 @@ from mua.store.tables import requests, runs, segments, steps, tasks, tool_calls,
 from mua.store.texts import unpack_messages
 from mua.types import Json, Provenance
 from mua.utils.errors import MuaError
-from mua.view.diagnosis.telltale_users import Telltale
+from mua.view.diagnosis.telltale_users import UserLeak
 from mua.view.run_overview import kind_of, step_lines
 from mua.view.viewed_runs import NotThere, ViewedRun, opened_runs
 
@@ -200,7 +200,7 @@ def _spoken(messages: Sequence[Json]) -> tuple[str, str, int, int]:
 
 def _look_for_leaks(connection: Connection, run: str, seen: Evidence) -> None:
     """Note in episodes what their user gave away; at most some per step, which is enough for a share."""
-    telltale = Telltale(seen.config)
+    telltale = UserLeak(seen.config)
     by_step = seen.by_step()
     wanted: dict[str, SeenEpisode] = {}
     per_step = max(4, 2000 // max(1, len(by_step)))
@@ -249,7 +249,7 @@ def _met(connection: Connection, run: str, config: Json) -> dict[str, tuple[int,
 def _same_data(config: Json, domains: set[str]) -> dict[tuple[str, str], tuple[str, str]]:
     """For each task outside of training the one of the split ``train`` with the same data."""
     found: dict[tuple[str, str], tuple[str, str]] = {}
-    telltale = Telltale(config)
+    telltale = UserLeak(config)
     for name in domains:
         domain = telltale.domain(name)
         if domain is None:
