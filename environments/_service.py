@@ -61,7 +61,7 @@ class Sides:
 
 
 class ServiceDomain(ABC):
-    """Implements :class:`mua.environment.domain.Domain` but for environments and gold, ``Expert``, ``Peopled`` and
+    """Implements :class:`mua.environment.domain.Domain` but for environments and gold, ``Expert``, ``HasPersona`` and
     ``Attacked``."""
 
     name: str

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias, get_args
 
 from environments.kit.database import DatabaseEnvironment
 from environments.kit.demonstrate import demonstrate, play
-from mua.environment.domain import Domain, Expert, Peopled
+from mua.environment.domain import Domain, Expert, HasPersona
 from mua.environment.protocol import Environment, Evaluation, Move, Split, Task, Transcript, UserMove
 from mua.environment.registry import get_domain
 from mua.environment.user import User
@@ -118,7 +118,7 @@ async def _with_persona(
     domain: Domain | None = None,
 ) -> tuple[Environment, EpisodeResult]:
     domain = domain or domain_of(task.domain)
-    assert isinstance(domain, Peopled)
+    assert isinstance(domain, HasPersona)
     assert isinstance(domain, Expert)
     environment = opened(task, domain, seed)
     person = domain.scripted_user(task, seed, [persona])

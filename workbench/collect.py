@@ -25,8 +25,7 @@ from mua.config.schema import ExperimentConfig
 from mua.environment.endpoint.services import Services
 from mua.environment.protocol import Task
 from mua.environment.selection import Selection
-from mua.rollout.runner import Placed
-from mua.rollout.scored import require_scored
+from mua.rollout.runner import Placed, require_scored
 from mua.trainer.evaluation.evaluator import key_of, planned_episodes, play_missing
 from mua.trainer.evaluation.store import EpisodeStore, json_digest, policy_digest, policy_of, setting_of
 from mua.types import Json, ToolSchema, Trajectory

@@ -26,8 +26,8 @@ from mua.config.schema import ExperimentConfig
 from mua.environment.protocol import Task
 from mua.environment.selection import Selection
 from mua.observe.progress import Progress
+from mua.rollout.curriculum import TaskStream
 from mua.rollout.episode import EpisodeResult
-from mua.rollout.stream import TaskStream
 from mua.types import Json
 from mua.utils.errors import ConfigError, MuaError
 from workbench.collect import Wanted, collect, shown_tools

@@ -8,7 +8,7 @@ from mua.algorithms.rollout_metrics import rollout_metrics
 from mua.config.schema import ExperimentConfig
 from mua.observe.progress import Progress
 from mua.observe.transcript import render_trajectory
-from mua.rollout.scored import require_scored
+from mua.rollout.runner import require_scored
 from mua.rollout.service import RolloutService
 from mua.store.traces import TraceWriter
 from mua.types import Group, Json

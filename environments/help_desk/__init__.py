@@ -30,7 +30,7 @@ _TOLD = {
 
 
 class HelpDeskDomain(ServiceDomain):
-    """Implements :class:`mua.environment.domain.Domain`, ``Expert``, ``Peopled`` and ``Attacked``."""
+    """Implements :class:`mua.environment.domain.Domain`, ``Expert``, ``HasPersona`` and ``Attacked``."""
 
     name = "help_desk"
     short_prompt = "You are the help desk."

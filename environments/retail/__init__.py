@@ -34,7 +34,7 @@ SHORT_PROMPT = "You are the shop's desk."
 
 
 class RetailDomain(ServiceDomain):
-    """Implements :class:`mua.environment.domain.Domain`, ``Peopled`` and ``Attacked`` over the shop's own data."""
+    """Implements :class:`mua.environment.domain.Domain`, ``HasPersona`` and ``Attacked`` over the shop's own data."""
 
     name = "retail"
     short_prompt = SHORT_PROMPT

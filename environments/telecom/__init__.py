@@ -28,7 +28,7 @@ from mua.utils.errors import ConfigError
 
 
 class TelecomDomain(ServiceDomain):
-    """Implements :class:`mua.environment.domain.Domain`, ``Expert``, ``Peopled``, ``Attacked`` and
+    """Implements :class:`mua.environment.domain.Domain`, ``Expert``, ``HasPersona``, ``Attacked`` and
     ``Configurable``."""
 
     name = "telecom"

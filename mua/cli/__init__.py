@@ -240,9 +240,9 @@ def sample(
     """Roll out episodes for a running mua train, from any machine; as many as like, for as long as they like."""
     kept = contextlib.nullcontext() if logs is None else logging_to(logs, "sample", one_of_many=True)
     with Preemption() as preemption, kept:
-        import mua.rollout.sample
+        import mua.rollout.rollout_worker
 
-        mua.rollout.sample.sample(
+        mua.rollout.rollout_worker.sample(
             store, lambda: preemption.requested, run=run, config=config, overrides=overrides or (), wait_seconds=wait
         )
 
@@ -420,7 +420,7 @@ def conversations(
 @command(app)
 def gateway(config: ConfigFile, overrides: Overrides = None, check: OnlyCheck = False, as_json: AsJson = False) -> None:
     """Serve the policy to agents by OpenAI's interface, with a task's tools and user, until Ctrl-C or SIGTERM."""
-    from mua.rollout.by_hand import by_hand
+    from mua.rollout.interactive import interactive_config
 
     checked = _checked(config, overrides, "gateway", check, as_json)
     with Preemption() as preemption, _run(checked, "config-gateway.yaml") as loaded:
@@ -430,7 +430,7 @@ def gateway(config: ConfigFile, overrides: Overrides = None, check: OnlyCheck = 
             if preemption.requested:
                 raise KeyboardInterrupt
 
-        with RolloutService(by_hand(loaded), leave) as service:
+        with RolloutService(interactive_config(loaded), leave) as service:
             service.serve_sessions(lambda path: print(f"sessions are opened as {path} tells", flush=True))
 
 

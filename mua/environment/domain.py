@@ -21,7 +21,7 @@ class Domain(Protocol):
     names a folder or package of them), ``scores_answers`` (True: it takes ``environment.scorer``) and
     ``user_in_tools`` (True: whoever talks with the policy does so through a tool, and ``scripted_user`` opens and
     nudges whatever ``user.kind`` says). So are some methods:
-    :class:`Configurable`, :class:`Expert`, :class:`Informed`, :class:`Owner`, :class:`PerTaskPrompt`.
+    :class:`Configurable`, :class:`Expert`, :class:`HasUserFacts`, :class:`Owner`, :class:`PerTaskPrompt`.
     """
 
     name: str
@@ -61,7 +61,7 @@ class Expert(Protocol):
 
 
 @runtime_checkable
-class Peopled(Protocol):
+class HasPersona(Protocol):
     """A domain whose scripted users are of several kinds (:mod:`mua.users.personas`)."""
 
     peopled: Literal[True]
@@ -79,7 +79,7 @@ class Configurable(Protocol):
 
 
 @runtime_checkable
-class Informed(Protocol):
+class HasUserFacts(Protocol):
     """A domain that lists what the user of a task knows, so that what a language model says in that part can be checked
     (:mod:`mua.users.task_check`). Without it the persona and the texts of the task's data stand for it.
     """
@@ -126,7 +126,7 @@ class PerTaskPrompt(Protocol):
 
 def scripted_user(domain: Domain, task: Task, seed: int, personas: Sequence[str] = ()) -> User:
     """The domain's scripted user: one of ``personas``, where it has several kinds."""
-    if isinstance(domain, Peopled):
+    if isinstance(domain, HasPersona):
         return domain.scripted_user(task, seed, personas)
     return domain.scripted_user(task, seed)
 

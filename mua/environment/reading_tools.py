@@ -18,8 +18,7 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from mua.config.tools import ReadingKind, ToolsConfig
-from mua.environment.endpoint.cache import JsonCache
-from mua.environment.endpoint.services import ChatClient
+from mua.environment.endpoint.services import ChatClient, JsonCache
 from mua.environment.extras import ExtraTool, ExtraToolFault, ExtraToolsNotStarted
 from mua.environment.protocol import Task, ToolResult
 from mua.environment.reading.answers import LONGEST_QUESTION, PageAnswers

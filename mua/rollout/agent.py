@@ -22,7 +22,7 @@ from mua.config.rollout import ContextConfig
 from mua.config.schema import RolloutConfig
 from mua.engine import Sampler, SamplingParams, TurnCut
 from mua.environment.endpoint.chat import ChatRequest, Completion, FunctionCall
-from mua.environment.endpoint.services import ChatClient, ContextFull
+from mua.environment.endpoint.services import ChatClient, ContextLengthExceeded
 from mua.environment.protocol import Task
 from mua.rollout.context import NOTES_KEY, ContextKeeper, with_notes, without_results
 from mua.store.recorder import NotedRequest, current_episode
@@ -415,7 +415,7 @@ class ChatAgent:
         request = ChatRequest(sent, seed, temperature, room, list(tools), sampling=sampling, verbatim=True)
         try:
             reply = await self._policy.client.ask(request, budgets.generate_seconds)
-        except ContextFull:
+        except ContextLengthExceeded:
             return None
         _count(self._counts, reply.usage | ({"policy_cost": reply.cost} if reply.cost else {}))
         return reply

@@ -45,19 +45,17 @@ from mua.engine.weight_transfer import SyncReport
 from mua.environment.endpoint.services import Services
 from mua.environment.protocol import Split, Task
 from mua.environment.selection import Selection
-from mua.rollout.board import Board
-from mua.rollout.by_hand import SessionDesk
-from mua.rollout.leasing import LeasingSampler
+from mua.rollout.curriculum import TaskStream
+from mua.rollout.interactive import SessionDesk
+from mua.rollout.job_queue import JobQueue
+from mua.rollout.rollout_worker import RolloutWorker, episode_differences, made_with, secrets_of, tasks_of
 from mua.rollout.runner import EpisodeRunner, Placed, evaluation_places
-from mua.rollout.sample import episode_differences, secrets_of, tasks_of
-from mua.rollout.sampler_code import made_with
 from mua.rollout.scheduler import GroupScheduler, Position, RolloutBatch, StepDemand, sampled_tokens
-from mua.rollout.stream import TaskStream
 from mua.rollout.teacher import Teacher
 from mua.store.faults import StoreError
-from mua.store.finished_groups import FinishedGroup, configurations, finished_groups
 from mua.store.recorder import NotedRequest, Recorder
 from mua.store.starts import router_row
+from mua.store.stored_groups import FinishedGroup, configurations, finished_groups
 from mua.tokens.chat_family import load_family_of
 from mua.types import Group, Json, Trajectory
 from mua.utils.errors import EngineError
@@ -118,8 +116,8 @@ class RolloutService:
         self.position: Json = {}
         """Where the stream of tasks continues after the groups taken last; JSON-able."""
         self._offering = AsyncExitStack()
-        """Board, router and the trainer's own sampler, where samplers roll out."""
-        self._board: Board | None = None
+        """JobQueue, router and the trainer's own sampler, where samplers roll out."""
+        self._job_queue: JobQueue | None = None
         self._kept: dict[int, FinishedGroup] = {}
         """By ordinal, what an earlier start of the run has rolled out and this one may take."""
         self._of_step: dict[str, float] = {}
@@ -191,9 +189,11 @@ class RolloutService:
             return rolled_out(task, ordinal)
 
         def rolled_out(task: Task, ordinal: int) -> Coroutine[Any, Any, Group]:
-            if self._board is not None:
+            if self._job_queue is not None:
                 return self._taught(
-                    self._board.group(task, ordinal, algorithm.group_size, self._version, lambda: self._on_episode())
+                    self._job_queue.group(
+                        task, ordinal, algorithm.group_size, self._version, lambda: self._on_episode()
+                    )
                 )
             episodes = self._episodes.group(
                 task, ordinal, algorithm.group_size, temperature=temperature,
@@ -325,7 +325,7 @@ class RolloutService:
         """The counters of engines, teacher, users' and judges' endpoints since the last call; what the last step had to
         choose from, and what the curriculum knows."""
         of_teacher = self._teacher.metrics() if self._teacher is not None else {}
-        of_samplers = self._board.metrics() if self._board is not None else {}
+        of_samplers = self._job_queue.metrics() if self._job_queue is not None else {}
         return self._pool.metrics() | self._services.metrics() | of_teacher | of_samplers | self._of_step
 
     # ---- inside
@@ -361,19 +361,19 @@ class RolloutService:
             own = router_row(part, router.url, router.key, secrets, made, version=self._version, **figures)
             return [own, *self._pool.rows()]
 
-        board = Board(
+        job_queue = JobQueue(
             store, recorder, config.samplers, outage_seconds=config.store.outage_seconds, presence=presence
         )  # fmt: skip
-        self._board = await stack.enter_async_context(board)
+        self._job_queue = await stack.enter_async_context(job_queue)
         if config.samplers.inside:
             kind = "trainer"
-            sampler = LeasingSampler(
+            sampler = RolloutWorker(
                 config, store, self._episodes, tasks_of(self.selection), OwnRoom(router, kind),
                 run=recorder.run_id, part=part, kind=kind,
             )  # fmt: skip
             ending = asyncio.Event()
             working = asyncio.create_task(sampler.work(lambda: "the run ends" if ending.is_set() else None))
-            working.add_done_callback(board.own_sampler_ended)
+            working.add_done_callback(job_queue.own_sampler_ended)
 
             async def end() -> None:
                 ending.set()

@@ -121,7 +121,7 @@ class RunningPart:
     secrets: tuple[str, ...]
     """Keys of the configuration whose values were masked and matter."""
     made: Json
-    """What the trainer of this start runs (:func:`mua.rollout.sampler_code.made_with`); empty where it did not say."""
+    """What the trainer of this start runs (``made_with`` in ``mua/rollout``); empty where it did not say."""
 
 
 def router_row(part: int, url: str, key: str, secrets: list[str], made: Json, **figures: Any) -> Json:

@@ -18,7 +18,7 @@ from typing import Self
 from mua.algorithms.rollout_metrics import rollout_metrics
 from mua.config.schema import ExperimentConfig
 from mua.observe.timeline import TrainerPhase, trainer_metrics
-from mua.rollout.scored import too_few_scored
+from mua.rollout.runner import too_few_scored
 from mua.rollout.teacher import Teacher
 from mua.store.database import Store
 from mua.store.stored_groups import StoredGroup, recorded_run, stored_groups

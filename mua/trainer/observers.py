@@ -32,7 +32,7 @@ from mua.observe.diagnosis.verdict import Alarms
 from mua.observe.metrics_log import METRICS_FILE, read_metrics, without_evaluation
 from mua.observe.provenance import provenance
 from mua.observe.timeline import Timeline, TrainerPhase, episode_metrics, overlap_efficiency, trainer_metrics
-from mua.rollout.scored import UnscoredEpisodes, unscored_among
+from mua.rollout.runner import UnscoredEpisodes, unscored_among
 from mua.rollout.service import RolloutService
 from mua.store.blobs import pack_arrays
 from mua.store.retention import pruning

@@ -41,8 +41,7 @@ from mua.engine.cluster import check_trainer_machine, local_ranks, visible_gpus
 from mua.engine.server import refuse_expandable_segments
 from mua.environment.protocol import Split
 from mua.observe.timeline import Timeline, TrainerPhase
-from mua.rollout.runner import without_gc_pauses
-from mua.rollout.scored import too_few_scored
+from mua.rollout.runner import too_few_scored, without_gc_pauses
 from mua.rollout.service import RolloutService
 from mua.sandbox.backends import check_backend
 from mua.trainer.evaluation.evaluator import evaluate_in_training

@@ -35,7 +35,7 @@ from mua.observe.output import REPORT_FILE
 from mua.observe.progress import Progress
 from mua.observe.provenance import provenance
 from mua.observe.timeline import Timeline, TrainerPhase
-from mua.rollout.scored import UnscoredEpisodes
+from mua.rollout.runner import UnscoredEpisodes
 from mua.trainer.evaluation.evaluator import success_of
 from mua.trainer.learner import Learner
 from mua.trainer.observers import RunRecord

@@ -6,8 +6,10 @@ A kind of user of your own is a hook (:mod:`mua.utils.hooks`). It gets a :class:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from mua.config.schema import UserConfig
@@ -15,13 +17,14 @@ from mua.environment.domain import Domain, scripted_user
 from mua.environment.endpoint.services import ChatClient, Services
 from mua.environment.protocol import Task
 from mua.environment.selection import Selection
-from mua.environment.user import User
+from mua.environment.user import STOP_SIGNAL, User, UserReply, UserTools
+from mua.types import Json
 from mua.users.llm import LlmUser
 from mua.users.personas import load_prompt, personas_named, style_of
-from mua.users.recorded import ReplayedUser, load_recordings
 from mua.users.task_check import Vocabulary
-from mua.utils.errors import ConfigError
+from mua.utils.errors import ConfigError, UserFault, UserFaultKind
 from mua.utils.hooks import call_hook, check_attributes, is_hook, load_hook
+from mua.utils.strict_json import MAX_FILE_DEPTH, JsonError, open_file, read_json
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,3 +100,122 @@ class UserFactory:
         domain = self._selection.domain(task)
         scripted = self._config.kind == "scripted" or getattr(domain, "user_in_tools", False)
         return scripted and (getattr(domain, "needs_data", False) or self._selection.config.data is not None)
+
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedTurn:
+    """One message of the user."""
+
+    text: str
+    actions: tuple[Json, ...] = ()
+    """Calls of the user's own tools made before it, each with ``name`` and ``arguments``."""
+
+
+class ReplayedUser:
+    """Plays back ``turns`` in order; a :class:`mua.environment.user.User` and ``ToolUser``."""
+
+    def __init__(self, task_id: str, turns: Sequence[RecordedTurn | str]) -> None:
+        """A text alone is a turn in which nothing was done."""
+        self._task_id = task_id
+        self._turns = tuple(RecordedTurn(turn) if isinstance(turn, str) else turn for turn in turns)
+        self._said = 0
+        self._tools: UserTools | None = None
+
+    def take_tools(self, tools: UserTools) -> None:
+        """The tools of the new episode, on which recorded actions are made again."""
+        self._tools = tools
+
+    async def open(self) -> UserReply:
+        """The first recorded turn."""
+        return await self._next()
+
+    async def reply(self, agent_text: str) -> UserReply:
+        """The next recorded turn; :class:`UserFault` when there is none or its actions have no tools."""
+        return await self._next()
+
+    async def close(self) -> None:
+        """Holds nothing."""
+
+    async def _next(self) -> UserReply:
+        if self._said == len(self._turns):
+            raise UserFault(
+                f"replay of task {self._task_id!r}: the recording has {len(self._turns)} user turns and the agent "
+                "asks for one more; it took another course than the recorded agent",
+                UserFaultKind.NO_RECORDING,
+            )
+        turn = self._turns[self._said]
+        self._said += 1
+        for action in turn.actions:
+            if self._tools is None:
+                raise UserFault(
+                    f"replay of task {self._task_id!r}: in the recording the user acts with tools of its own, which "
+                    "this environment does not give it; replay it in the domain it was recorded in",
+                    UserFaultKind.NO_RECORDING,
+                )
+            await self._tools.call(action["name"], action["arguments"])
+        return UserReply(turn.text, stop=STOP_SIGNAL in turn.text)
+
+
+def user_turns(messages: Sequence[Mapping[str, Any]]) -> list[RecordedTurn]:
+    """What the user said and did, in order."""
+    turns = []
+    for message in messages:
+        if message["role"] == "user":
+            actions = [
+                {"name": _text(one["name"]), "arguments": one["arguments"]} for one in message.get("actions", ())
+            ]
+            if not all(isinstance(action["arguments"], dict) for action in actions):
+                raise TypeError("the arguments of an action are an object")
+            turns.append(RecordedTurn(_text(message["content"]), tuple(actions)))
+    return turns
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"text cannot be a {type(value).__name__}")
+    return value
+
+
+def load_recordings(path: Path) -> dict[str, list[list[RecordedTurn]]]:
+    """User turns of every recording in a trace file or a folder of them, by task id, in file order.
+
+    A trace is JSON lines; of each line only ``task_id`` and ``messages`` (OpenAI form) are read. An unfinished last
+    line, left by a killed run, is skipped with a logged warning. Raises :class:`ConfigError` naming file,
+    line and key.
+    """
+    recordings: dict[str, list[list[RecordedTurn]]] = {}
+    try:
+        for file in sorted(path.glob("*.jsonl")) if path.is_dir() else [path]:
+            for task_id, turns in _read(file):
+                recordings.setdefault(task_id, []).append(turns)
+    except OSError as error:
+        raise ConfigError(f"user.replay: cannot read {path}: {error}; give a trace file (JSON lines)") from error
+    if not recordings:
+        raise ConfigError(f"user.replay: {path} holds no recording; give a trace file (JSON lines)")
+    return recordings
+
+
+def _read(file: Path) -> Iterator[tuple[str, list[RecordedTurn]]]:
+    with open_file(file) as lines:
+        for number, line in enumerate(lines, start=1):
+            if not line.strip():
+                continue
+            try:
+                trace: Json = read_json(line, strict=False, depth=MAX_FILE_DEPTH)
+                recording = _text(trace["task_id"]), user_turns(trace["messages"])
+            except (JsonError, KeyError, TypeError, AttributeError) as error:
+                fault = "not a trace line; it needs task_id and messages in OpenAI form"
+                if isinstance(error, JsonError):
+                    fault = f"not a JSON line ({error})"
+                elif isinstance(error, KeyError):
+                    fault = f"no key {error} in this trace line"
+                fault = f"user.replay: {file}:{number}: {fault}"
+                if line.endswith(b"\n"):
+                    raise ConfigError(fault) from error
+                log.warning("%s; the line is unfinished and skipped", fault)
+                return
+            else:
+                yield recording

@@ -22,7 +22,7 @@ from functools import cache
 from itertools import islice
 from typing import Any
 
-from mua.environment.domain import Domain, Informed
+from mua.environment.domain import Domain, HasUserFacts
 from mua.environment.protocol import Split, Task
 from mua.environment.user import STOP_SIGNAL
 from mua.users.stated_facts import EMAIL, Knowledge, Value, any_of, is_word, plain_word, values_in, wording, wordings
@@ -120,7 +120,7 @@ class Vocabulary:
     def of(self, task: Task) -> TaskCheck:
         """The check of one user of ``task``."""
         persona = self._domain.persona(task)
-        if not isinstance(self._domain, Informed):
+        if not isinstance(self._domain, HasUserFacts):
             return TaskCheck(persona, {"task": list(_texts(task.data))}, (), self._words, self._phrases)
         values = self._domain.known(task)
         stated = [text for texts in values.values() for text in texts]
@@ -141,7 +141,7 @@ class TaskCheck:
     ) -> None:
         """``words`` and ``phrases`` are names that the domain deals with; ``stated`` are texts that the user is asked
         for, so that to copy them is no leak (:class:`mua.users.utterance_check.LeakCheck`); the others as
-        :class:`Informed` gives.
+        :class:`HasUserFacts` gives.
         """
         self.stated = tuple(stated)
         wants = [[text for kind, texts in wish.items() if kind != "shown" for text in texts] for wish in wishes]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mua.config.schema import EnvironmentConfig
-from mua.environment.domain import Configurable, Domain, Informed
+from mua.environment.domain import Configurable, Domain, HasUserFacts
 from mua.environment.endpoint.services import Services
 from mua.environment.protocol import Task
 from mua.environment.registry import get_domain
@@ -119,7 +119,7 @@ def _hidden(domain: Domain, task: Task) -> _Hidden:
     """Of a domain that does not list what its users know, nobody can say which words of a persona are there to be
     told: then only the tools' names are hidden."""
     persona = domain.persona(task)
-    if not isinstance(domain, Informed):
+    if not isinstance(domain, HasUserFacts):
         names = frozenset(move[0] for move in domain.gold(task) if not isinstance(move, str))
         return _Hidden(LeakCheck(0, ""), names, frozenset(), ())
     knows = domain.known(task)

@@ -35,10 +35,16 @@ SERVER = (
     "sglang.launch_server", "sglang.srt.entrypoints.http_server", "sglang.srt.managers.scheduler",
     "sglang.srt.managers.tokenizer_manager", "sglang.srt.managers.detokenizer_manager",
 )  # fmt: skip
-TRAINER = ("mua.cli", "mua.trainer.rl", "mua.trainer.sft", "mua.trainer.evaluation.evaluator", "mua.rollout.sample")
+TRAINER = (
+    "mua.cli",
+    "mua.trainer.rl",
+    "mua.trainer.sft",
+    "mua.trainer.evaluation.evaluator",
+    "mua.rollout.rollout_worker",
+)
 ALONE = (
     "mua.cli", "mua.view.web", "mua.view.run_evidence", "mua.trainer.evaluation.evaluator",
-    "mua.rollout.gateway.serving", "mua.rollout.sample", "mua.launch.checks.configuration",
+    "mua.rollout.gateway.serving", "mua.rollout.rollout_worker", "mua.launch.checks.configuration",
 )  # fmt: skip
 UNPINNED = {"sglang", "xgrammar"}
 """Installed without their requirements (constraints/cpu-py312-nodeps.txt)."""

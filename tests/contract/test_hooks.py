@@ -33,7 +33,7 @@ from mua.environment.registry import get_domain
 from mua.environment.selection import Selection
 from mua.observe.provenance import provenance
 from mua.rollout.curriculum import curriculum_order
-from mua.rollout.sampler_code import check_code, made_with
+from mua.rollout.rollout_worker import check_code, made_with
 from mua.tokens.chat_family import family_class
 from mua.trainer.observers import DoneStep, HookObserver, Learned
 from mua.trainer.rl import train

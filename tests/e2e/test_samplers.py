@@ -33,7 +33,7 @@ from e2e_support import (
 
 from mua.config.load import load_config
 from mua.observe.provenance import provenance
-from mua.rollout.sampler_code import made_with
+from mua.rollout.rollout_worker import made_with
 from mua.store.database import Store
 from mua.store.starts import router_row
 from mua.store.tables import engines, episodes, parts, runs, samplers, tasks, uses

@@ -22,7 +22,7 @@ from mua.observe.transcript import render_trajectory
 from mua.store.traces import TraceWriter, experts_file, read_traces
 from mua.trainer.evaluation.store import EpisodeStore, Key
 from mua.types import Outcome, Provenance, Segment, Trajectory
-from mua.users.recorded import load_recordings
+from mua.users.factory import load_recordings
 from mua.utils.errors import ConfigError, MuaError
 from tests.fuzz._mutate import drawn, mutated_bytes, mutated_json, mutated_lines, outcome, scratch
 from workbench.compare import compared, comparison_page, load_result

@@ -22,10 +22,10 @@ from environments.help_desk.tasks import generate
 from mua.algorithms.rollout_metrics import rollout_metrics
 from mua.environment.endpoint.services import ChatClient, Services
 from mua.rollout import runner as runner_module
-from mua.rollout.by_hand import SessionDesk, by_hand
 from mua.rollout.gateway.launch import AgentTask
 from mua.rollout.gateway.responses import response_call, response_events
 from mua.rollout.gateway.session import ServedTurn
+from mua.rollout.interactive import SessionDesk, interactive_config
 from mua.rollout.runner import EpisodeRunner
 from mua.types import Group, Json, Outcome, Trajectory
 from mua.utils.errors import ConfigError, EngineError
@@ -338,7 +338,7 @@ async def test_a_session_dies_with_its_episode(tmp_path: Path) -> None:
 
 async def test_a_person_opens_a_session_and_ends_it(tmp_path: Path) -> None:
     stage = Stage(tmp_path, SOLVED, None)
-    config, selection = by_hand(stage.config), only(stage.domain)
+    config, selection = interactive_config(stage.config), only(stage.domain)
     stage.domain.tasks = lambda split: [TASK] if split == "train" else []  # type: ignore[method-assign]
     runner = EpisodeRunner(config, selection, FAMILY, stage.sampler, Services())
     desk = SessionDesk(config, selection, runner)

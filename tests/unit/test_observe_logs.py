@@ -62,11 +62,11 @@ def test_of_many_processes_for_one_run_each_has_a_file_of_its_own(
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setattr("socket.gethostname", lambda: "node-7")
     with logging_to(tmp_path, "sample", one_of_many=True):
-        logging.getLogger("mua.rollout.sample").info("sampling")
+        logging.getLogger("mua.rollout.rollout_worker").info("sampling")
     with pytest.raises(Preempted), logging_to(tmp_path, "engines", one_of_many=True):
         raise Preempted("the run is gone")
     said = (tmp_path / "logs" / f"sample-node-7-{os.getpid()}.log").read_text()
-    assert "mua.rollout.sample: sampling" in said
+    assert "mua.rollout.rollout_worker: sampling" in said
     assert "ends: Preempted: the run is gone" in (tmp_path / "logs" / f"engines-node-7-{os.getpid()}.log").read_text()
 
 

@@ -17,7 +17,7 @@ import pytest
 from lxml import etree
 
 from mua.config.tools import PagesConfig
-from mua.environment.endpoint.cache import JsonCache
+from mua.environment.endpoint.services import JsonCache
 from mua.environment.reading.corpus import Corpus
 from mua.environment.reading.page import Page, parts_of
 from mua.environment.reading.page_error import PageError

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from mua.config.schema import CurriculumConfig
 from mua.environment.protocol import Task
-from mua.rollout.stream import TaskStream
+from mua.rollout.curriculum import TaskStream
 from mua.types import Group, Outcome, Trajectory
 from mua.utils.errors import ConfigError
 

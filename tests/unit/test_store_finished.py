@@ -16,9 +16,9 @@ import sqlalchemy as sa
 from mua.rollout.scheduler import StepDemand
 from mua.rollout.service import _oldest
 from mua.store.database import Store
-from mua.store.finished_groups import finished_groups
 from mua.store.recorder import Recorder
 from mua.store.starts import begin_part
+from mua.store.stored_groups import finished_groups
 from mua.store.tables import tasks
 from mua.store.trajectories import EpisodeKey, trajectory_inserts
 from mua.store.verification import verify

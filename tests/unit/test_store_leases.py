@@ -22,8 +22,7 @@ import sqlalchemy as sa
 
 import mua
 from mua.engine.router_client import CONTRACT
-from mua.rollout.sample import configuration_of, secrets_of
-from mua.rollout.sampler_code import made_with
+from mua.rollout.rollout_worker import configuration_of, made_with, secrets_of
 from mua.store import database, leases
 from mua.store.database import Store
 from mua.store.faults import StoreError, StoreUnreachable
@@ -315,7 +314,7 @@ def test_a_sampler_of_another_mua_or_other_code_is_refused(
 ) -> None:
     from mua.config.load import load_config
     from mua.observe.provenance import provenance
-    from mua.rollout import sampler_code
+    from mua.rollout import rollout_worker
     from mua.store.starts import RunningPart
 
     file = tmp_path / "config.yaml"
@@ -350,10 +349,9 @@ def test_a_sampler_of_another_mua_or_other_code_is_refused(
     class Point:
         name, value, dist = "book_shop", "books.shop", Dist
 
-    monkeypatch.setattr(sampler_code, "entry_points", lambda group: [Point])
-    assert "books" not in made_with(config)["packages"]
-    shop = config.environment.model_copy(update={"name": "book_shop"})
-    assert made_with(config.model_copy(update={"environment": shop}))["packages"]["books"] == "2.0"
+    monkeypatch.setattr(rollout_worker, "entry_points", lambda group: [Point])
+    assert made_with(["book_shop"])["packages"]["books"] == "2.0"
+    assert "books" not in made_with(["help_desk"])["packages"]
 
 
 def test_the_digest_of_code_sees_changed_files(tmp_path: Path) -> None:

@@ -11,11 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mua.environment.endpoint.chat import Trouble
-from mua.environment.endpoint.connection import Accounts
-from mua.environment.endpoint.limits import Breaker, RateLimit
+from mua.environment.endpoint.chat import RequestError
+from mua.environment.endpoint.connection import Accounts, Breaker, RateLimit
 
-FAULT = Trouble("connection", "nobody there", "look")
+FAULT = RequestError("connection", "nobody there", "look")
 
 
 @settings(max_examples=150, deadline=None)

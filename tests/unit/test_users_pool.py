@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,8 +25,8 @@ from pydantic import SecretStr
 from mua.config.load import load_config
 from mua.config.schema import EndpointConfig, JudgeConfig, LlmConfig, UserConfig
 from mua.environment.endpoint import connection as connection_module
-from mua.environment.endpoint import limits as limits_module
 from mua.environment.endpoint import services as services_module
+from mua.environment.endpoint.connection import RateLimit
 from mua.environment.endpoint.services import ChatClient, Services
 from mua.launch.slurm import secrets_in
 from mua.utils.errors import ConfigError, JudgeFault, UserFault
@@ -171,7 +172,7 @@ async def test_requests_a_minute_are_kept_and_overflow_goes_on() -> None:
 
 
 async def test_requests_a_minute_delay_where_there_is_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection_module, "RateLimit", lambda limit: limits_module.RateLimit(limit, seconds=0.3))
+    monkeypatch.setattr(connection_module, "RateLimit", partial(RateLimit, seconds=0.3))
     async with serving(says("one")) as one, pool(one, requests_per_minute=2) as endpoint:
         begun = time.monotonic()
         await asyncio.gather(*[ask(endpoint, seed) for seed in range(6)])
@@ -181,7 +182,7 @@ async def test_requests_a_minute_delay_where_there_is_nobody_else(monkeypatch: p
 
 async def test_tokens_a_minute_follow_what_the_endpoint_reports(monkeypatch: pytest.MonkeyPatch) -> None:
     """Estimated at 200 a request, reported as 10: ten requests fit into a window of 300."""
-    monkeypatch.setattr(connection_module, "RateLimit", lambda limit: limits_module.RateLimit(limit, seconds=30.0))
+    monkeypatch.setattr(connection_module, "RateLimit", partial(RateLimit, seconds=30.0))
     answer = says("one", usage=(6, 4))
     async with asked(answer, tokens_per_minute=300, max_tokens=200, total_seconds=5.0) as (_, endpoint):
         for seed in range(10):
@@ -302,7 +303,7 @@ def test_several_processes_share_a_cache(tmp_path: Path) -> None:
     program = """
 import asyncio, sys
 from pathlib import Path
-from mua.environment.endpoint.cache import ResponseCache
+from mua.environment.endpoint.services import ResponseCache
 from mua.environment.endpoint.chat import Completion
 async def main(name):
     cache = ResponseCache(Path(sys.argv[1]), "k")

@@ -13,9 +13,8 @@ from mua.environment.endpoint.services import Services
 from mua.environment.protocol import Task, ToolResult
 from mua.environment.user import STOP_SIGNAL, ToolUser, User
 from mua.types import Json, ToolSchema
-from mua.users.factory import UserFactory
+from mua.users.factory import RecordedTurn, ReplayedUser, UserFactory, load_recordings, user_turns
 from mua.users.llm import LlmUser
-from mua.users.recorded import RecordedTurn, ReplayedUser, load_recordings, user_turns
 from mua.utils.errors import ConfigError, UserFault
 from tests.rollout_fixtures import only
 

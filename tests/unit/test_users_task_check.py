@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from environments.kit.scripted import ScriptedUser
-from mua.environment.domain import Informed
+from mua.environment.domain import HasUserFacts
 from mua.environment.protocol import Task
 from mua.environment.registry import get_domain
 from mua.users.stated_facts import Knowledge, is_word, values_in
@@ -75,7 +75,7 @@ def test_replies_by_hand_to_tasks_of_the_domains(name: str, path: Path) -> None:
 def test_whatever_a_customer_of_any_kind_may_tell_is_known(name: str) -> None:
     """What every seed's customer has in its facts and wishes, mistakes and changes of mind among it."""
     domain = get_domain(name)
-    assert isinstance(domain, Informed)
+    assert isinstance(domain, HasUserFacts)
     for task in bench.spread(domain.tasks("train"), 40):
         known = Knowledge(values=domain.known(task))
         listed = {text for texts in domain.known(task).values() for text in texts}
@@ -244,7 +244,7 @@ class Listing:
 
 def test_a_domain_may_list_what_its_user_knows_and_wants() -> None:
     domain = Listing()
-    assert isinstance(domain, Informed)
+    assert isinstance(domain, HasUserFacts)
     asked = Vocabulary(domain).of(domain.tasks("train")[0])  # type: ignore[arg-type]
     asked.heard("Which city?")
     assert asked.find("To Tromsdalen, seat B7 please.") is None

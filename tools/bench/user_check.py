@@ -546,7 +546,7 @@ def _page(results: Mapping[str, Result], by_hand: Mapping[Path, Mapping[str, Res
             "",
             f"{chosen.tasks} tasks of each domain in each of the runs {runs} (split and seed), with customers of all "
             "kinds, also those who err, waver and insist; a task is known by its persona and by what its domain lists "
-            "(`Informed`). Found of planted; precision counts every reply as it is against all faults found.",
+            "(`HasUserFacts`). Found of planted; precision counts every reply as it is against all faults found.",
             "",
             *table(results),
             "",

@@ -108,7 +108,7 @@ class Completion:
 
 
 @dataclass(frozen=True, slots=True)
-class Trouble:
+class RequestError:
     """Why one request gave no reply. ``fix`` names keys below the endpoint's section, such as ``{here}.api_key``."""
 
     kind: Kind
@@ -142,19 +142,19 @@ class Trouble:
         return self.kind not in ("empty", "tool_call", "rejected")
 
 
-def unreadable(reason: str) -> Trouble:
+def unreadable(reason: str) -> RequestError:
     """The endpoint answered, but not as a chat endpoint does."""
     fix = "check that {here}.base_url is an OpenAI-compatible chat endpoint"
-    return Trouble("unreadable", f"unusable reply: {reason}", fix, UserFaultKind.BROKEN_TEXT)
+    return RequestError("unreadable", f"unusable reply: {reason}", fix, UserFaultKind.BROKEN_TEXT)
 
 
-def too_long(reason: str) -> Trouble:
+def too_long(reason: str) -> RequestError:
     """What the model wrote is longer than anybody reads."""
     fix = "try another {here}.model or a lower max_tokens"
-    return Trouble("rejected", f"unusable reply: {reason}", fix, UserFaultKind.TOO_LONG)
+    return RequestError("rejected", f"unusable reply: {reason}", fix, UserFaultKind.TOO_LONG)
 
 
-def read_completion(body: bytes, request: ChatRequest) -> Completion | Trouble:
+def read_completion(body: bytes, request: ChatRequest) -> Completion | RequestError:
     """The reply to ``request`` in a body of status 200."""
     try:
         answer = read_json(body, strict=False)
@@ -183,21 +183,21 @@ def read_completion(body: bytes, request: ChatRequest) -> Completion | Trouble:
         text = _THINKING.sub("", text).strip()
         if not text and not calls:
             fix = "try another {here}.model or more max_tokens"
-            return Trouble("empty", "unusable reply: the reply is empty", fix, UserFaultKind.NO_TEXT)
+            return RequestError("empty", "unusable reply: the reply is empty", fix, UserFaultKind.NO_TEXT)
     written = (text, reasoning or "", *(call.id + call.name + call.arguments for call in calls))
     if unpaired_surrogate("".join(written)) is not None:
         reason = "unusable reply: it holds an unpaired surrogate"
-        return Trouble("rejected", reason, "try another {here}.model", UserFaultKind.BROKEN_TEXT)
+        return RequestError("rejected", reason, "try another {here}.model", UserFaultKind.BROKEN_TEXT)
     return Completion(
         text, tuple(calls), _usage(answer.get("usage")), choice.get("finish_reason") == "length", reasoning
     )
 
 
-def _wrongly_called(text: str, calls: Sequence[FunctionCall], request: ChatRequest) -> Trouble | None:
+def _wrongly_called(text: str, calls: Sequence[FunctionCall], request: ChatRequest) -> RequestError | None:
     """Calls that nobody offered, or more of anything than is looked into."""
     if calls and not request.tools:
         reason = "unusable reply: it calls a tool, and none was offered"
-        return Trouble("tool_call", reason, "try another {here}.model", UserFaultKind.TOOL_CALL_IN_TEXT)
+        return RequestError("tool_call", reason, "try another {here}.model", UserFaultKind.TOOL_CALL_IN_TEXT)
     if len(text) > MAX_REPLY_CHARACTERS:
         return too_long(f"{len(text)} characters")
     if len(calls) > MAX_CALLS or any(len(call.arguments) > MAX_REPLY_CHARACTERS for call in calls):

@@ -1,8 +1,15 @@
-"""One OpenAI-compatible endpoint: its connections, its limits, its health.
+"""One OpenAI-compatible endpoint: its connections, its rate limits, and a breaker while it is broken.
 
 A request waits here for a slot and for its place under the rate limits, and ends as a :class:`Completion` or as a
-:class:`Trouble`, never as an exception of the network. The API key is in the headers of the requests and in no message,
-representation or exception chain.
+:class:`RequestError`, never as an exception of the network. The API key is in the headers of the requests and in no
+message, representation or exception chain.
+
+A breaker's states::
+
+    closed ── ``faults`` in a row ──► open ── ``seconds`` pass ──► half-open: one request probes
+      ▲                                ▲                              │
+      └────────── probe answered ──────┼──────────────────────────────┤
+                                       └────────── probe failed ──────┘
 """
 
 from __future__ import annotations
@@ -13,7 +20,10 @@ import logging
 import math
 import re
 from base64 import b64encode
-from dataclasses import replace
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from time import monotonic
@@ -32,16 +42,16 @@ from mua.environment.endpoint.chat import (
     Completion,
     Format,
     Kind,
-    Trouble,
+    RequestError,
     read_completion,
     too_long,
     unreadable,
 )
-from mua.environment.endpoint.limits import Breaker, RateLimit, Reservation
 from mua.utils.masking import HIDDEN, below, credentials, mask_credentials
 
 if TYPE_CHECKING:
     import openai
+
 
 log = logging.getLogger(__name__)
 
@@ -132,7 +142,7 @@ class Connection:
         now = monotonic()
         return max(limit.wait(amount, now) for limit, amount in self._amounts(request))
 
-    async def ask(self, request: ChatRequest, deadline: float) -> Completion | Trouble | None:
+    async def ask(self, request: ChatRequest, deadline: float) -> Completion | RequestError | None:
         """Send ``request`` once. None if the endpoint broke while it waited for a slot, and it was not sent.
 
         Raises ``TimeoutError`` when its place under the rate limits comes after ``deadline`` (monotonic seconds).
@@ -191,13 +201,13 @@ class Connection:
         """What ``request`` takes of each limit: requests, tokens."""
         return list(zip(self._limits, (1.0, request.estimated_tokens()), strict=True))
 
-    async def _converse(self, request: ChatRequest) -> Completion | Trouble:
+    async def _converse(self, request: ChatRequest) -> Completion | RequestError:
         """One reply, in the strictest form of structured output that the endpoint does not refuse."""
         chosen = request.schema is not None and self._config.structured_output == "auto"
-        refused: list[Trouble] = []
+        refused: list[RequestError] = []
         for form in _FORMATS[_FORMATS.index(self._format) :] if chosen else (self._format,):
             outcome = await self._send(request, form)
-            if isinstance(outcome, Trouble) and outcome.status in _REFUSES_FORMAT:
+            if isinstance(outcome, RequestError) and outcome.status in _REFUSES_FORMAT:
                 refused.append(outcome)  # perhaps meant for the form
                 continue
             if isinstance(outcome, Completion) and refused:
@@ -206,7 +216,7 @@ class Connection:
             return outcome
         return refused[0]
 
-    async def _send(self, request: ChatRequest, form: Format) -> Completion | Trouble:
+    async def _send(self, request: ChatRequest, form: Format) -> Completion | RequestError:
         config, started = self._config, monotonic()
         self._accounts.count("requests")
         try:
@@ -217,13 +227,13 @@ class Connection:
                 response = await self._client.post("/chat/completions", cast_to=httpx.Response, body=body)
         except TimeoutError:
             reason = f"no answer within {config.request_seconds:g} s"
-            return Trouble("timeout", reason, "raise {here}.request_seconds or look at the server")
+            return RequestError("timeout", reason, "raise {here}.request_seconds or look at the server")
         except self._openai.APIStatusError as error:
             return _refusal(error)
         except self._openai.APIConnectionError as error:
             return _lost(error.__cause__ or error)
         reply = read_completion(response.content, request)
-        if isinstance(reply, Trouble):
+        if isinstance(reply, RequestError):
             return reply
         self._accounts.answered(monotonic() - started)
         read, written = (reply.usage.get(name, 0) for name in _TOKENS)
@@ -290,21 +300,21 @@ async def _body(response: aiohttp.ClientResponse) -> bytes:
     raise _TooLongError
 
 
-def _lost(error: BaseException) -> Trouble:
+def _lost(error: BaseException) -> RequestError:
     """What became of a request that nobody answered, or not in HTTP."""
     if isinstance(error, _TooLongError):
         return too_long(f"a body of more than {MAX_REPLY_BYTES} bytes")
     if isinstance(error, aiohttp.ClientPayloadError | aiohttp.ClientConnectionError | OSError):
         reason = f"connection failed ({type(error).__name__}: {error})"
-        return Trouble("connection", reason, "check {here}.base_url and that the server runs")
+        return RequestError("connection", reason, "check {here}.base_url and that the server runs")
     return unreadable(f"{type(error).__name__}: {error}")
 
 
-def _refusal(error: openai.APIStatusError) -> Trouble:
+def _refusal(error: openai.APIStatusError) -> RequestError:
     status, response = error.status_code, error.response
     said = error.body.get("message") if isinstance(error.body, dict) else None
     kind: Kind = "rate_limit" if status == 429 else "server" if status >= 500 else "refused"
-    trouble = Trouble(
+    trouble = RequestError(
         kind,
         f"HTTP {status} {response.reason_phrase}: {said if isinstance(said, str) else response.text[:65536]}",
         _FIXES.get(status, "look at the server's log" if status >= 500 else "check the section {here}"),
@@ -324,3 +334,133 @@ def retry_after_seconds(value: str | None, now: datetime) -> float:
         return max(0.0, (parsedate_to_datetime(value) - now).total_seconds())
     except (ValueError, TypeError):
         return 0.0
+
+
+if TYPE_CHECKING:
+    from mua.environment.endpoint.chat import RequestError
+
+
+MINUTE = 60.0
+Clock = Callable[[], float]
+
+
+@dataclass(slots=True)
+class Reservation:
+    """A reservation in a :class:`RateLimit`."""
+
+    start: float
+    """When it may be used, by the clock of the window."""
+    amount: float
+    counted: bool = True
+
+
+class RateLimit:
+    """At most ``limit`` units within any ``seconds``: a sliding window, places given in order of asking.
+
+    An amount above the limit waits for an empty window and then fills it.
+    """
+
+    def __init__(self, limit: float, seconds: float = MINUTE) -> None:
+        self._limit = limit
+        self._seconds = seconds
+        self._places: deque[Reservation] = deque()
+        self._used = 0.0
+
+    def wait(self, amount: float, now: float) -> float:
+        """Seconds until ``amount`` would have its place, if it were asked for now."""
+        return self._start(min(amount, self._limit), now) - now
+
+    def reserve(self, amount: float, now: float) -> Reservation:
+        """The next place for ``amount``; use it no earlier than its start."""
+        place = Reservation(self._start(min(amount, self._limit), now), min(amount, self._limit))
+        while self._places and self._places[0].start <= place.start - self._seconds:
+            gone = self._places.popleft()
+            gone.counted = False
+            self._used -= gone.amount
+        self._places.append(place)
+        self._used += place.amount
+        return place
+
+    def correct(self, place: Reservation, amount: float) -> None:
+        """``place`` took ``amount`` in the end; 0 gives it back."""
+        if place.counted:
+            self._used += min(amount, self._limit) - place.amount
+            place.amount = min(amount, self._limit)
+
+    def _start(self, amount: float, now: float) -> float:
+        """When ``amount`` fits: after all places given before, once enough of them have left the window."""
+        start = max(now, self._places[-1].start) if self._places else now
+        used = self._used
+        for place in self._places:
+            if place.start > start - self._seconds and used + amount <= self._limit:
+                break
+            start = max(start, place.start + self._seconds)
+            used -= place.amount
+        return start
+
+
+class Breaker:
+    """Leaves a broken endpoint alone; see the drawing above. Belongs to one event loop."""
+
+    def __init__(self, faults: int, seconds: float, clock: Clock) -> None:
+        self._limit = faults
+        self._seconds = seconds
+        self._clock = clock
+        self._faults = 0
+        self._opens_at: float | None = None
+        self._probing = False
+        self._changed = asyncio.Event()
+        self.trouble: RequestError | None = None
+        """The last fault."""
+        self.failed_probes = 0
+
+    @property
+    def closed(self) -> bool:
+        return self._opens_at is None
+
+    def wait(self) -> float:
+        """Seconds until a request may be sent, 0 for now. While a probe is out nobody knows: one more period."""
+        if self._opens_at is None:
+            return 0.0
+        return self._seconds if self._probing else max(0.0, self._opens_at - self._clock())
+
+    async def change(self, seconds: float) -> None:
+        """Sleep until the state changes, ``seconds`` at most."""
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._changed.wait(), seconds)
+
+    def enter(self) -> bool:
+        """A request is about to be sent; whether it is the probe."""
+        if self._opens_at is None or self._probing:
+            return False
+        self._probing = True
+        return True
+
+    def leave(self, probe: bool, fault: RequestError | None) -> bool:
+        """The request has ended: with an answer of whatever kind, or with a fault of the endpoint.
+
+        Gives whether the endpoint, which was asked until now, is left alone because of it.
+        """
+        if fault is None:
+            self._faults = 0
+            self._set(None)
+            return False
+        self.trouble = fault
+        self._faults += 1
+        self.failed_probes += probe
+        opens = self.closed and self._faults >= self._limit
+        if probe or opens:
+            self._set(self._clock() + self._seconds)
+        return opens
+
+    def abandon(self, probe: bool) -> None:
+        """The request was cancelled: it says nothing about the endpoint."""
+        if probe:
+            self._set(self._opens_at)
+
+    def _set(self, opens_at: float | None) -> None:
+        """Whoever waits wakes up and looks again."""
+        self._opens_at = opens_at
+        self._probing = False
+        self._changed.set()
+        self._changed = asyncio.Event()

@@ -15,17 +15,21 @@ evaluated, users and judges are roles.
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import json
 import logging
 import random
 import re
+import sqlite3
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from time import monotonic, time
 from typing import Literal, Self, TypeAlias
 
 from mua.config.schema import JudgeConfig, LlmConfig, PolicyEndpointConfig, UserConfig
-from mua.environment.endpoint.cache import ResponseCache
-from mua.environment.endpoint.chat import ChatRequest, Completion, Message, Trouble
+from mua.environment.endpoint.chat import ChatRequest, Completion, FunctionCall, Message, RequestError
 from mua.environment.endpoint.connection import Accounts, Connection
 from mua.store.recorder import current_episode
 from mua.types import Json
@@ -41,6 +45,7 @@ from mua.utils.errors import (
 )
 from mua.utils.masking import mask_credentials
 from mua.utils.seeds import derived_seed
+from mua.utils.strict_json import read_json
 
 log = logging.getLogger(__name__)
 
@@ -50,11 +55,13 @@ Accept: TypeAlias = Callable[[Completion], Refusal | None]
 FIRST_BACKOFF_SECONDS = 0.5
 LONGEST_BACKOFF_SECONDS = 30.0
 _SECTIONS: dict[Role, str] = {"user": "user.llm", "judge": "judge.llm", "policy": "evaluation.policy.endpoint"}
-_NOT_ASKED = Trouble("rate_limit", "no free slot yet, or no place under the rate limit", "raise {here}.concurrency")
+_NOT_ASKED = RequestError(
+    "rate_limit", "no free slot yet, or no place under the rate limit", "raise {here}.concurrency"
+)
 _FULL = re.compile(r"context[ _](length|window)|maximum (context|model)|too many tokens|prompt is too long", re.I)
 
 
-class ContextFull(EngineError):
+class ContextLengthExceeded(EngineError):
     """The conversation no longer fits the policy's context."""
 
 
@@ -103,7 +110,7 @@ class ChatClient:
 
         Raises when no endpoint gives one within ``max_retries`` and ``seconds`` (waiting for limits included), as the
         role has it: :class:`UserFault`, :class:`JudgeFault`, and for a policy
-        :class:`ContextFull`, :class:`DeadlineExceeded`, :class:`ConfigError` for what no retry
+        :class:`ContextLengthExceeded`, :class:`DeadlineExceeded`, :class:`ConfigError` for what no retry
         helps, or :class:`EngineError`.
         """
         config = self._config
@@ -132,7 +139,7 @@ class ChatClient:
         raise self._fault(way, seconds if late else None)
 
     def _note(
-        self, request: ChatRequest, outcome: Completion | Trouble | str, began: float, seconds: float,
+        self, request: ChatRequest, outcome: Completion | RequestError | str, began: float, seconds: float,
         endpoint: str, model: str, *, error: str | None = None,
     ) -> None:  # fmt: skip
         """Have the record of the episode under way hold the request."""
@@ -201,7 +208,7 @@ class ChatClient:
                     return outcome
                 self.count("errors/rejected")
                 reason = f"unusable reply: {refusal.reason}"
-                outcome = Trouble("rejected", reason, "try another {here}.model", refusal.kind)
+                outcome = RequestError("rejected", reason, "try another {here}.model", refusal.kind)
             if outcome is not None:
                 if self._role == "user" and outcome.fault is not UserFaultKind.UNREACHABLE:
                     self.count(f"refused/{outcome.fault}")
@@ -233,7 +240,7 @@ class ChatClient:
             named = f"policy endpoint {self._members[0]!r}"
             return DeadlineExceeded(f"rollout.generate_seconds: {named} did not answer within {late:g} s")
         if last.status in (400, 413, 422) and _FULL.search(last.reason):
-            return ContextFull(text)
+            return ContextLengthExceeded(text)
         if last.status in (401, 403, 404):
             return ConfigError(text)
         return EngineError(text, passing=last.kind != "unreadable")
@@ -245,7 +252,7 @@ class _Way:
     def __init__(self, members: Sequence[Connection], request: ChatRequest, deadline: float) -> None:
         self.request = request
         self.deadline = deadline
-        self.last: dict[int, Trouble] = {}
+        self.last: dict[int, RequestError] = {}
         self.tries = [0] * len(members)
         self._members = members
         self._not_before = [0.0] * len(members)
@@ -255,7 +262,7 @@ class _Way:
         """Tries at all endpoints together."""
         return sum(self.tries)
 
-    def met(self, place: int) -> Trouble:
+    def met(self, place: int) -> RequestError:
         """What that endpoint gave last."""
         return self.last.get(place) or self._members[place].breaker.trouble or _NOT_ASKED
 
@@ -285,7 +292,7 @@ class _Way:
         if breaker.failed_probes > failed and breaker.trouble is not None:
             self.note(place, breaker.trouble)
 
-    def note(self, place: int, met: Trouble) -> None:
+    def note(self, place: int, met: RequestError) -> None:
         """One try more, in vain."""
         longest = min(FIRST_BACKOFF_SECONDS * 2 ** self.tries[place], LONGEST_BACKOFF_SECONDS)
         self.last[place] = met
@@ -324,3 +331,99 @@ class Services:
         for client in (self.user, self.judge):
             if client is not None:
                 await client.close()
+
+
+log = logging.getLogger(__name__)
+
+LOCK_SECONDS = 30.0
+"""How long a write waits for another process's."""
+
+
+class JsonCache:
+    """Objects by request. Works in a thread of its own, so that a lock held elsewhere never holds up the event loop."""
+
+    def __init__(self, path: Path, key: str, what: str, on_fault: Callable[[], None] = lambda: None) -> None:
+        """``key`` names the setting in messages, ``what`` what is kept. Raises :class:`ConfigError` if the
+        file is no cache.
+
+        ``on_fault`` is called when the file cannot be read or written later: a disk that is full ends no run, because
+        whoever was asked still answers.
+        """
+        self._named = f"{key}: {path}"
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._store = sqlite3.connect(path, timeout=LOCK_SECONDS, check_same_thread=False, isolation_level=None)
+            self._store.execute("CREATE TABLE IF NOT EXISTS replies (request TEXT PRIMARY KEY, reply TEXT NOT NULL)")
+            self._store.execute("SELECT request, reply FROM replies LIMIT 1")
+        except (OSError, sqlite3.Error) as error:
+            raise ConfigError(
+                f"{key}: cannot keep {what} in {path}: {error}; name another file, or remove this one"
+            ) from error
+        self._on_fault = on_fault
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="reply cache")
+
+    async def get(self, request: Json) -> Json | None:
+        """The reply kept for ``request``."""
+        return await self._ask(request, None)
+
+    async def put(self, request: Json, reply: Json) -> Json:
+        """Keep ``reply`` unless there is one already; the one that is kept now."""
+        return await self._ask(request, json.dumps(reply, ensure_ascii=False)) or reply
+
+    async def close(self) -> None:
+        await asyncio.get_running_loop().run_in_executor(self._thread, self._store.close)
+        self._thread.shutdown()
+
+    def unreadable(self) -> ConfigError:
+        """The error of a reply that is not what was written."""
+        return ConfigError(f"{self._named} holds a reply that cannot be read; name another file, or remove this one")
+
+    async def _ask(self, request: Json, reply: str | None) -> Json | None:
+        text = json.dumps(request, sort_keys=True, separators=(",", ":"))
+        digest = hashlib.sha256(text.encode()).hexdigest()
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._thread, self._kept, digest, reply)
+        except sqlite3.Error as error:
+            self._on_fault()
+            log.warning("%s: %s", self._named, error)
+        return None
+
+    def _kept(self, digest: str, reply: str | None) -> Json | None:
+        """The reply of that request, which is ``reply`` if there was none."""
+        if reply is not None:
+            self._store.execute("INSERT OR IGNORE INTO replies VALUES (?, ?)", (digest, reply))
+        row = self._store.execute("SELECT reply FROM replies WHERE request = ?", (digest,)).fetchone()
+        if row is None:
+            return None
+        try:
+            kept = read_json(row[0])
+        except ValueError as error:
+            raise self.unreadable() from error
+        if not isinstance(kept, dict):
+            raise self.unreadable()
+        return kept
+
+
+class ResponseCache:
+    """Completions by request, in a :class:`JsonCache`."""
+
+    def __init__(self, path: Path, key: str, on_fault: Callable[[], None] = lambda: None) -> None:
+        self._cache = JsonCache(path, key, "replies", on_fault)
+
+    async def get(self, request: Json) -> Completion | None:
+        """The reply kept for ``request``."""
+        kept = await self._cache.get(request)
+        return None if kept is None else self._completion(kept)
+
+    async def put(self, request: Json, completion: Completion) -> Completion:
+        """Keep ``completion`` unless there is a reply already; the one that is kept now."""
+        return self._completion(await self._cache.put(request, asdict(completion)))
+
+    async def close(self) -> None:
+        await self._cache.close()
+
+    def _completion(self, fields: Json) -> Completion:
+        try:
+            return Completion(**fields | {"calls": tuple(FunctionCall(**call) for call in fields["calls"])})
+        except (ValueError, TypeError, LookupError, AttributeError) as error:
+            raise self._cache.unreadable() from error

@@ -18,7 +18,7 @@ from dataclasses import asdict
 from time import monotonic
 
 from mua.config.tools import PagesConfig
-from mua.environment.endpoint.cache import JsonCache
+from mua.environment.endpoint.services import JsonCache
 from mua.environment.reading.corpus import Corpus
 from mua.environment.reading.fetching import Fetcher
 from mua.environment.reading.page import CUT, Page

@@ -17,7 +17,7 @@ from urllib.parse import quote
 import httpx
 
 from mua.config.tools import SearchTool
-from mua.environment.endpoint.cache import JsonCache
+from mua.environment.endpoint.services import JsonCache
 from mua.environment.reading.page_error import PageError
 from mua.types import Json
 from mua.utils.errors import EnvironmentFault

@@ -25,8 +25,7 @@ from mua.environment.protocol import Split, Task
 from mua.environment.selection import Selection, environment_of
 from mua.observe.progress import Progress
 from mua.rollout.agent import ChatPolicy
-from mua.rollout.runner import EpisodeRunner, Placed, evaluation_places, without_gc_pauses
-from mua.rollout.scored import require_scored
+from mua.rollout.runner import EpisodeRunner, Placed, evaluation_places, require_scored, without_gc_pauses
 from mua.rollout.service import RolloutService
 from mua.store.recorder import Recorder
 from mua.store.traces import TraceWriter

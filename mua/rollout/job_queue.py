@@ -21,7 +21,7 @@ from sqlalchemy.engine import Connection
 
 from mua.config.rollout import SamplersConfig
 from mua.environment.protocol import Task
-from mua.rollout.leasing import LATELY_SECONDS
+from mua.rollout.rollout_worker import LATELY_SECONDS
 from mua.store.database import Store
 from mua.store.faults import StoreUnreachable
 from mua.store.leases import (
@@ -54,7 +54,7 @@ class _Offered:
     """Samples whose end was told."""
 
 
-class Board:
+class JobQueue:
     """The trainer's side. Belongs to one event loop; use as a context manager.
 
     ``presence`` gives the rows of the engines and their router, which are written every few seconds.
@@ -78,7 +78,7 @@ class Board:
         self.alive = 0
         """Samplers that have given a sign of life lately, as of the last look."""
 
-    async def __aenter__(self) -> Board:
+    async def __aenter__(self) -> JobQueue:
         await self._exchange()  # samplers find the run from now on
         self._exchanging = asyncio.create_task(self._go_on(), name="board")
         return self

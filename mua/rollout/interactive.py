@@ -57,7 +57,7 @@ async def wait_for_person(task: AgentTask) -> None:
     await visit.done.wait()
 
 
-def by_hand(config: ExperimentConfig) -> ExperimentConfig:
+def interactive_config(config: ExperimentConfig) -> ExperimentConfig:
     """``config`` with episodes that wait for a person's agent."""
     agent: Json = {} if config.agent is None else config.agent.model_dump()
     agent |= {"command": None, "function": f"{__name__}:{wait_for_person.__name__}"}
@@ -82,7 +82,7 @@ class SessionDesk:
     async def open(self) -> Path:
         """Start the gateway; gives the file that tells where it is and the administrator's key."""
         gateway = self._runner.gateway
-        assert gateway is not None, "by_hand made the configuration"
+        assert gateway is not None, "interactive_config made the configuration"
         gateway.add_route("POST", "/sessions", self._begin)
         gateway.add_route("POST", "/sessions/{key}/end", self._end)
         await gateway.start()

@@ -1,6 +1,6 @@
 """``mua sample``: a process that rolls out episodes of a run, on any machine that reaches its store and its router.
 
-store ──► a run that goes on ──► its configuration, its engines' router ──► LeasingSampler
+store ──► a run that goes on ──► its configuration, its engines' router ──► RolloutWorker
   ▲                                                                             │ the trainer is started again,
   └──────────── wait, at most --wait seconds ◄──────────────────────────────────┘ or has ended
 """
@@ -8,36 +8,46 @@ store ──► a run that goes on ──► its configuration, its engines' rou
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import os
+import socket
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from importlib.metadata import entry_points
 from pathlib import Path
 from time import monotonic, sleep
-from typing import Any
+from typing import Any, Literal, Protocol
+from uuid import uuid4
 
 import yaml
 from pydantic import SecretStr
+from sqlalchemy.engine import Connection
 
+import mua
 from mua.config.load import dump_config, load_config
 from mua.config.schema import ExperimentConfig
 from mua.config.section import Section
-from mua.engine.router_client import RouterClient, RouterLost
+from mua.engine.router_client import CONTRACT, RouterClient, RouterLost
 from mua.environment.endpoint.services import Services
 from mua.environment.protocol import Task
+from mua.environment.registry import ENTRY_POINT_GROUP
 from mua.environment.selection import Selection
-from mua.rollout.leasing import LeasingSampler
 from mua.rollout.runner import EpisodeRunner
-from mua.rollout.sampler_code import check_code, check_contract, made_with
 from mua.store.database import Store
 from mua.store.faults import NoStore, StoreError, StoreUnreachable
+from mua.store.leases import EpisodeLease, LeasedRecorder, claim, give_back, renew, tell_sampler
 from mua.store.starts import RunningPart, find_part, state_of_run
+from mua.store.writer import Writer
 from mua.tokens.chat_family import load_family_of
 from mua.tokens.codec import tokenizer_digest
 from mua.types import Json
-from mua.utils.errors import ConfigError, Preempted
-from mua.utils.hooks import check_hooks
+from mua.utils.errors import ConfigError, MuaError, Preempted
+from mua.utils.hooks import check_hooks, hook_sources
 from mua.utils.masking import mask_credentials
+from mua.utils.source_state import ROOT, code_digest, git_state, installed_version
 
 log = logging.getLogger(__name__)
 _LOOK_SECONDS = 1.0
@@ -158,7 +168,7 @@ async def _serve(store: Store, config: ExperimentConfig, part: RunningPart, leav
         runner = EpisodeRunner(config, selection, family, engines, services, pauses=engines.pauses)
         await runner.start()
         try:
-            sampler = LeasingSampler(
+            sampler = RolloutWorker(
                 config,
                 store,
                 runner,
@@ -304,3 +314,260 @@ def _secrets(value: Any, key: tuple[str, ...]) -> Iterator[str]:
     elif isinstance(value, list | tuple):
         for place, item in enumerate(value):
             yield from _secrets(item, (*key, str(place)))
+
+
+LATELY_SECONDS = 5.0
+"""How long who has found something looks for more of it the more often."""
+_WRITE_SECONDS = 0.02
+"""Results are gathered so long: the trainer may wait for the last of a group."""
+
+
+class EngineRoom(Protocol):
+    """How much the engines can take, over all samplers."""
+
+    async def room(self) -> int:
+        """How many episodes this sampler may start now."""
+
+    async def started(self, count: int) -> None:
+        """It has started so many."""
+
+
+class RolloutWorker:
+    """One sampler at one start of a run. Belongs to one event loop."""
+
+    def __init__(
+        self,
+        config: ExperimentConfig,
+        store: Store,
+        runner: EpisodeRunner,
+        tasks: Mapping[tuple[str, str], Task],
+        engines: EngineRoom,
+        *,
+        run: str,
+        part: int,
+        kind: str,
+    ) -> None:
+        """``tasks`` are training's by domain and id; ``engines`` say how many episodes they can take."""
+        self._config, self._store, self._runner, self._tasks, self._engines = config, store, runner, tasks, engines
+        self._run_id, self._part = run, part
+        self.name = f"{kind}-{socket.gethostname()}-{os.getpid()}-{uuid4().hex[:8]}"
+        self._began = time.time()
+        self._playing: dict[asyncio.Task[None], EpisodeLease] = {}
+        self._failure: BaseException | None = None
+        writer = Writer(
+            store,
+            every_seconds=_WRITE_SECONDS,
+            queue_bytes=config.store.queue_megabytes * 2**20,
+            outage_seconds=config.store.outage_seconds,
+            name=self.name,
+        )
+        self.recorder = LeasedRecorder(writer, run, part, self.name)
+
+    @property
+    def playing(self) -> int:
+        """Episodes under way."""
+        return len(self._playing)
+
+    async def work(self, ended: Callable[[], str | None], leaving: Callable[[], bool] = lambda: False) -> str:
+        """EpisodeLease and play until ``ended`` says why there is nothing more to do; it is given back.
+
+        When ``leaving`` is true nothing more is leased, and the reason is an empty text once what is under way has
+        ended, or ``samplers.leave_seconds`` are over; the rest is given back to others. Raises
+        :class:`MuaError` when the store stays away.
+        """
+        beat = asyncio.create_task(self._heartbeats(), name=f"heartbeats of {self.name}")
+        try:
+            return await self._work(ended, leaving, beat)
+        finally:
+            beat.cancel()
+            await asyncio.gather(beat, return_exceptions=True)
+            await self._give_up(list(self._playing))
+            await self._leave()
+
+    async def _work(
+        self, ended: Callable[[], str | None], leaving: Callable[[], bool], beat: asyncio.Task[None]
+    ) -> str:
+        chosen, leave_by, found_at = self._config.samplers, None, monotonic()
+        while (why := ended()) is None:
+            if beat.done():
+                beat.result()
+            if self._failure is not None:
+                raise self._failure
+            if leaving():
+                leave_by = leave_by or monotonic() + chosen.leave_seconds
+                if not self._playing or monotonic() > leave_by:
+                    return ""
+            elif (free := self._config.rollout.concurrency - self.playing) > 0:
+                wanted = min(free, await self._engines.room())
+                if wanted > 0 and (found := await self._claim(wanted)):
+                    self._start(found)
+                    found_at = monotonic()
+                    await self._engines.started(len(found))
+            lately = monotonic() - found_at < LATELY_SECONDS
+            await self._pause(chosen.poll_seconds / 4 if lately else chosen.poll_seconds)
+        return why
+
+    def _start(self, leases: list[EpisodeLease]) -> None:
+        for lease in leases:
+            task = asyncio.create_task(self._play(lease), name=f"episode {lease.ordinal}/{lease.sample}")
+            self._playing[task] = lease
+            task.add_done_callback(self._ended)
+
+    async def _pause(self, seconds: float) -> None:
+        """Until an episode ends, and so long at most."""
+        if self._playing:
+            await asyncio.wait(self._playing, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        else:
+            await asyncio.sleep(seconds)
+
+    async def _claim(self, count: int) -> list[EpisodeLease]:
+        tries, seconds = self._config.rollout.max_retries + 1, self._config.samplers.lease_seconds
+
+        def take(connection: Connection) -> list[EpisodeLease]:
+            return claim(connection, self._run_id, self._part, self.name, count, seconds, tries)
+
+        found = await self._patiently(take)
+        self.recorder.took(found)
+        return found
+
+    async def _play(self, lease: EpisodeLease) -> None:
+        task = self._tasks.get((lease.domain, lease.task_id))
+        if task is None:
+            raise MuaError(
+                f"the run has a task {lease.task_id!r} of {lease.domain}, which this sampler does not know: its "
+                "section environment, or the data it names, is another one; give the run's own"
+            )
+        temperature = self._config.rollout.temperature
+        await self._runner.trajectory(
+            task, lease.ordinal, lease.sample, temperature=temperature, recorder=self.recorder
+        )
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        lease = self._playing.pop(task)
+        if task.cancelled():
+            self.recorder.lost(lease)
+        elif (error := task.exception()) is not None:
+            self.recorder.lost(lease)
+            self._failure = self._failure or error
+
+    async def _heartbeats(self) -> None:
+        """Renew the leases; give up the episodes of those that are lost."""
+        while True:
+            held = self.recorder.held()
+            kept = await self._patiently(partial(self._renewed, held))
+            lost = {lease.token for lease in held} - kept
+            gone = [task for task, lease in self._playing.items() if lease.token in lost]
+            if gone:
+                log.info("%d episodes are no longer ours: their groups were cancelled, or others have them", len(gone))
+            await self._give_up(gone)
+            for lease in held:
+                if lease.token in lost:
+                    self.recorder.lost(lease)
+            await asyncio.sleep(self._config.samplers.heartbeat_seconds)
+
+    def _renewed(self, held: list[EpisodeLease], connection: Connection) -> set[str]:
+        tell_sampler(connection, self._row("running"))
+        return renew(connection, held, self._config.samplers.lease_seconds)
+
+    def _row(self, state: str) -> Json:
+        return {
+            "id": self.name, "run_id": self._run_id, "host": socket.gethostname(), "pid": os.getpid(), "state": state,
+            "running": self.playing, "started_at": self._began,
+            "details": {"part": self._part, "delivered": self.recorder.delivered, "refused": self.recorder.refused},
+        }  # fmt: skip
+
+    async def _give_up(self, tasks: list[asyncio.Task[None]]) -> None:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _leave(self) -> None:
+        """Everything is written, and what was not ended is others' at once."""
+
+        def free(connection: Connection) -> None:
+            give_back(connection, self.recorder.held())
+            tell_sampler(connection, self._row("left"))
+
+        def write() -> None:
+            self.recorder.writer.close()
+            self._store.patiently(free, self._config.store.flush_seconds)
+
+        with contextlib.suppress(MuaError):  # leases run out by themselves
+            await asyncio.to_thread(write)
+
+    async def _patiently(self, function: Callable[[Connection], Any]) -> Any:
+        return await asyncio.to_thread(self._store.patiently, function, self._config.store.outage_seconds)
+
+
+_PACKAGES = ("transformers", "tokenizers", "jinja2", "jsonschema-rs", "rapidfuzz", "sympy", "math-verify", "bm25s")
+"""Packages whose other versions may give other tokens, observations or scores."""
+
+
+def made_with(config: ExperimentConfig) -> Json:
+    """What this process would roll out episodes of ``config`` with: ``mua``, ``contract``, ``code`` (a digest),
+    ``commit`` (for people; None outside a repository), versions of ``packages``, and digests of ``hooks`` by path."""
+    git = git_state(ROOT)
+    packages = {name: installed_version(name) for name in _PACKAGES} | _of_others(set(config.environment.shares))
+    return {
+        "mua": mua.__version__,
+        "contract": CONTRACT,
+        "code": code_digest(),
+        "commit": git and git["commit"][:12] + (" with changed files" if git["dirty"] else ""),
+        "packages": packages,
+        "hooks": {path: hook["sha256"] for path, hook in hook_sources(config, of_episodes=True).items()},
+    }
+
+
+def check_contract(run: str, theirs: Json) -> None:
+    """Raise :class:`ConfigError` where the trainer, which said ``theirs``, is of another version or contract."""
+    ours = {"mua": mua.__version__, "contract": CONTRACT}
+    if not theirs:
+        raise ConfigError(
+            f"run {run}: its trainer's mua does not say its version, and this sampler is {_named(ours)}; install the "
+            "same mua on both sides, then start the trainer again"
+        )
+    if any(theirs.get(key) != ours[key] for key in ("mua", "contract")):
+        raise ConfigError(
+            f"run {run}: its trainer is {_named(theirs)}, this sampler {_named(ours)}; install the trainer's mua here, "
+            "or start the trainer again with this one"
+        )
+
+
+def check_code(run: str, theirs: Json, ours: Json, other_code: Literal["refuse", "warn"]) -> None:
+    """Compare the code of both sides. Raises :class:`ConfigError` where it differs and ``other_code`` is refuse."""
+    different = _differences(theirs, ours)
+    if not different:
+        return
+    told = f"run {run}: this sampler would roll out with other code than its trainer: {'; '.join(different)}"
+    if other_code == "refuse":
+        raise ConfigError(
+            f"{told}; bring both to the same, or set samplers.other_code=warn where that changes nothing of episodes"
+        )
+    log.warning("%s (samplers.other_code: warn)", told)
+
+
+def _differences(theirs: Json, ours: Json) -> list[str]:
+    found = []
+    if theirs.get("code") != ours["code"]:
+        sides = [f"{side.get('code')}{f' (commit {side["commit"]})' if side.get('commit') else ''}" for side in
+                 (theirs, ours)]  # fmt: skip
+        found.append(f"sources of mua and its environments: the trainer's {sides[0]}, here {sides[1]}")
+    things: tuple[dict[str, Any], dict[str, Any]] = (
+        (theirs.get("packages") or {}) | (theirs.get("hooks") or {}),
+        ours["packages"] | ours["hooks"],
+    )
+    for name in dict.fromkeys([*things[0], *things[1]]):
+        sides = [str(side.get(name) or "none") for side in things]
+        if sides[0] != sides[1]:
+            found.append(f"{name}: the trainer's {sides[0]}, here {sides[1]}")
+    return found
+
+
+def _named(side: Json) -> str:
+    return f"mua {side.get('mua')} (sampler contract {side.get('contract')})"
+
+
+def _of_others(domains: set[str]) -> dict[str, str | None]:
+    """The versions of other projects' packages that bring these domains."""
+    found = [point.dist for point in entry_points(group=ENTRY_POINT_GROUP) if point.name in domains]
+    return {dist.name: dist.version for dist in found if dist is not None}
