@@ -11,13 +11,10 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from environments.airline.dialects import OWN
 from environments.airline.ledger import Ledger
-from environments.airline.rules import TODAY
+from environments.airline.rules import FIRST_NAMES, OWN, TODAY
 from environments.airline.tools import EXTRA_BAG, INSURANCE
-from environments.airline.words import FIRST_NAMES
-from environments.kit.language.claims import Claim, Review, money
-from environments.kit.language.clauses import Mood, clauses, denied
+from environments.kit.language.claims import Claim, Mood, Review, clauses, denied, money
 from environments.kit.language.text import sentences
 from mua.types import Json
 

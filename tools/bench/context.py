@@ -26,8 +26,7 @@ import numpy as np
 
 import mua
 from environments.qa.own import other_tasks, question
-from environments.qa.pages import page_of, read
-from environments.qa.world import world, world_key
+from environments.qa.world import page_of, read, world, world_key
 from mua.algorithms.advantage import Floats
 from mua.config.load import load_config
 from mua.config.schema import ExperimentConfig
