@@ -580,7 +580,7 @@ class _Taken:
         elif _is_manner(sentence):
             return
         elif _is_wish(sentence):
-            self.wish(spoken(sentence), inquiry=_is_inquiry(sentence))
+            self.wish(spoken(sentence), inquiry=_INQUIRY.search(sentence) is not None)
         else:
             self.asides.append(spoken(sentence))
             self._last = "aside"
@@ -823,7 +823,3 @@ def _is_wish(sentence: str) -> bool:
     if _PREFERRING.search(sentence) and not _INQUIRY.search(sentence):
         return False
     return _WANTING.search(sentence) is not None or _ORDERING.match(sentence) is not None
-
-
-def _is_inquiry(sentence: str) -> bool:
-    return _INQUIRY.search(sentence) is not None

@@ -250,7 +250,7 @@ def _told(view: View, amount: float, totals: set[float]) -> Iterator[Found]:
         yield Found("paid", value, True)
     if amount == sum(_amounts(ledger.user, "gift_card")):
         yield Found("balance", value, True, "profile")
-    cabins = _cabins(view.text)
+    cabins = [found.replace(" ", "_") for found in re.findall(r"\b(basic economy|economy|business)\b", view.text)]
     for offer in ledger.offers:
         for cabin, price in offer.prices.items():
             if price == amount and (cabin in cabins or (not cabins and view.sums <= 2)):
@@ -936,10 +936,6 @@ def _holdings(view: View) -> Iterator[Found]:
         )
         if view.has("profile|you have|you had|your|account") and not view.has("cancell?ed"):
             yield Found("reservations", str(count), count in allowed, "profile")
-
-
-def _cabins(text: str) -> list[str]:
-    return [found.replace(" ", "_") for found in re.findall(r"\b(basic economy|economy|business)\b", text)]
 
 
 _OFFERED = (

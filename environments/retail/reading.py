@@ -126,8 +126,8 @@ _ADDRESS = re.compile(r"(\d+ [^,.]+), (?:([^,]+), )?([^,]+), ([A-Z]{2}) (\d{5})"
 _PATTERNS = {"order": ORDER, "email": EMAIL, "name": NAME, "address": _ADDRESS}
 _PRODUCT = re.compile(rf"\b({'|'.join(sorted(PRODUCTS, key=len, reverse=True))})\b")
 _VALUES: dict[str, set[str]] = {}
-for _, _options in PRODUCTS.values():
-    for _key, _values in _options.items():
+for _, _product_options in PRODUCTS.values():
+    for _key, _values in _product_options.items():
         _VALUES.setdefault(_key, set()).update(_values)
 _OPTION = re.compile(rf"\b({'|'.join(_VALUES)}) ([\w-]+)")
 _SOURCES = {"paypal": "paypal", "credit card": "credit_card", "gift card": "gift_card"}
