@@ -201,10 +201,6 @@ def write_manifest() -> None:
     pin_manifest(MANIFEST, entries)
 
 
-if __name__ == "__main__":
-    write_manifest()
-
-
 # The scripted customer: one wish and what is known of it, spoken by the grammar in ``voice.yaml``.
 
 HERE = Path(__file__).parent
@@ -233,3 +229,7 @@ def _wrong(task: Task, fact: str, value: str) -> str:
     rng = random.Random(f"wrong/{task.id}/{fact}")
     others = {"order": [str(rng.randint(FIRST_ORDER, LAST_ORDER))], "item": PRODUCTS, "city": CITIES}.get(fact, ())
     return rng.choice([other for other in others if other != value] or [""])
+
+
+if __name__ == "__main__":
+    write_manifest()
