@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from environments.help_desk.words import NAMES
+from environments.help_desk.database import NAMES
 from mua.types import Json
 from tests.chat_fixtures import calls, says
 

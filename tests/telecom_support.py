@@ -8,8 +8,7 @@ from dataclasses import replace
 from environments.kit.database import DatabaseEnvironment
 from environments.telecom import DOMAIN, TelecomDomain
 from environments.telecom.faults import SOLVED
-from environments.telecom.gold import gold_moves
-from environments.telecom.recipes import RECIPES
+from environments.telecom.tasks import RECIPES, gold_moves
 from environments.telecom.user import PhoneUser, customer
 from mua.environment.protocol import Evaluation, Move, Task, ToolResult
 from mua.types import Json, ToolSchema

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 
-from environments.help_desk.words import CITIES, NAMES, PRODUCTS
+from environments.help_desk.database import CITIES, NAMES, PRODUCTS
 from mua.types import Json
 
 _WORDS = (*NAMES, *CITIES, *PRODUCTS)

@@ -30,12 +30,11 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional
 
-from environments.kit.language.features import in_question, read
+from environments.kit.language.features import Tokens, in_question, read, tokens
 from environments.kit.language.model import ACTS, MANIFEST
 from environments.kit.language.network import FILE, LONGEST, Floats, packed, pieces, unpacked
 from environments.kit.language.rules import Rules
 from environments.kit.language.text import sentences
-from environments.kit.language.tokens import Tokens, tokens
 from tools import kit
 from tools.train_reader import DOMAINS, Line, composed, domain_of, lexicons, lines_of, sources
 

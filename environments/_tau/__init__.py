@@ -20,7 +20,7 @@ tau2-bench's ``db.json``. ``tools_of(form)`` gives the tools in the order the po
 Tools written for it raise :class:`environments.kit.database.ToolError` for what the benchmark refuses, and do so before
 they write; they return the record, which is answered as ``json.dumps`` writes it, or a text. They need not check types:
 :class:`environments._tau.desk.OfficialDesk` checks the names of the arguments alone, as the official tools do, and
-turns a ``TypeError``, ``KeyError`` and the like into a refusal. :mod:`environments._tau.tools` has the three tools that
+turns a ``TypeError``, ``KeyError`` and the like into a refusal. :mod:`environments._tau.desk` has the three tools that
 both domains share, :mod:`environments._tau.folder` says how a folder is laid out.
 
 Options (``environment.options``):
@@ -31,7 +31,7 @@ Options (``environment.options``):
     drops a part of tau2-bench's ``reward_basis`` (several are separated by commas); without it, assertions go to the
     endpoint of the section ``judge``, and it is an error if there is none
 ``split: base``
-    takes the set of that name in tau2-bench's ``split_tasks.json`` as test split (:mod:`environments._tau.splits`)
+    takes the set of that name in tau2-bench's ``split_tasks.json`` as test split (:mod:`environments._tau.folder`)
 ``communicate: true``
     requires tau2-bench's ``communicate_info`` of every task, also where the basis does not: a reward of our own for
     training without a judge

@@ -15,21 +15,242 @@ from __future__ import annotations
 
 import io
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from gzip import BadGzipFile, GzipFile
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
-from environments._tau.splits import dealt, listed_tasks, named_splits
-from environments._tau.tasks import task_of
-from environments._tau.tau2 import task_of_tau2
 from environments.kit.overlay import Base
 from mua.environment.protocol import Split, Task
 from mua.types import Json
 from mua.utils.errors import ConfigError
-from mua.utils.strict_json import MAX_FILE_DEPTH, JsonError, open_file
+from mua.utils.strict_json import MAX_FILE_DEPTH, JsonError, open_file, printable
 from mua.utils.strict_json import read_json as read_json_text
+
+# Tasks of tau-bench as tasks of this project, and what the two benchmarks share: kind and difficulty.
+
+_READS = ("get_", "find_", "list_", "search_", "calculate", "think", "transfer_")
+"""How the names of tools begin that leave both databases alone."""
+
+
+def task_of(domain: str, split: Split, entry: Json, where: str) -> Task:
+    """One line of a tasks file: gold actions, and ``outputs`` as statements. ConfigError names what ``where`` lacks."""
+    for key, kind in (("id", str), ("instruction", str), ("actions", list)):
+        if not isinstance(entry.get(key), kind):
+            raise ConfigError(f"{where}: {key!r} must be a {'list' if kind is list else 'text'}")
+    actions = [{"name": action["name"], "arguments": action["arguments"]} for action in entry["actions"]]
+    data: Json = {
+        **graded(actions),
+        "instruction": entry["instruction"],
+        "actions": actions,
+        "statements": [[output] for output in entry.get("outputs") or []],
+    }
+    return Task(entry["id"], domain, split, data)
+
+
+def graded(actions: Sequence[Json]) -> Json:
+    """``kind``: the tool of the gold writes, "several" or "no_write"; ``difficulty`` by how many writes there are."""
+    writes = [action["name"] for action in actions if not action["name"].startswith(_READS)]
+    kind = writes[0] if len(set(writes)) == 1 else "several" if writes else "no_write"
+    return {"kind": kind, "difficulty": "easy" if len(writes) <= 1 else "medium" if len(writes) <= 3 else "hard"}
+
+
+# Which of tau2-bench's tasks are in which split.
+#
+# ``split_tasks.json`` maps names to lists of task ids. ``train`` and ``test`` are splits of ours too, ``dev`` and
+# ``validation`` are our validation split. The other names are sets of their own, which overlap these: ``base``, all
+# that tau2-bench reports on, is the union of train and test; telecom's ``small`` and ``full`` are others. With
+# ``environment.options.split: NAME`` the set of that name is the test split and the others are empty.
+#
+# A file that has none of our names gives its set ``base`` as the test split; where there is no such file, all tasks
+# are.
+
+OURS: dict[str, Split] = {"train": "train", "dev": "validation", "validation": "validation", "test": "test"}
+Named: TypeAlias = dict[str, list[str]]
+"""Task ids by the file's names."""
+
+
+def listed_tasks(value: Any, path: Path) -> dict[str, Json]:
+    """The entries of ``tasks.json`` by id. ConfigError where one has no id of its own."""
+    entries = value.get("tasks") if isinstance(value, dict) else value
+    if not isinstance(entries, list) or not all(isinstance(entry, dict) and "id" in entry for entry in entries):
+        raise ConfigError(f"{path}: must be a list of objects with an id")
+    found: dict[str, Json] = {}
+    for number, entry in enumerate(entries):
+        name = _id(entry["id"], f"{path}, task {number}: 'id'")
+        if name in found:
+            raise ConfigError(f"{path}, task {number}: another task has the id {printable(name)!r} too")
+        found[name] = entry
+    return found
+
+
+def named_splits(value: Any, path: Path, known: Mapping[str, Json], tasks: Path) -> Named:
+    """What ``split_tasks.json`` says, checked against the tasks that there are.
+
+    A set may name tasks that ``tasks.json`` lacks (releases differ in how many of ``full`` it holds), unless it is one
+    of ours or is asked for: :func:`dealt` looks at that.
+    """
+    if not isinstance(value, dict):
+        raise ConfigError(f"{path}: must be an object of lists of task ids")
+    found: Named = {}
+    for name, ids in value.items():
+        if not isinstance(ids, list):
+            raise ConfigError(f"{path}: split {printable(name)!r} must be a list of task ids")
+        found[name] = [_id(one, f"{path}: a task id of split {printable(name)!r}") for one in ids]
+        if name in OURS:
+            _check_known(name, found[name], path, known, tasks)
+    return found
+
+
+def dealt(
+    named: Named | None, wanted: str | None, path: Path, known: Mapping[str, Json], tasks: Path
+) -> dict[Split, list[str]]:
+    """Task ids by our splits, in the file's order; ``wanted`` is the option ``split``."""
+    if named is not None and wanted is None and not OURS.keys() & named.keys():
+        if "base" not in named:
+            raise ConfigError(f"{path}: has none of the splits train, dev, validation, test and base")
+        wanted = "base"
+    if wanted is not None:
+        if named is None or wanted not in named:
+            have = ", ".join(map(printable, named)) if named else "none, since the folder has no split_tasks.json"
+            raise ConfigError(f"environment.options.split: {path} names no split {wanted!r}; it has: {have}")
+        _check_known(wanted, named[wanted], path, known, tasks)
+        return {"train": [], "validation": [], "test": named[wanted]}
+    if named is None:
+        return {"train": [], "validation": [], "test": list(known)}
+    return _by_our_names(named, path)
+
+
+def _by_our_names(named: Named, path: Path) -> dict[Split, list[str]]:
+    found: dict[Split, list[str]] = {"train": [], "validation": [], "test": []}
+    home: dict[str, str] = {}
+    for name, split in OURS.items():
+        for one in named.get(name, ()):
+            if one in home:
+                raise ConfigError(f"{path}: task {printable(one)!r} is in the splits {home[one]!r} and {name!r}")
+            home[one] = name
+            found[split].append(one)
+    return found
+
+
+def _check_known(name: str, ids: Sequence[str], path: Path, known: Mapping[str, Json], tasks: Path) -> None:
+    if lost := [one for one in ids if one not in known]:
+        raise ConfigError(
+            f"{path}: split {printable(name)!r} names task {printable(lost[0])!r}, which {tasks} does not have"
+        )
+    if len(set(ids)) < len(ids):
+        raise ConfigError(f"{path}: split {printable(name)!r} names a task twice")
+
+
+def _id(value: Any, what: str) -> str:
+    if isinstance(value, bool) or not isinstance(value, str | int):
+        raise ConfigError(f"{what} must be a text or a whole number")
+    return str(value)
+
+
+# Tasks of tau2-bench as tasks of this project.
+#
+# ``evaluation_criteria.reward_basis`` says what the reward is made of; all of it has to hold:
+#
+# =================  =====================================================================================
+# ``DB``             final database equals gold, the user's device included
+# ``COMMUNICATE``    every ``communicate_info`` was told the user: our statements
+# ``ACTION``         every gold action was called, with the arguments that ``compare_args`` names (all if absent)
+# ``NL_ASSERTION``   every assertion holds in the judge's eyes; without assertions nothing is asked
+# ``ENV_ASSERTION``  functions over the final state give ``assert_value``; telecom has them, elsewhere it is refused
+#                    unless left out by option
+# =================  =====================================================================================
+#
+# Official evaluation compares the arguments of the *call* where ``compare_args`` is absent, so that a call without any
+# matches every gold call; here those of the gold call are compared.
+
+BASES = ("DB", "COMMUNICATE", "ACTION", "NL_ASSERTION", "ENV_ASSERTION")
+_LABELS = {
+    "reason_for_call": "Why you write",
+    "known_info": "What you know",
+    "unknown_info": "What you do not know",
+    "task_instructions": "How you behave",
+}
+
+
+def task_of_tau2(domain: str, split: Split, entry: Json, where: str) -> Task:
+    """One task. ``initialization`` keeps ``initial_state`` for the desk, which knows the tables."""
+    criteria: Json = entry.get("evaluation_criteria") or {}
+    basis = _basis(criteria, where)
+    actions = [_action(action) for action in criteria.get("actions") or []]
+    info = [[text] for text in criteria.get("communicate_info") or []]
+    data: Json = {
+        **graded(actions),
+        "instruction": _instruction(entry.get("user_scenario") or {}),
+        "actions": actions,
+        "statements": info if "COMMUNICATE" in basis else [],
+        "communicate_info": info,
+        "basis": [name for name in basis if _asks(name, criteria)],
+        "nl_assertions": list(criteria.get("nl_assertions") or []),
+        "env_assertions": [_assertion(one) for one in criteria.get("env_assertions") or []],
+    }
+    if initial := _initial(entry.get("initial_state") or {}, where):
+        data["initialization"] = initial
+    if entry.get("user_tools") is not None:
+        data["user_tools"] = [str(name) for name in entry["user_tools"]]
+    return Task(str(entry["id"]), domain, split, data)
+
+
+def _basis(criteria: Json, where: str) -> list[str]:
+    if not criteria:
+        raise ConfigError(f"{where}: has no evaluation_criteria, so that there is nothing to judge by")
+    basis = list(criteria.get("reward_basis") or ("DB", "COMMUNICATE"))
+    if unknown := [name for name in basis if name not in BASES]:
+        raise ConfigError(f"{where}: reward_basis names {unknown[0]!r}; known: {', '.join(BASES)}")
+    return basis
+
+
+def _action(action: Json) -> Json:
+    kept = {"name": action["name"], "arguments": action["arguments"]}
+    if action.get("requestor") == "user":
+        kept["requestor"] = "user"
+    if action.get("compare_args") is not None:
+        kept["compare_args"] = action["compare_args"]
+    return kept
+
+
+def _assertion(one: Json) -> Json:
+    kept = {"env_type": one["env_type"], "func_name": one["func_name"], "arguments": one["arguments"]}
+    return {**kept, "assert_value": one.get("assert_value", True)}
+
+
+def _asks(name: str, criteria: Json) -> bool:
+    """Whether this part of the basis asks for anything in this task.
+
+    Official evaluation looks at the database only where gold actions or assertions are listed, be it an empty list.
+    """
+    if name == "DB":
+        return criteria.get("actions") is not None or criteria.get("env_assertions") is not None
+    lists = {"NL_ASSERTION": "nl_assertions", "ENV_ASSERTION": "env_assertions"}
+    return name not in lists or bool(criteria.get(lists[name]))
+
+
+def _initial(state: Json, where: str) -> Json:
+    if state.get("message_history"):
+        raise ConfigError(f"{where}: begins in the middle of a conversation (message_history), which is not supported")
+    given: Json = state.get("initialization_data") or {}
+    data, user_data = given.get("agent_data") or {}, given.get("user_data") or {}
+    actions = state.get("initialization_actions") or []
+    if not (data or user_data or actions):
+        return {}
+    return {"data": data, "actions": actions, **({"user_data": user_data} if user_data else {})}
+
+
+def _instruction(scenario: Json) -> str:
+    """The user's page: persona and instructions, one labelled paragraph each."""
+    parts = [f"Your character: {scenario['persona']}"] if scenario.get("persona") else []
+    instructions: Any = scenario.get("instructions") or ""
+    if isinstance(instructions, str):
+        return "\n\n".join([*parts, instructions])
+    parts += [f"{label}: {instructions[key]}" for key, label in _LABELS.items() if instructions.get(key)]
+    return "\n\n".join(parts)
+
 
 Form = Literal["tau", "tau2"]
 """Which benchmark a folder is of."""

@@ -13,14 +13,498 @@ Published instructions are the work of many hands; what fits none of the pattern
 
 from __future__ import annotations
 
+import ast
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, TypeAlias
 
-from environments._tau.lists import listed_wishes
-from environments._tau.speech import first_person, spoken, tidied
-from environments._tau.typed import Facts, facts_in
+# What can be told from its form in an instruction: names, numbers, addresses; and a sentence without them.
+
+Facts: TypeAlias = Mapping[str, Sequence[str]]
+"""Values by fact, in the order of the text, each once."""
+_METHOD = r"(?:credit_card|gift_card|paypal|certificate)_\d+"
+_MONTH = "January|February|March|April|May|June|July|August|September|October|November|December"
+_FORMS: Mapping[str, str] = {
+    "payment": rf"\b{_METHOD}\b",
+    "user_id": rf"\b(?!{_METHOD})[a-z]+(?:_[a-z]+)+_\d{{2,6}}\b",
+    "email": r"[\w.+-]+@[\w-]+(?:\.[\w-]+)*\.[A-Za-z]+",
+    "order": r"#?\bW\d{3,}\b|#\w+",
+    "zip": r"(?<![\w#$.,-])\d{5}(?![\w-])",
+    "item": r"\b\d{10}\b",
+    "phone": r"\b\d{3}-\d{3}-\d{4}\b",
+    "flight": r"\bHAT\d{3}\b",
+    "birth_date": r"\b\d{4}-\d{2}-\d{2}\b",
+    "date": rf"\b(?:{_MONTH}) \d{{1,2}}\b",
+    "address": (
+        r"\b\d{1,5} (?:[A-Z][a-z]+ )?(?:Street|St|Drive|Avenue|Ave|Road|Lane|Highway|Boulevard|Way)\b"
+        r"(?:, (?:Suite \d+|[A-Z][a-z]+(?: [A-Z][a-z]+)*|[A-Z]{2}|\d{5})\b)*"
+    ),
+    "card": r"(?<=ending in )\d{4}\b|(?<=your )\d{4}(?= card)",
+    "passengers": r"(?<=passenger )[A-Z][a-z]+\b(?: [A-Z][a-z]+\b)?",
+    "name": r"(?:(?<=You are )|(?<=You're )|(?<=name is )|(?<=called ))[A-Z][a-z]+\b(?: [A-Z][a-z]+\b)?",
+}
+_COMPILED = {name: re.compile(form) for name, form in _FORMS.items()}
+_RESERVATION = re.compile(r"\b(?=[A-Z\d]*[A-Z])[A-Z\d]{6}\b")
+_NO_NAME = frozenset({"French"})
+
+
+def facts_in(text: str, *, reservations: bool = False) -> Facts:
+    """The values that ``text`` holds; ``reservations``: as in"
+    " :func:`environments._tau.instruction.read_instruction`."""
+    found = {name: pattern.findall(text) for name, pattern in _COMPILED.items()}
+    if reservations:
+        numbers = [number for number in _RESERVATION.findall(text) if number not in found["flight"]]
+        found |= {"reservation": numbers, "order": []}
+    found["name"] = [name for name in found["name"] if name not in _NO_NAME]
+    return {name: tuple(dict.fromkeys(values)) for name, values in found.items() if values}
+
+
+_ID = rf"(?:#?W\d{{3,}}|#\w+|(?=[A-Z\d]*[A-Z])[A-Z\d]{{6}}|{_METHOD}|[a-z]+(?:_[a-z]+)+_\d+)(?![\w])"
+_LISTED = rf"{_ID}(?:(?:,| and|, and) {_ID})*"
+_VEILS: tuple[tuple[str, str], ...] = (
+    (r"\b(user id) [a-z]+(?:_[a-z]+)+_\d+", r"\1"),
+    (rf"\s*\((?:[^()]*?\b)?{_LISTED}[^()]*\)", ""),
+    (r",? ?\(?(?:with )?(?:DOB|date of birth|born)(?: is| on)? \d{4}-\d\d-\d\d\)?", ""),
+    (
+        rf"\b(order|reservation|booking|flight|confirmation)s?(?: (?:number|ID|IDs|id|ids|no\.?))?(?: is| are"
+        rf"|:)? {_ID},? and {_ID}",
+        r"\1s",
+    ),
+    (rf",? {_ID} and {_ID}", ""),
+    (
+        rf"\b(order|orders|reservation|reservations|booking|flight)(?: (?:number|ID|IDs|id|ids|no\.?))?(?: is"
+        rf"|:)? {_LISTED}",
+        r"\1",
+    ),
+    (rf"\b(my|the|this|that|another|new) {_ID}(?= order)", r"\1"),
+    (rf"\b(my|the) {_METHOD}\b", r"\1 payment method"),
+    (rf"\b{_METHOD}\b", "my other payment method"),
+    (rf"\s*\b(?:in|from|of|for|with|under|on|within) {_LISTED}", ""),
+    (rf"\b{_LISTED}(?= order)", "my"),
+    (r"\b(?:product|item) \d{10}", "one item"),
+    (r"\b\d{10}\b", "another one"),
+    (r"\s*\bHAT\d{3}\b", ""),
+    (rf"(?<!\w){_LISTED}", "my order"),
+    (r" (?:card|credit card) ending in \d{4}", " card"),
+    (r"(?<=my )\d{4} (?=card)", ""),
+    (_FORMS["address"], "another address"),
+    (rf" on (?:{_MONTH}) \d{{1,2}}(?!\d| to\b| and\b)", ""),
+    (
+        r"(?<=.{20}),? (?:because|since|as|due to)\b (?:of )?(?:i|it|its|they|the|my|a|there|we|you)\b.*?(?=[.]$|[.] )",
+        "",
+    ),
+    (r",? (?:in|at) \d{5}\b|\s*\(\d{5}\)", ""),
+)
+_VEIL = tuple((re.compile(pattern), instead) for pattern, instead in _VEILS)
+_BARE = re.compile(
+    r"\b(cancel|return|change|modify|of|in|from|for|exchange|about|within|with|under) (orders?|reservations?"
+    r"|bookings?)\b",
+    re.I,
+)
+
+
+def veiled(text: str) -> str:
+    """``text`` without numbers and ids, which are told when somebody asks for them."""
+    for pattern, instead in _VEIL:
+        text = pattern.sub(instead, text)
+    text = _BARE.sub(r"\1 my \2", text)
+    text = re.sub(r"\b(?:the|my) my\b", "my", text.replace("my order order", "my order"))
+    return re.sub(r"\s+([.,;?!])", r"\1", re.sub(r"\s+", " ", text)).strip()
+
+
+# A second-person instruction as its addressee would say it: "You want the agent to cancel" is "I want you to cancel".
+#
+# English only, by rules over words. A sentence comes out in one of these ways::
+#
+#     You want to know your balance.            I want to know my balance.
+#     Ask the agent to refund you.              Please refund me.
+#     Insist that you are a silver member.      I am a silver member.
+#     Cancel order #W1 because ordered by mistake.     Please cancel order #W1 because I ordered it by mistake.
+
+_CLERK = r"(?<!another )(?<!human )(?<!third )(?:the |an? |your )?(?:customer )?(?:service |support )?agent"
+_OBJECT_AFTER = re.compile(
+    r"asks?|asked|tells?|told|gives?|gave|lets?|help(?:s|ed)?|allows?|to|for|with|of|by|from|at|refunds?|compensate"
+    r"|provides?|saves?|sends?|charge[sd]?|between|reach|inform|shows?|offer(?:s|ed)?|upsets|makes|made|costs?|around"
+    r"|behind|transfer|upgrade|bothers|about|caused"
+)
+"""Verbs and prepositions after which "you" is the object."""
+_OWN = re.compile(
+    r"\byou (?=(?:name|zip(?: code)?|e-?mail|mind|user id|reservation|skateboard|account|profile)\b)", re.I
+)
+_PERSON = {"your": "my", "yours": "mine", "yourself": "myself"}
+_HAVE = re.compile(r"\b(you|i)('re|'ve|'d|'ll|'m)(?=\W|$)", re.I)
+_LONG = {"'re": " are", "'ve": " have", "'d": " would", "'ll": " will", "'m": " am"}
+_NO_OBJECT = re.compile(r"\s+(?:can|could|will|would|do|did|don't|have|had|are|were|want|need|just|should|might|may)\b")
+_ELIDED = re.compile(
+    r"\b(and|but|or|though) (also )?are (?=(?:also )?(?:willing|ok|okay|fine|happy|unhappy|upset|not|looking"
+    r"|contacting|"
+    r"frustrated|in|very|an?|sure|unsure|disappointed|emotional|flexible|okay|now|ready|going)\b)"
+)
+_TYPOS = [
+    (r"(?i)\byou name\b", "your name"),
+    (r"\bYour received\b", "You received"),
+    (r"\bchange you mind\b", "change your mind"),
+    (r"\bwanna\b", "want to"),
+    (r"\bwan to\b", "want to"),
+    (r"\bdo't\b", "don't"),
+    (r"\bwant to want to\b", "want to"),
+    (r"\b(upto|up to)\b", "up to"),
+    (r"\bto to\b", "to"),
+    (r"You do not want the (?=\s*You )", ""),
+    (r"\bwhen is (your .*?) is arriving", r"when \1 is arriving"),
+    (
+        r"\byou (?:are|become|would be) angry(?: and| but)(?: swear for a few times,? ?(?:and|then)?)? "
+        r"(?=prefer|agree|asks?\b)",
+        "you ",
+    ),
+    (r"\byou (?:are|become|would be) angry and ", ""),
+    (r"\bYou'd say ordered by mistake if asked", "You ordered it by mistake"),
+    (r"\btell that the you've\b", "you tell them that you have"),
+    ("(?<=, )try to (?=exchange|return|cancel|modify)", "you would like to "),
+    (r"\bAlso if the agent can help you (?=[a-z]+ )", "You also want to "),
+    (r"\bYou also like to\b", "You would also like to"),
+    (r"(?<=[.] )Would want\b", "You would want"),
+    (r"In the middle of [^,.]*, you\b", "You"),
+    (r"\bso insist (?:persistently )?on\b", "so you insist on"),
+    (r"\byou asks? for (?:a )?human (\w+)(?: for help)?", r"you want to talk to a human \1"),
+    (r"\btransfer to a human\b", "transfer you to a human"),
+    (r",? (?:and )?be (?:insistent|persistent|adamant)(?: about it)?(?=[.,]| and|\n|$)", ""),
+    (",? and don't provide more information than necessary| - do not offer to do this on your own", ""),
+    (r"\bdo not say yes,? (?:because|since) ", ""),
+    (r"\bbut don't remember\b", "but you don't remember"),
+    ("Halfway [^,]*, abruptly mention that (.*?) by saying that ", r"\1: "),
+    (rf"(?<=[a-z], )ask {_CLERK} to\b|(?<= and )ask {_CLERK} to\b", "please"),
+    (rf"(?<=[a-z], )ask {_CLERK} about\b", "you would like to know about"),
+    (r"\ba mistake and provide (\S+?)(?=[.,]|$)", r"a mistake, it is \1"),
+    (r"\.\.\.(?=\s|$)", "."),
+    (r"\s+", " "),
+]
+"""Slips of the authors of instructions, and what they meant."""
+_MEANT = [(re.compile(slip), right) for slip, right in _TYPOS]
+
+
+def tidied(text: str) -> str:
+    """The instruction without slips of its authors that would be heard."""
+    for pattern, right in _MEANT:
+        text = pattern.sub(right, text)
+    return _OWN.sub("your ", text).strip()
+
+
+def first_person(text: str) -> str:
+    """``text`` said by the one whom it addresses, and to the agent instead of about it."""
+    text = _HAVE.sub(lambda found: found[1] + _LONG[found[2].lower()], text)
+    text = _to_the_agent(text)
+    text = re.sub(r"\b(are|were|have|do|did|would|can|could|should|will|had) you\b", _inverted, text, flags=re.I)
+    words, said = re.split(r"(\W+)", text), []
+    for at, word in enumerate(words):
+        said.append(_turned(word, at, words))
+    return _agreeing("".join(said)).replace(_YOU, "you").replace(_YOUR, "your")
+
+
+_ALSO = re.compile(r"(\0they\0[^.,]*\b(?:or|and)) (ask|say|give|tell|charge|provide|refuse|offer)s\b")
+_YOU, _YOUR = "\0they\0", "\0their\0"
+"""The agent, until the user's own "you" has become "I"."""
+_BASE = {"is": "are", "has": "have", "does": "do", "was": "were", "says": "say", "goes": "go", "doesn't": "don't"}
+
+
+def _to_the_agent(text: str) -> str:
+    """The agent as "you", with the verb that goes with it."""
+
+    def agreeing(found: re.Match[str]) -> str:
+        verb = found["verb"]
+        if verb is None:
+            return _YOU
+        base = _BASE.get(verb, re.sub(r"ies$", "y", verb) if verb.endswith("ies") else re.sub(r"(?<=[^s])s$", "", verb))
+        if verb in ("refuses", "chooses", "uses", "proposes", "processes"):
+            base = verb.removesuffix("s") if verb != "processes" else "process"
+        return f"{_YOU}{found['adverb'] or ''} {base}"
+
+    verb = (
+        r"(?P<adverb> (?:finally|explicitly|also|still|only|just|really))? (?P<verb>is|has|does|was|doesn't"
+        r"|[a-z]{2,}s)\b"
+    )
+    text = re.sub(rf"\b{_CLERK}'s\b", _YOUR, text, flags=re.I)
+    text = re.sub(rf"\b{_CLERK}(?! that\b)(?:{verb})?\b", agreeing, text, flags=re.I)
+    return _ALSO.sub(r"\1 \2", text)
+
+
+def _inverted(found: re.Match[str]) -> str:
+    verb = found[1]
+    return {"are": "am", "were": "was", "Are": "Am", "Were": "Was"}.get(verb, verb) + " I"
+
+
+def _turned(word: str, at: int, words: list[str]) -> str:
+    low = word.lower()
+    if low in _PERSON:
+        return _like(word, _PERSON[low], at == 0)
+    if low != "you" or "\0" in "".join(words[max(0, at - 1) : at]):
+        return word
+    rest = "".join(words[at + 1 : at + 4])
+    before = words[at - 2].lower() if at > 1 and words[at - 1].isspace() else ""
+    if _OBJECT_AFTER.fullmatch(before) and not _NO_OBJECT.match(rest):
+        return "me"
+    return "I"
+
+
+def _like(word: str, other: str, first: bool) -> str:
+    return other.capitalize() if word[0].isupper() and first else other
+
+
+def _agreeing(text: str) -> str:
+    """ "I are" and "I were" put right, also where the subject stands before "and"."""
+    text = re.sub(r"\bI(,? (?:also|just|now|really|still|currently|then|only))? are\b", r"I\1 am", text)
+    text = re.sub(r"\bI(,? (?:also|just|now|really|still))? were\b", r"I\1 was", text)
+    return _ELIDED.sub(lambda found: f"{found[1]} {found[2] or ''}am ", text) if re.search(r"\bI\b", text) else text
+
+
+# Orders to say or do something, as what is said.
+
+_ADVERB = r"(?:explicitly |persistently |also |then |finally |initially |first |briefly |politely |just )*"
+_SAYING = re.compile(
+    rf"^{_ADVERB}(?:(?:say|mention|insist|emphasi[sz]e|complain|state|claim|explain|admit|argue|add|be insistent"
+    rf"|be adamant)"
+    rf"(?: to {_CLERK})?|(?:tell|remind|inform) (?:{_CLERK}|them))(?: to {_CLERK})? (?:that )?(?!to |on |upon "
+    rf"|persistently on )(?=\S)",
+    re.I,
+)
+_ASKING = re.compile(rf"^{_ADVERB}(?:ask|request|get|tell) {_CLERK} {_ADVERB}to ", re.I)
+_ASKING_ABOUT = re.compile(rf"^{_ADVERB}(?:ask|inquire)(?: {_CLERK})? (?=about|if|whether|wh|how)", re.I)
+_ASKING_FOR = re.compile(rf"^{_ADVERB}(?:ask|request)(?: {_CLERK})? {_ADVERB}for ", re.I)
+_TRYING = re.compile(rf"^{_ADVERB}(?:try|ask|attempt)(?: your best)? to ", re.I)
+_GIVING = re.compile(r"^(?:provide|give|say(?: that)?(?: it is)?|mention) (\S*\d\S*)(?: first)?\b", re.I)
+_QUOTED = re.compile(r"^(?:respond|reply|answer|say)(?: exactly)?(?: with)? ['\"](.+?)['\"]", re.I)
+_SAID_BY_YOU = re.compile(
+    r"^you(?: will|'d|'ll| would| should)? (?=(?:first |then )?(?:say|mention|tell|insist that|inquire|ask"
+    r"|provide|admit)\b)",
+    re.I,
+)
+_BECAUSE = (
+    (re.compile(r"\bbecause ordered by mistake\b"), "because you ordered it by mistake"),
+    (re.compile(r"\bbecause no longer needed\b"), "because it is no longer needed"),
+    (re.compile(r"^(?:express|voice) \w+[^.]*? and that ", re.I), ""),
+)
+_DEEDS = (
+    "cancel|return|exchange|modify|change|use|book|add|remove|upgrade|downgrade|refund|check|find|switch|update|pay"
+    "|proceed|send|keep|give|buy|drop|choose|select|pick|look|make|transfer|see|do|go|ensure"
+)
+_DEED = re.compile(rf"^(?:(?:{_ADVERB}|only )(?:{_DEEDS})\b|do not |don't |never )", re.I)
+_BUT = re.compile(r"^(?:but|well|and|so),? (?!if\b)", re.I)
+_FIRST = re.compile(r"^(?:(?:first|then|also|finally|lastly|and|so|but|next|at the end)\b,? ?)+", re.I)
+
+
+def spoken(sentence: str) -> str:
+    """What its addressee says when following one sentence of an instruction."""
+    sentence = _reasoned(sentence.strip().rstrip(" .;,"))
+    sentence = _BUT.sub("", sentence)
+    lead = _FIRST.match(sentence)
+    head, rest = (lead[0], sentence[lead.end() :]) if lead and len(lead[0]) < len(sentence) else ("", sentence)
+    said = _said(rest)
+    if head and said.startswith("Please "):
+        said = "please " + said.removeprefix("Please ")
+    elif head and not re.match(r"(I|I'[a-z]+)\b|[A-Z]{2,}|#", said):
+        said = said[0].lower() + said[1:] if said[:1].isupper() and not _proper(said) else said
+    said = f"{head}{said}".strip()
+    return f"{said[:1].upper()}{said[1:]}{'' if said.endswith(('?', '!', '.')) else '.'}"
+
+
+def _proper(text: str) -> bool:
+    return re.match(r"[A-Z][a-z]+ [A-Z]|PayPal|Visa|May\b", text) is not None
+
+
+def _reasoned(sentence: str) -> str:
+    for pattern, right in _BECAUSE:
+        sentence = pattern.sub(right, sentence)
+    return sentence
+
+
+_WAYS: tuple[tuple[re.Pattern[str], Callable[[str], str]], ...] = (
+    (_ASKING_ABOUT, lambda rest: f"I would like to know {rest}"),
+    (_ASKING, lambda rest: f"Please {rest}"),
+    (_ASKING_FOR, lambda rest: f"I would like {re.sub(r'^getting', 'to get', rest)}"),
+    (_SAYING, lambda rest: rest.replace(" and that I ", " and I ").replace(" and that my ", " and my ")),
+    (_TRYING, lambda rest: f"I would like to {rest}"),
+)
+
+
+def _said(sentence: str) -> str:
+    if quoted := _QUOTED.match(sentence):
+        return quoted[1]
+    sentence = _SAID_BY_YOU.sub("", sentence)
+    if given := _GIVING.match(sentence):
+        return f"It is {given[1].rstrip('.,')}"
+    for pattern, way in _WAYS:
+        if (found := pattern.match(sentence)) and not re.match(r"(?:on|upon)\b", sentence[found.end() :]):
+            return way(first_person(sentence[found.end() :]))
+    said = first_person(sentence)
+    if re.match(r"insist (?:\w+ )?(?:on|upon|to) ", said, re.I):
+        return f"I {said[0].lower()}{said[1:]}"
+    if _DEED.match(said):
+        return f"Please {said[0].lower()}{said[1:]}"
+    return said
+
+
+# Wishes that tau-bench's made instructions list by item: exchanges, modifications, returns, addresses, payments.
+#
+# ::
+#
+#     Return #W1 via paypal_1: Tea Kettle; Desk Lamp;
+#     For #W2, exchange Tea Kettle {'material': 'glass'} to {'material': 'ceramic'}; via paypal_1.
+#     For #W2, change address to {'order_id': '#W2', 'address1': ...} (same as #W1). For #W2, change payment to
+# paypal_2.
+#     Cancel order #W3 because no longer needed.
+
+_START = re.compile(
+    r"(?=\bReturn #\w+ via |\bFor #\w+, (?:exchange"
+    r"|modify) [A-Z][\w -]* \{|\bFor #\w+, change (?:address|payment) to |\bCancel order #\w+ because )"
+)
+_RETURN = re.compile(r"Return (?P<order>#\w+) via (?P<via>\w+): (?P<items>(?:[A-Z][^;{]*(?:\{[^}]*\})?; ?)+)")
+_SWAP = re.compile(
+    r"For (?P<order>#\w+), (?P<verb>exchange|modify) "
+    r"(?P<items>(?:[A-Z][\w -]* \{[^}]*\} to \{[^}]*\}(?:; ?|(?=[,.]|$)))+)(?:via (?P<via>\w+)\. ?)?"
+)
+_ADDRESS = re.compile(
+    r"For (?P<order>#\w+), change address to (?:(?P<address>\{[^}]*\})(?: \(same as (?P<like>#\w+)\))?|same as"
+    r" (?P<same>#\w+))\. ?"
+)
+_PAYMENT = re.compile(r"For (?P<order>#\w+), change payment to (?P<via>\w+)\. ?")
+_CANCEL = re.compile(r"Cancel order (?P<order>#\w+) because (?P<reason>no longer needed|ordered by mistake)\.? ?")
+_ITEM = re.compile(r"([A-Z][\w -]*?) ?(\{[^}]*\})?(?: to (\{[^}]*\}))?(?:;|$|(?=,))")
+_OPTIONS = re.compile(r"\{'[^{}]*\}")
+_REASONS = {"no longer needed": "It is no longer needed.", "ordered by mistake": "I ordered it by mistake."}
+_METHODS = {"credit_card": "my credit card", "gift_card": "my gift card", "paypal": "my PayPal account"}
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """One entry of such a list."""
+
+    opening: str
+    text: str
+    facts: Facts
+    details: Mapping[str, str]
+
+
+def listed_wishes(text: str) -> tuple[str, Sequence[Listed]]:
+    """What remains of ``text``, and the wishes that stood in it in one of these forms."""
+    rest, found = [], []
+    for part in _START.split(text):
+        for pattern, make in _MAKERS.items():
+            if match := pattern.match(part):
+                found.append(make(match))
+                part = part[match.end() :]
+                break
+        rest.append(part)
+    return _OPTIONS.sub(lambda braces: _traits(_options(braces[0])) or braces[0], " ".join(rest)), found
+
+
+def _returned(found: re.Match[str]) -> Listed:
+    items = [_worded(name, options) for name, options, _ in _items(found["items"])]
+    names = _all([name for name, _, _ in _items(found["items"])])
+    details = {
+        "order": f"It is order {found['order']}.",
+        "item": f"I want to return the {_all(items)}.",
+        "payment": f"Please refund it to {_method(found['via'])}.",
+    }
+    opening = f"I want to return the {names}."
+    return Listed(opening, _whole(opening, details), _facts(found), details)
+
+
+def _swapped(found: re.Match[str]) -> Listed:
+    verb, items = found["verb"], _items(found["items"])
+    names = [f"the {name}" for name, _, _ in items]
+    old = [_worded(name, old) if names.count(f"the {name}") > 1 else name for name, old, _ in items]
+    swaps = [f"Instead of the {one} I would like {_instead(new)}." for one, (_, _, new) in zip(old, items, strict=True)]
+    details = {
+        "order": f"It is order {found['order']}.",
+        "item": f"I want to {verb} {_all([f'the {_worded(name, old)}' for name, old, _ in items])}.",
+        "wanted": " ".join(swaps),
+    }
+    if found["via"]:
+        details["payment"] = f"Please use {_method(found['via'])}."
+    opening = f"I want to {verb} {_all(names)}."
+    return Listed(opening, _whole(opening, details), _facts(found), details)
+
+
+def _addressed(found: re.Match[str]) -> Listed:
+    like = found["like"] or found["same"]
+    told = [_address(found["address"])] if found["address"] else []
+    told += [f"the one of order {like}"] if like else []
+    details = {"order": f"It is order {found['order']}.", "address": f"The new address is {', '.join(told)}."}
+    opening = "I want to change the address of an order."
+    return Listed(opening, _whole(opening, details), _facts(found), details)
+
+
+def _paid(found: re.Match[str]) -> Listed:
+    details = {"order": f"It is order {found['order']}.", "payment": f"Please change it to {_method(found['via'])}."}
+    opening = "I want to change the payment method of an order."
+    return Listed(opening, _whole(opening, details), _facts(found), details)
+
+
+def _cancelled(found: re.Match[str]) -> Listed:
+    details = {"order": f"It is order {found['order']}.", "reason": _REASONS[found["reason"]]}
+    opening = "I want to cancel an order."
+    return Listed(opening, _whole(opening, details), _facts(found), details)
+
+
+_MAKERS: Mapping[re.Pattern[str], Callable[[re.Match[str]], Listed]] = {
+    _RETURN: _returned,
+    _SWAP: _swapped,
+    _ADDRESS: _addressed,
+    _PAYMENT: _paid,
+    _CANCEL: _cancelled,
+}
+
+
+def _facts(found: re.Match[str]) -> Facts:
+    groups = found.groupdict()
+    return {"order": (found["order"],), **({"payment": (groups["via"],)} if groups.get("via") else {})}
+
+
+def _whole(opening: str, details: Mapping[str, str]) -> str:
+    told = [text for name, text in details.items() if name != "order"]
+    return " ".join(told if "item" in details else [opening, *told])
+
+
+def _items(text: str) -> list[tuple[str, Mapping[str, str], Mapping[str, str]]]:
+    found = (match.groups() for match in _ITEM.finditer(text) if match[1].strip())
+    return [(name.strip(), _options(old), _options(new)) for name, old, new in found]
+
+
+def _options(text: str | None) -> Mapping[str, str]:
+    try:
+        value = ast.literal_eval(text or "{}")
+    except (ValueError, SyntaxError):
+        return {}
+    return {str(key): str(one) for key, one in value.items()} if isinstance(value, dict) else {}
+
+
+def _worded(name: str, options: Mapping[str, str]) -> str:
+    return f"{name} ({_traits(options)})" if options else name
+
+
+def _instead(options: Mapping[str, str]) -> str:
+    return f"one with {_traits(options)}" if options else "another one just like it"
+
+
+def _traits(options: Mapping[str, str]) -> str:
+    return _all([f"{key} {value}" for key, value in options.items()])
+
+
+def _all(parts: Sequence[str]) -> str:
+    return " and ".join([", ".join(parts[:-1]), parts[-1]] if len(parts) > 1 else parts)
+
+
+def _address(text: str) -> str:
+    keys = ("address1", "address2", "city", "state", "zip", "country")
+    options = _options(text)
+    return ", ".join(options[key] for key in keys if options.get(key))
+
+
+def _method(name: str) -> str:
+    kind = next((words for key, words in _METHODS.items() if name.startswith(key)), "my account")
+    return f"{kind}, {name}"
+
 
 Trigger = Literal["confirm", "refusal", "asked", "other"]
 
@@ -96,7 +580,7 @@ class _Taken:
         elif _is_manner(sentence):
             return
         elif _is_wish(sentence):
-            self.wish(spoken(sentence), inquiry=_is_inquiry(sentence))
+            self.wish(spoken(sentence), inquiry=_INQUIRY.search(sentence) is not None)
         else:
             self.asides.append(spoken(sentence))
             self._last = "aside"
@@ -139,7 +623,7 @@ _COMMON = frozenset(("want", "also", "know", "with", "that", "this", "would", "l
 _LABEL = re.compile(
     r"^(Your character|Why you write|What you know|What you do not know|How you behave): ", re.MULTILINE
 )
-"""Of :mod:`environments._tau.tau2`."""
+"""Of :mod:`environments._tau.folder`."""
 
 
 def _unlabelled(text: str) -> str:
@@ -339,7 +823,3 @@ def _is_wish(sentence: str) -> bool:
     if _PREFERRING.search(sentence) and not _INQUIRY.search(sentence):
         return False
     return _WANTING.search(sentence) is not None or _ORDERING.match(sentence) is not None
-
-
-def _is_inquiry(sentence: str) -> bool:
-    return _INQUIRY.search(sentence) is not None

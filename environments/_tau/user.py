@@ -23,8 +23,7 @@ from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
 
-from environments._tau.instruction import Reply, Trigger, Wanted, read_instruction
-from environments._tau.typed import facts_in, veiled
+from environments._tau.instruction import Reply, Trigger, Wanted, facts_in, read_instruction, veiled
 from environments.kit.language.acts import Acts, Reader
 from environments.kit.language.lexicon import Lexicon
 from environments.kit.language.patterns import load

@@ -1,6 +1,6 @@
 """ACEBench's agent part as a domain, for evaluation: a phone with apps, or a travel desk, judged by its final state.
 
-Needs ``environment.data``, a checkout of its repository (:mod:`environments.acebench.data`).
+Needs ``environment.data``, a checkout of its repository (:mod:`environments.acebench.episode`).
 ``environment.options.language`` is en or zh, ``environment.options.categories`` multi_turn, multi_step or both,
 separated by a comma. All tasks are of the split test; ``kind`` is the category.
 
@@ -14,8 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from environments.acebench.data import CATEGORIES, LANGUAGES, Package, load, milestones
-from environments.acebench.episode import AceEnvironment
+from environments.acebench.episode import CATEGORIES, LANGUAGES, AceEnvironment, Package, load, milestones
 from mua.environment.domain import Domain
 from mua.environment.protocol import Environment, Isolation, Move, PromptStyle, Split, Task
 from mua.environment.user import STOP_SIGNAL, User, UserReply

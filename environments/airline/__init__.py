@@ -4,7 +4,7 @@ Without further settings the database and the tasks are this project's own, made
 (:mod:`environments.airline.world`, :mod:`environments.airline.tasks`). ``environment.data`` names a folder with
 tau-bench's or tau2-bench's airline instead (:mod:`environments._tau`).
 
-``environment.options.compact: true`` shortens the tools' answers (:mod:`environments.airline.views`).
+``environment.options.compact: true`` shortens the tools' answers (:mod:`environments.airline.tools`).
 """
 
 from __future__ import annotations
@@ -17,14 +17,12 @@ from environments._service import ServiceDomain, Sides
 from environments._tau import official_domain
 from environments._tau.folder import Form
 from environments.airline.canned import CANNED
-from environments.airline.dialects import OWN, TAU, TAU2
 from environments.airline.expert import Expert
-from environments.airline.tasks import load_split
+from environments.airline.rules import OWN, TAU, TAU2
+from environments.airline.tasks import customer, load_split, part_of
 from environments.airline.telling import first_of, wording
-from environments.airline.tools import airline_tools, flight_status_tool
-from environments.airline.user import customer, part_of
+from environments.airline.tools import airline_tools, compact, flight_status_tool
 from environments.airline.verdict import code
-from environments.airline.views import compact
 from environments.airline.world import world
 from environments.kit.database import DatabaseEnvironment, RewardForm, ServiceDesk, Tool
 from mua.config.schema import EnvironmentConfig

@@ -12,7 +12,7 @@ from collections.abc import Generator, Mapping
 from typing import TypeAlias
 
 from environments.airline import reading
-from environments.airline.dialects import OWN
+from environments.airline.rules import OWN
 from environments.kit.canned import MOST_MOVES, Canned, Glance, echo, end_at_once, says, write_at_random
 from mua.environment.protocol import Move
 from mua.types import Json

@@ -17,7 +17,7 @@ from collections.abc import Callable, Generator
 from typing import Any, NoReturn, TypeAlias, TypeVar
 
 from environments.airline import reading
-from environments.airline.errands_flights import choose
+from environments.airline.errands import choose
 from environments.airline.rules import (
     CERTIFICATE,
     TODAY,

@@ -11,10 +11,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
-from environments.airline.dialects import OWN
 from environments.airline.errands import trip_words
-from environments.airline.rules import TODAY, cancellable, compensated, used
-from environments.airline.search import direct_flights, onestop_flights
+from environments.airline.rules import OWN, TODAY, cancellable, compensated, used
+from environments.airline.tools import direct_flights, onestop_flights
 from environments.airline.world import world
 from environments.kit.conduct import Called, Past
 from environments.kit.overlay import Base, Overlay

@@ -11,13 +11,10 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from environments.airline.dialects import OWN
 from environments.airline.ledger import Ledger
-from environments.airline.rules import TODAY
+from environments.airline.rules import FIRST_NAMES, OWN, TODAY
 from environments.airline.tools import EXTRA_BAG, INSURANCE
-from environments.airline.words import FIRST_NAMES
-from environments.kit.language.claims import Claim, Review, money
-from environments.kit.language.clauses import Mood, clauses, denied
+from environments.kit.language.claims import Claim, Mood, Review, clauses, denied, money
 from environments.kit.language.text import sentences
 from mua.types import Json
 
@@ -253,7 +250,7 @@ def _told(view: View, amount: float, totals: set[float]) -> Iterator[Found]:
         yield Found("paid", value, True)
     if amount == sum(_amounts(ledger.user, "gift_card")):
         yield Found("balance", value, True, "profile")
-    cabins = _cabins(view.text)
+    cabins = [found.replace(" ", "_") for found in re.findall(r"\b(basic economy|economy|business)\b", view.text)]
     for offer in ledger.offers:
         for cabin, price in offer.prices.items():
             if price == amount and (cabin in cabins or (not cabins and view.sums <= 2)):
@@ -939,10 +936,6 @@ def _holdings(view: View) -> Iterator[Found]:
         )
         if view.has("profile|you have|you had|your|account") and not view.has("cancell?ed"):
             yield Found("reservations", str(count), count in allowed, "profile")
-
-
-def _cabins(text: str) -> list[str]:
-    return [found.replace(" ", "_") for found in re.findall(r"\b(basic economy|economy|business)\b", text)]
 
 
 _OFFERED = (

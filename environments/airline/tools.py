@@ -7,49 +7,245 @@ spends what comes before a certificate that is named twice (see :meth:`AirlineTo
 
 from __future__ import annotations
 
+import datetime
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from environments._tau.tools import CALCULATE, THINK, TRANSFER
-from environments.airline import schemas
-from environments.airline.dialects import Dialect
-from environments.airline.search import direct_flights, onestop_flights
+from environments._service import shortened
+from environments._tau.desk import CALCULATE, THINK, TRANSFER
+from environments.airline.rules import Dialect
 from environments.kit.database import Tool, ToolError
 from environments.kit.overlay import Overlay, copied
-from mua.types import Json
+from mua.types import Json, ToolSchema
+
+# The airline's tools as the model sees them: tau-bench's names, arguments and nesting, described in our own words.
+
+CABINS = ("basic_economy", "economy", "business")
+
+
+def _text(description: str) -> Json:
+    return {"type": "string", "description": description}
+
+
+def _choice(*values: str) -> Json:
+    return {"type": "string", "enum": list(values)}
+
+
+def _object(properties: Json, required: Sequence[str] | None = None) -> Json:
+    return {"type": "object", "properties": properties, "required": list(properties if required is None else required)}
+
+
+def _list(description: str, properties: Json) -> Json:
+    return {"type": "array", "description": description, "items": _object(properties)}
+
+
+_USER = _text("Whose profile it is, for example 'nora_field_2840'.")
+_RESERVATION = _text("Six letters and digits, for example 'K7QX2M'.")
+_FROM = _text("Airport of departure, three letters (IATA).")
+_TO = _text("Airport of arrival, three letters (IATA).")
+_DATE = _text("Day of departure as YYYY-MM-DD.")
+_PAYMENT = _text("One of the payment methods in the profile, such as 'credit_card_4418820' or 'gift_card_9034417'.")
+_SEGMENT: Json = {"flight_number": _text("Number of the flight, three letters and three digits."), "date": _DATE}
+_PASSENGER: Json = {
+    "first_name": _text("Given name."),
+    "last_name": _text("Family name."),
+    "dob": _text("Date of birth as YYYY-MM-DD."),
+}
+_PART: Json = {"payment_id": _PAYMENT, "amount": {"type": "number", "description": "Dollars taken from it."}}
+_ROUTE: Json = {"origin": _FROM, "destination": _TO, "date": _DATE}
+
+
+def _count(description: str) -> Json:
+    return {"type": "integer", "description": description}
+
+
+BOOK_RESERVATION = ToolSchema(
+    "book_reservation",
+    "Make a new reservation and take the payment for it. The parts of the payment have to add up to the price of all "
+    "flights for all passengers, with insurance and extra bags.",
+    _object(
+        {
+            "user_id": _USER,
+            "origin": _FROM,
+            "destination": _TO,
+            "flight_type": _choice("one_way", "round_trip"),
+            "cabin": _choice(*CABINS),
+            "flights": _list("Every flight of the journey in order, there and back.", _SEGMENT),
+            "passengers": _list("Everyone who travels.", _PASSENGER),
+            "payment_methods": _list("What is paid with what.", _PART),
+            "total_baggages": _count("Checked bags of the whole reservation, free ones included."),
+            "nonfree_baggages": _count("How many of these bags are paid for."),
+            "insurance": _choice("yes", "no"),
+        }
+    ),
+)
+CANCEL_RESERVATION = ToolSchema(
+    "cancel_reservation",
+    "Cancel a reservation as a whole and return what was paid to where it came from.",
+    _object({"reservation_id": _RESERVATION}),
+)
+GET_RESERVATION_DETAILS = ToolSchema(
+    "get_reservation_details",
+    "Look a reservation up: flights, passengers, bags, insurance, payments.",
+    _object({"reservation_id": _RESERVATION}),
+)
+GET_USER_DETAILS = ToolSchema(
+    "get_user_details",
+    "Look a customer up: membership, payment methods, saved passengers, numbers of all reservations.",
+    _object({"user_id": _USER}),
+)
+LIST_ALL_AIRPORTS = ToolSchema("list_all_airports", "Which city each airport serves.", _object({}))
+SEARCH_DIRECT_FLIGHT = ToolSchema(
+    "search_direct_flight",
+    "Flights without a stop on one day that can be booked, with free seats and price by cabin.",
+    _object(_ROUTE),
+)
+SEARCH_ONESTOP_FLIGHT = ToolSchema(
+    "search_onestop_flight",
+    "Connections with one stop that can be booked, each a pair of flights with free seats and prices by cabin.",
+    _object(_ROUTE),
+)
+SEND_CERTIFICATE = ToolSchema(
+    "send_certificate",
+    "Give a customer a travel certificate. This is money: see that the policy allows it.",
+    _object({"user_id": _USER, "amount": {"type": "number", "description": "Its worth in dollars."}}),
+)
+UPDATE_RESERVATION_BAGGAGES = ToolSchema(
+    "update_reservation_baggages",
+    "Set how many checked bags a reservation has; additional paid ones are charged.",
+    _object(
+        {
+            "reservation_id": _RESERVATION,
+            "total_baggages": _count("Checked bags of the whole reservation afterwards, free ones included."),
+            "nonfree_baggages": _count("How many of these are paid for afterwards."),
+            "payment_id": _PAYMENT,
+        }
+    ),
+)
+UPDATE_RESERVATION_FLIGHTS = ToolSchema(
+    "update_reservation_flights",
+    "Set the flights and the cabin of a reservation; the difference in price is charged or returned.",
+    _object(
+        {
+            "reservation_id": _RESERVATION,
+            "cabin": _choice(*CABINS),
+            "flights": _list("ALL flights of the reservation afterwards, also those that stay as they are.", _SEGMENT),
+            "payment_id": _PAYMENT,
+        }
+    ),
+)
+UPDATE_RESERVATION_PASSENGERS = ToolSchema(
+    "update_reservation_passengers",
+    "Set who travels on a reservation; as many passengers as before.",
+    _object({"reservation_id": _RESERVATION, "passengers": _list("Everyone who travels.", _PASSENGER)}),
+)
+GET_FLIGHT_STATUS = ToolSchema(
+    "get_flight_status",
+    "How a flight stands on one day. Only tau2-bench has this tool.",
+    _object({"flight_number": _SEGMENT["flight_number"], "date": _DATE}),
+)
+
+
+# Flights that can be booked: direct ones, and pairs with one stop.
+
+
+def direct_flights(database: Overlay, origin: str, destination: str, date: str) -> list[Json]:
+    """Every bookable flight of the route on the day, in the order of the table; no date field, as in tau-bench."""
+    return [
+        _shown(flight, date)
+        for _, flight in database.items("flights")
+        if flight["origin"] == origin and flight["destination"] == destination and _bookable(flight, date)
+    ]
+
+
+def onestop_flights(database: Overlay, dialect: Dialect, origin: str, destination: str, date: str) -> list[list[Json]]:
+    """Every bookable pair, the second flight leaving no earlier than the first arrives."""
+    return [
+        [
+            {**_shown(first, date), "date": date},
+            {**_shown(second, date if dialect.overnight_as_today else onward), "date": onward},
+        ]
+        for first, second in _connections(database, origin, destination)
+        if (onward := _onward(dialect, first, second, date)) is not None
+        and _bookable(first, date)
+        and _bookable(second, onward)
+    ]
+
+
+def _connections(database: Overlay, origin: str, destination: str) -> Iterator[tuple[Json, Json]]:
+    flights = [flight for _, flight in database.items("flights")]
+    arriving = defaultdict(list)
+    for flight in flights:
+        if flight["destination"] == destination:
+            arriving[flight["origin"]].append(flight)
+    for first in flights:
+        if first["origin"] == origin:
+            for second in arriving[first["destination"]]:
+                yield first, second
+
+
+def _onward(dialect: Dialect, first: Json, second: Json, date: str) -> str | None:
+    """The second flight's day; None where it is missed."""
+    arrival = first["scheduled_arrival_time_est"]
+    onward = _next_day(dialect, date) if "+1" in arrival else date
+    if not dialect.overnight_as_today:
+        arrival = arrival.removesuffix("+1")
+    return None if arrival > second["scheduled_departure_time_est"] else onward
+
+
+def _next_day(dialect: Dialect, date: str) -> str:
+    """tau-bench counts days of May without leading zeros, so that few of its overnight connections are ever found."""
+    if dialect.overnight_as_today:
+        return f"2024-05-{int(date[-2:]) + 1}"
+    try:
+        return (datetime.date.fromisoformat(date) + datetime.timedelta(days=1)).isoformat()
+    except ValueError:
+        return date
+
+
+def _bookable(flight: Json, date: str) -> bool:
+    day = flight["dates"].get(date)
+    return day is not None and day["status"] == "available"
+
+
+def _shown(flight: Json, date: str) -> Json:
+    return {**{key: value for key, value in flight.items() if key != "dates"}, **flight["dates"][date]}
+
 
 INSURANCE = 30
 """Dollars a passenger."""
 EXTRA_BAG = 50
 """Dollars for each checked bag beyond the free ones."""
 _FLIGHT = ("flight_number", "date")
-_PASSENGER = ("first_name", "last_name", "dob")
-_PART = ("payment_id", "amount")
+_PASSENGER_KEYS = ("first_name", "last_name", "dob")
+_PAYMENT_KEYS = ("payment_id", "amount")
 
 
 def airline_tools(dialect: Dialect) -> list[Tool]:
     """The tools in tau-bench's order."""
     tools = AirlineTools(dialect)
     return [
-        Tool(schemas.BOOK_RESERVATION, tools.book_reservation),
+        Tool(BOOK_RESERVATION, tools.book_reservation),
         CALCULATE,
-        Tool(schemas.CANCEL_RESERVATION, tools.cancel_reservation),
-        Tool(schemas.GET_RESERVATION_DETAILS, tools.get_reservation_details),
-        Tool(schemas.GET_USER_DETAILS, tools.get_user_details),
-        Tool(schemas.LIST_ALL_AIRPORTS, tools.list_all_airports),
-        Tool(schemas.SEARCH_DIRECT_FLIGHT, tools.search_direct_flight),
-        Tool(schemas.SEARCH_ONESTOP_FLIGHT, tools.search_onestop_flight),
-        Tool(schemas.SEND_CERTIFICATE, tools.send_certificate),
+        Tool(CANCEL_RESERVATION, tools.cancel_reservation),
+        Tool(GET_RESERVATION_DETAILS, tools.get_reservation_details),
+        Tool(GET_USER_DETAILS, tools.get_user_details),
+        Tool(LIST_ALL_AIRPORTS, tools.list_all_airports),
+        Tool(SEARCH_DIRECT_FLIGHT, tools.search_direct_flight),
+        Tool(SEARCH_ONESTOP_FLIGHT, tools.search_onestop_flight),
+        Tool(SEND_CERTIFICATE, tools.send_certificate),
         THINK,
         TRANSFER,
-        Tool(schemas.UPDATE_RESERVATION_BAGGAGES, tools.update_reservation_baggages),
-        Tool(schemas.UPDATE_RESERVATION_FLIGHTS, tools.update_reservation_flights),
-        Tool(schemas.UPDATE_RESERVATION_PASSENGERS, tools.update_reservation_passengers),
+        Tool(UPDATE_RESERVATION_BAGGAGES, tools.update_reservation_baggages),
+        Tool(UPDATE_RESERVATION_FLIGHTS, tools.update_reservation_flights),
+        Tool(UPDATE_RESERVATION_PASSENGERS, tools.update_reservation_passengers),
     ]
 
 
 def flight_status_tool() -> Tool:
     """The tool that tau2-bench adds."""
-    return Tool(schemas.GET_FLIGHT_STATUS, get_flight_status)
+    return Tool(GET_FLIGHT_STATUS, get_flight_status)
 
 
 class AirlineTools:
@@ -92,8 +288,8 @@ class AirlineTools:
         when it is to be spent the second time: the call fails with the parts before it spent, as in tau-bench."""
         user = _record(database, "users", user_id)
         reservation_id = self._new_reservation(database)
-        booked, passengers = self._rows(flights, _FLIGHT), self._rows(passengers, _PASSENGER)
-        payment_methods, price = self._rows(payment_methods, _PART), 0
+        booked, passengers = self._rows(flights, _FLIGHT), self._rows(passengers, _PASSENGER_KEYS)
+        payment_methods, price = self._rows(payment_methods, _PAYMENT_KEYS), 0
         if self._dialect.careful:
             payment_methods = _sound_payment(payment_methods)
             _check_bags(total_baggages, nonfree_baggages)
@@ -185,7 +381,7 @@ class AirlineTools:
         if len(passengers) != len(before["passengers"]):
             raise ToolError(f"reservation {reservation_id} is for {len(before['passengers'])} passengers")
         reservation = database.edit("reservations", reservation_id)
-        reservation["passengers"] = self._rows(passengers, _PASSENGER)
+        reservation["passengers"] = self._rows(passengers, _PASSENGER_KEYS)
         return reservation
 
     def _rows(self, given: list[Json], fields: tuple[str, ...]) -> Any:
@@ -308,3 +504,92 @@ def _whole(amount: float) -> float:
 def _take_seats(database: Overlay, flights: list[Json], cabin: str, count: int) -> None:
     for flight in flights:
         database.edit("flights", flight["flight_number"])["dates"][flight["date"]]["available_seats"][cabin] -= count
+
+
+# Short answers of the tools, for policies with little context (``environment.options.compact: true``).
+#
+# The same facts as far as the policy page needs them:
+#
+# ==============  =====================================================================================================
+# user            ``{"name": "Ann Bee", "born": "1990-01-31", "member": "gold", "pays": ["credit_card_1 visa 1234",
+#                 "gift_card_2 50"], "reservations": ["K7QX2M"]}``; gift cards and certificates with what they hold
+# reservation     ``{"trip": "AUS-BNA", "cabin": "economy", "flights": ["QLX101 AUS-BNA 2025-03-20 137"], "passengers":
+#                 ["Ann Bee 1990-01-31"], "bags": "2, 1 paid", "insurance": "no", "made": "2025-03-15T13:20:01", "paid":
+#                 324}``; a flight with what was paid a passenger
+# direct flights  ``["QLX101 07:35-09:50 basic_economy 12 87, economy 10 122, business 13 471"]``: seats and price
+# one stop        pairs of these, each flight after its day
+# after a write   ``{"reservation_id": "K7QX2M", "status": "updated"}``
+# ==============  =====================================================================================================
+#
+# Texts and errors stay as they are. :mod:`environments.airline.reading` reads both forms.
+
+
+def _user(user: Json) -> Json:
+    return {
+        "name": f"{user['name']['first_name']} {user['name']['last_name']}",
+        "born": user["dob"],
+        "member": user["membership"],
+        "pays": [_method(method) for method in user["payment_methods"].values()],
+        "reservations": user["reservations"],
+    }
+
+
+def _method(method: Json) -> str:
+    if method["source"] == "credit_card":
+        return f"{method['id']} {method['brand']} {method['last_four']}"
+    return f"{method['id']} {method['amount']}"
+
+
+def _reservation(one: Json) -> Json:
+    status = {"status": one["status"]} if "status" in one else {}
+    return {
+        "trip": f"{one['origin']}-{one['destination']}",
+        "cabin": one["cabin"],
+        "flights": [
+            f"{leg['flight_number']} {leg['origin']}-{leg['destination']} {leg['date']} {leg['price']}"
+            for leg in one["flights"]
+        ],
+        "passengers": [f"{who['first_name']} {who['last_name']} {who['dob']}" for who in one["passengers"]],
+        "bags": f"{one['total_baggages']}, {one['nonfree_baggages']} paid",
+        "insurance": one["insurance"],
+        "made": one["created_at"],
+        "paid": sum(part["amount"] for part in one["payment_history"]),
+        **status,
+    }
+
+
+def _flight(flight: Json) -> str:
+    start, end = (flight[f"scheduled_{which}_time_est"] for which in ("departure", "arrival"))
+    late = "+1" if end.endswith("+1") else ""
+    cabins = (f"{cabin} {seats} {flight['prices'][cabin]}" for cabin, seats in flight["available_seats"].items())
+    return f"{flight['flight_number']} {start[:5]}-{end[:5]}{late} {', '.join(cabins)}"
+
+
+def _flights(found: list[Json]) -> list[str]:
+    return [_flight(flight) for flight in found]
+
+
+def _pairs(found: list[list[Json]]) -> list[list[str]]:
+    return [[f"{flight['date']} {_flight(flight)}" for flight in pair] for pair in found]
+
+
+def _written(reservation: Json) -> Json:
+    return {"reservation_id": reservation["reservation_id"], "status": reservation.get("status", "updated")}
+
+
+_SHORT: dict[str, Callable[[Any], Any]] = {
+    "get_user_details": _user,
+    "get_reservation_details": _reservation,
+    "search_direct_flight": _flights,
+    "search_onestop_flight": _pairs,
+    "book_reservation": _written,
+    "cancel_reservation": _written,
+    "update_reservation_baggages": _written,
+    "update_reservation_flights": _written,
+    "update_reservation_passengers": _written,
+}
+
+
+def compact(tool: Tool) -> Tool:
+    """The tool with its short answer."""
+    return shortened(tool, _SHORT.get(tool.schema.name))

@@ -14,10 +14,8 @@ from collections import defaultdict
 from collections.abc import Sequence
 from functools import lru_cache
 
-from environments.airline.dialects import OWN
-from environments.airline.rules import ALLOWANCE, TODAY, paid_bags
+from environments.airline.rules import ALLOWANCE, FIRST_NAMES, LAST_NAMES, OWN, STREETS, TODAY, paid_bags
 from environments.airline.tools import EXTRA_BAG, INSURANCE
-from environments.airline.words import FIRST_NAMES, LAST_NAMES, STREETS
 from environments.kit.overlay import Base
 from mua.types import Json
 

@@ -1,6 +1,6 @@
 """BFCL's multi-turn sets as a domain, for evaluation: fixed user turns, simulated services, gold calls.
 
-Needs ``environment.data`` (:mod:`environments.bfcl.data`). ``environment.options.categories`` chooses among base,
+Needs ``environment.data`` (:mod:`environments.bfcl.episode`). ``environment.options.categories`` chooses among base,
 miss_func, miss_param and long_context, separated by commas. All tasks are of the split test; ``kind`` is the category,
 ``difficulty`` counts gold calls (up to 3, up to 6, more).
 
@@ -14,8 +14,7 @@ import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from environments.bfcl.data import CATEGORIES, Package, gold_move, load, schemas, withheld
-from environments.bfcl.episode import BfclEnvironment
+from environments.bfcl.episode import CATEGORIES, BfclEnvironment, Package, gold_move, load, schemas, withheld
 from mua.environment.domain import Domain
 from mua.environment.protocol import Environment, Isolation, Move, PromptStyle, Split, Task
 from mua.environment.user import STOP_SIGNAL, User, UserReply

@@ -6,11 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from environments._service import ServiceDomain, Sides
-from environments.help_desk.canned import CANNED
-from environments.help_desk.expert import DONE, Expert
-from environments.help_desk.tasks import load_split
+from environments.help_desk.players import CANNED, DONE, Expert
+from environments.help_desk.tasks import customer, load_split, part_of
 from environments.help_desk.tools import HelpDesk
-from environments.help_desk.user import customer, part_of
 from mua.environment.protocol import Environment, Move, Task
 from mua.environment.user import STOP_SIGNAL
 from mua.types import Json

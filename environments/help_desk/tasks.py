@@ -14,12 +14,13 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from environments.help_desk.database import World
+from environments.help_desk.database import CITIES, FIRST_ORDER, LAST_ORDER, NAMES, PRODUCTS, STATUSES, World
 from environments.help_desk.verdict import facts_of
-from environments.help_desk.words import CITIES, FIRST_ORDER, LAST_ORDER, NAMES, PRODUCTS, STATUSES
+from environments.kit.scripted import Fact, Part, ScriptedUser, Wish, grammar_of, reader_of
 from mua.environment.protocol import Split, Task
 from mua.environment.task_manifest import check_manifest, pin_manifest, tasks_digest
 from mua.types import Json
+from mua.users.personas import persona_of
 
 MANIFEST = Path(__file__).with_name("manifest.json")
 FIRST_SEED: dict[Split, int] = {"train": 1_000_000, "validation": 2_000_000, "test": 3_000_000}
@@ -198,6 +199,36 @@ def write_manifest() -> None:
         tasks = tuple(_generate_split(split))
         entries[split] = {"first_seed": FIRST_SEED[split], "tasks": len(tasks), "sha256": tasks_digest(tasks)}
     pin_manifest(MANIFEST, entries)
+
+
+# The scripted customer: one wish and what is known of it, spoken by the grammar in ``voice.yaml``.
+
+HERE = Path(__file__).parent
+_REASONS = {"redirect": "tell_moving", "track": "tell_waiting"}
+"""Why somebody wants what is no change of mind."""
+
+
+def customer(task: Task, seed: int, personas: Sequence[str] = ()) -> ScriptedUser:
+    """The customer of one episode."""
+    key, part = f"{task.id}/{seed}", part_of(task)
+    return ScriptedUser(
+        key, task.split, reader_of(HERE), grammar_of(HERE), persona_of(key, personas), part.wishes, part.facts
+    )
+
+
+def part_of(task: Task) -> Part:
+    """What the customer of ``task`` wants and knows."""
+    known = {fact: Fact(value, wrong=_wrong(task, fact, value)) for fact, value in task.data["known"].items()}
+    own = {fact: known.pop(fact) for fact in ("order", "name")}
+    verb = task.data["wish"]
+    return Part([Wish(verb, {**known, "reason": Fact("it", _REASONS.get(verb, ""))})], own)
+
+
+def _wrong(task: Task, fact: str, value: str) -> str:
+    """What somebody careless says at first: another number, item or city; nobody gets their own name wrong."""
+    rng = random.Random(f"wrong/{task.id}/{fact}")
+    others = {"order": [str(rng.randint(FIRST_ORDER, LAST_ORDER))], "item": PRODUCTS, "city": CITIES}.get(fact, ())
+    return rng.choice([other for other in others if other != value] or [""])
 
 
 if __name__ == "__main__":

@@ -11,9 +11,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from environments._service import schema
-from environments.help_desk.database import Database, Snapshot, World
+from environments.help_desk.database import CITIES, Database, Snapshot, World
 from environments.help_desk.verdict import judged
-from environments.help_desk.words import CITIES
 from mua.environment.protocol import Evaluation, Task, ToolResult, Transcript
 from mua.environment.tool_arguments import validate_arguments
 from mua.types import Json, ToolSchema

@@ -12,8 +12,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from environments.help_desk.database import Database, Snapshot, World, difference
-from environments.help_desk.words import CITIES
+from environments.help_desk.database import CITIES, Database, Snapshot, World, difference
 from environments.kit.conduct import Called, Past, Rules, conduct, untold
 from environments.kit.language.claims import AGENT, ClaimReader, Moment, Sheet, Thing
 from environments.kit.language.patterns import load

@@ -15,13 +15,11 @@ from dataclasses import fields
 from typing import TYPE_CHECKING
 
 from environments.kit.canned import Canned
-from environments.qa.canned import CANNED
 from environments.qa.episode import Asker, QuestionEnvironment
-from environments.qa.expert import moves
 from environments.qa.own import NAME, other_tasks, own_tasks
-from environments.qa.pages import SENTENCES
+from environments.qa.players import CANNED, moves
 from environments.qa.records import DataOptions, data_options, load, question_of
-from environments.qa.world import SPLITS
+from environments.qa.world import SENTENCES, SPLITS
 from mua.config.environment import AnswerForm, ScorerConfig
 from mua.environment.domain import Domain
 from mua.environment.protocol import Environment, Isolation, Move, PromptStyle, Split, Task

@@ -5,8 +5,8 @@ from __future__ import annotations
 import difflib
 from collections.abc import Sequence
 
-from environments.qa.pages import SENTENCES, Pages, pages
 from environments.qa.records import question_of
+from environments.qa.world import SENTENCES, Pages, pages
 from mua.environment.protocol import Evaluation, Task, ToolResult, Transcript
 from mua.environment.tool_arguments import argument_checker
 from mua.environment.user import STOP_SIGNAL, UserReply

@@ -17,11 +17,9 @@ from environments._tau import official_domain
 from environments.kit.database import DatabaseEnvironment, RewardForm, ServiceDesk
 from environments.retail.canned import CANNED
 from environments.retail.expert import Expert
-from environments.retail.gold import gold
 from environments.retail.shop import shop
-from environments.retail.tasks import load_split, practice_tasks
+from environments.retail.tasks import customer, gold, load_split, part_of, practice_tasks
 from environments.retail.tools import TABLES, TOOLS, tools_of
-from environments.retail.user import customer, part_of
 from environments.retail.verdict import code
 from environments.retail.views import compact
 from mua.config.schema import EnvironmentConfig

@@ -9,10 +9,9 @@ from typing import TypeAlias
 
 from environments.kit.canned import Canned, Glance, Player, echo, end_at_once, says, write_at_random
 from environments.retail.expert import ASK
-from environments.retail.reading import noted
+from environments.retail.reading import PRODUCTS, noted
 from environments.retail.shop import shop
 from environments.retail.tools import REASONS
-from environments.retail.words import PRODUCTS
 from mua.environment.protocol import Move
 from mua.types import Json
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from functools import lru_cache
 
 from environments.kit.overlay import Base
-from environments.retail import words
+from environments.retail.reading import BRANDS, CITIES, FIRST_NAMES, LAST_NAMES, MAIL, PRODUCTS, STREETS
 from environments.retail.tools import MODIFIED, REASONS
 from mua.types import Json
 
@@ -45,10 +45,10 @@ def shop(practice: int = 0) -> Base:
 
 
 def _products(rng: random.Random) -> dict[str, Json]:
-    product_ids = _numbers(rng, 100, 999, len(words.PRODUCTS))
+    product_ids = _numbers(rng, 100, 999, len(PRODUCTS))
     item_ids = iter(_numbers(rng, 1000, 9999, 2000))
     products: dict[str, Json] = {}
-    for product_id, (name, (price, options)) in zip(product_ids, words.PRODUCTS.items(), strict=True):
+    for product_id, (name, (price, options)) in zip(product_ids, PRODUCTS.items(), strict=True):
         combinations = list(itertools.product(*options.values()))
         chosen = rng.sample(combinations, min(len(combinations), rng.randint(6, 12)))
         variants = {}
@@ -65,7 +65,7 @@ def _variant(rng: random.Random, item_id: str, options: Json, price: int) -> Jso
 
 
 def _users(rng: random.Random) -> dict[str, Json]:
-    names = rng.sample(list(itertools.product(words.FIRST_NAMES, words.LAST_NAMES)), USERS)
+    names = rng.sample(list(itertools.product(FIRST_NAMES, LAST_NAMES)), USERS)
     numbers = {kind: iter(_numbers(rng, 100, 999, USERS)) for kind in PAYMENTS}
     users: dict[str, Json] = {}
     for first, last in names:
@@ -73,7 +73,7 @@ def _users(rng: random.Random) -> dict[str, Json]:
         users[user_id] = {
             "name": {"first_name": first, "last_name": last},
             "address": address(rng),
-            "email": f"{first}.{last}@{rng.choice(words.MAIL)}".lower(),
+            "email": f"{first}.{last}@{rng.choice(MAIL)}".lower(),
             "payment_methods": {method["id"]: method for method in _methods(rng, numbers)},
             "orders": [],
         }
@@ -86,7 +86,7 @@ def _methods(rng: random.Random, numbers: Mapping[str, Iterator[str]]) -> list[J
     for kind in kinds:
         method: Json = {"source": kind, "id": f"{kind}_{next(numbers[kind])}"}
         if kind == "credit_card":
-            method |= {"brand": rng.choice(words.BRANDS), "last_four": str(rng.randint(1000, 9999))}
+            method |= {"brand": rng.choice(BRANDS), "last_four": str(rng.randint(1000, 9999))}
         if kind == "gift_card":
             method["balance"] = rng.randint(5, 200)
         found.append(method)
@@ -95,9 +95,9 @@ def _methods(rng: random.Random, numbers: Mapping[str, Iterator[str]]) -> list[J
 
 def address(rng: random.Random) -> Json:
     """A place to live, half of the time with a flat."""
-    city, state, zip_prefix = rng.choice(words.CITIES)
+    city, state, zip_prefix = rng.choice(CITIES)
     return {
-        "address1": f"{rng.randint(1, 99)} {rng.choice(words.STREETS)}",
+        "address1": f"{rng.randint(1, 99)} {rng.choice(STREETS)}",
         "address2": f"Flat {rng.randint(1, 30)}" if rng.random() < 0.5 else "",
         "city": city,
         "state": state,

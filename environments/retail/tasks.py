@@ -19,14 +19,142 @@ from pathlib import Path
 
 from environments.kit.database import ServiceDesk
 from environments.kit.overlay import Overlay
-from environments.retail.shop import shop
-from environments.retail.tools import TOOLS
+from environments.kit.scripted import Fact, Part, ScriptedUser, Wish, grammar_of, reader_of
+from environments.retail.reading import MAIL, PRODUCTS
+from environments.retail.shop import address, shop
+from environments.retail.tools import REASONS, TOOLS
 from environments.retail.verdict import IDENTIFIED
-from environments.retail.wishes import EASY, MEDIUM, PARTS, Made, Maker, Scene, granted_beside
-from mua.environment.protocol import Split, Task
+from environments.retail.wishes import EASY, MEDIUM, PARTS, Made, Maker, Scene, granted_beside, place
+from mua.environment.protocol import Move, Split, Task
 from mua.environment.task_manifest import check_manifest, pin_manifest, tasks_digest
 from mua.types import Json
+from mua.users.personas import persona_of
 from mua.utils.errors import MuaError
+
+# The scripted customer: a task's wishes and what the customer knows, spoken by the grammar in ``voice.yaml``.
+
+HERE = Path(__file__).parent
+_RULES: Mapping[str, str] = {"no longer needed": "tell_not_needed", "ordered by mistake": "tell_by_mistake"}
+
+
+def customer(task: Task, seed: int, personas: Sequence[str] = ()) -> ScriptedUser:
+    """The customer of one episode."""
+    key, part = f"{task.id}/{seed}", part_of(task)
+    return ScriptedUser(
+        key, task.split, reader_of(HERE), grammar_of(HERE), persona_of(key, personas), part.wishes, part.facts
+    )
+
+
+def part_of(task: Task) -> Part:
+    """What the customer of ``task`` wants and knows."""
+    who = task.data["customer"]
+    facts = {
+        "email": Fact(who["email"] or "", wrong=_wrong(task.id, "email", who["email"] or "")),
+        "name": Fact(f"{who['first_name']} {who['last_name']}"),
+        "zip": Fact(who["zip"]),
+    }
+    return Part([_wish(f"{task.id}/{number}", wish) for number, wish in enumerate(task.data["wishes"])], facts)
+
+
+def _wish(key: str, wish: Json) -> Wish:
+    facts = {fact: _fact(key, fact, value, wish) for fact, value in wish["knows"].items()}
+    if wish["verb"] == "price" and "product" in facts:
+        facts["item"] = facts["product"]
+    before = {fact: _fact(key, fact, value, wish, errs=False) for fact, value in wish.get("before", {}).items()}
+    change: Json = wish.get("change", {})
+    rule = _RULES.get(change.get("value", ""), change.get("fact", ""))
+    return Wish(
+        wish["verb"],
+        facts,
+        change_of_mind=f"change_{rule.removeprefix('tell_')}" if change else "",
+        values={"changed": str(change.get("value", ""))},
+        before=before,
+        goes_on=("refuses",) if wish.get("yields") else (),
+        gives_way="gives_way" if wish.get("yields") else "",
+    )
+
+
+def _fact(key: str, fact: str, value: str | None, wish: Json, *, errs: bool = True) -> Fact:
+    """One fact; of an order whose number is not known, what is in it."""
+    if fact == "order" and value is None:
+        return Fact(wish["hint"], "tell_hint")
+    assert value is not None
+    rule = _RULES.get(value, "") if fact == "reason" else ""
+    return Fact(value, rule, _wrong(key, fact, value) if errs and "change" not in wish else "")
+
+
+def _wrong(key: str, fact: str, value: str) -> str:
+    """What somebody careless says at first; nobody errs about what the money is for or who they are."""
+    rng = random.Random(f"wrong/{key}/{fact}")
+    if not value:
+        return ""
+    if fact == "order":
+        return f"#W{rng.randint(1000, 9999)}"
+    if fact == "email":
+        first, last = rng.sample(sorted(PRODUCTS), 2)
+        return f"{first}.{last}@{rng.choice(MAIL)}".lower().replace(" ", "")
+    if fact == "item" and " and the " not in value:
+        return rng.choice([name for name in PRODUCTS if name != value])
+    if fact == "address":
+        return place(address(rng))
+    assert fact != "reason" or value in REASONS
+    return ""
+
+
+# The gold moves of a task: a shortest way to full reward, whatever is answered.
+
+_DEED = {
+    "cancelled": "I have cancelled order {name}.",
+    "returned": "I have requested the return for order {name}.",
+    "exchanged": "I have processed the exchange for order {name}.",
+    "modified": "I have changed the item of order {name}.",
+    "redirected": "I have changed the address of order {name}.",
+    "paid anew": "I have changed the payment of order {name}.",
+    "moved": "I have updated the address in your profile.",
+}
+_CAN = {
+    "cancel": "I cannot cancel order {name}.",
+    "return": "I cannot return order {name}.",
+    "exchange": "I cannot exchange order {name}.",
+    "change": "I cannot change the items of order {name}.",
+    "payment": "I cannot change the payment of order {name}.",
+    "address": "I cannot change the address of order {name}.",
+}
+
+
+def gold(task: Task) -> list[Move]:
+    """Calls that look up, calls that change, and what has to be told."""
+    who = task.data["customer"]
+    found: list[Move] = [
+        ("find_user_id_by_name_zip", {key: who[key] for key in ("first_name", "last_name", "zip")}),
+        *((one["call"], one["arguments"]) for one in task.data["demands"] if "call" in one),
+    ]
+    for action in task.data["actions"]:
+        found += _read(action["arguments"])
+        found.append((action["name"], action["arguments"]))
+    return [*found, *(_told(fact) for fact in task.data["facts"])]
+
+
+def _read(arguments: Json) -> Iterator[Move]:
+    if "order_id" in arguments:
+        yield "get_order_details", {"order_id": arguments["order_id"]}
+
+
+def _told(fact: Json) -> str:
+    """The wording of a fact, the first one where one of several is enough."""
+    fact = fact.get("any", [fact])[0]
+    kind, _, thing = fact["thing"].partition(" ")
+    name = f"#{thing.upper()}" if kind == "order" else thing.title()
+    if fact["role"] == "deed":
+        return _DEED[fact["value"]].format(name=name)
+    if fact["role"] == "can":
+        return _CAN[fact["value"]].format(name=name)
+    return (
+        f"Order {name} is {fact['value']}."
+        if fact["role"] == "status"
+        else f"The {name} costs ${float(fact['value']):.2f}."
+    )
+
 
 MANIFEST = Path(__file__).with_name("manifest.json")
 SIZES: dict[Split, Mapping[str, int]] = {

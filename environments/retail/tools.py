@@ -11,8 +11,8 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from environments._tau.desk import CALCULATE, THINK, TRANSFER
 from environments._tau.folder import Form
-from environments._tau.tools import CALCULATE, THINK, TRANSFER
 from environments.kit.database import Tool, ToolError
 from environments.kit.overlay import Overlay
 from mua.types import Json, ToolSchema

@@ -17,7 +17,7 @@ from environments.kit.database import Code
 from environments.kit.language.claims import AGENT, ClaimReader, Moment, Sheet, Thing
 from environments.kit.language.patterns import load
 from environments.kit.overlay import Base, Overlay
-from environments.retail.words import CITIES
+from environments.retail.reading import CITIES
 from mua.environment.protocol import Task
 from mua.types import Json
 

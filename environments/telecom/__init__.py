@@ -15,11 +15,9 @@ from environments.kit.database import RewardForm, ServiceDesk
 from environments.telecom.canned import CANNED
 from environments.telecom.environment import TelecomEnvironment, desk
 from environments.telecom.expert import Expert
-from environments.telecom.gold import gold_moves
 from environments.telecom.official import official_telecom
-from environments.telecom.persona import persona_of
-from environments.telecom.tasks import load_split
-from environments.telecom.user import GONE, customer, part_of
+from environments.telecom.tasks import gold_moves, load_split
+from environments.telecom.user import GONE, customer, describe_person, part_of
 from mua.config.schema import EnvironmentConfig
 from mua.environment.domain import Domain
 from mua.environment.endpoint.services import Services
@@ -46,7 +44,7 @@ class TelecomDomain(ServiceDomain):
         return TelecomEnvironment(self._desk)
 
     def persona(self, task: Task) -> str:
-        return persona_of(task)
+        return describe_person(task)
 
     def wishes(self, task: Task) -> Sequence[Mapping[str, Sequence[str]]]:
         wanted = zip(task.data["wishes"], part_of(task).wanted(), strict=True)

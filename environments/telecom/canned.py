@@ -9,8 +9,7 @@ from typing import Any, TypeAlias
 
 from environments.kit.canned import Canned, Glance, Player, echo, end_at_once, says, write_at_random
 from environments.telecom.expert import ASK
-from environments.telecom.identity import dates
-from environments.telecom.world import PLANS
+from environments.telecom.world import PLANS, dates
 from mua.environment.protocol import Move
 from mua.types import Json
 

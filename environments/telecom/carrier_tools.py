@@ -13,8 +13,7 @@ from typing import Any
 from environments._service import schema
 from environments.kit.database import Tool, ToolError
 from environments.kit.overlay import Overlay
-from environments.telecom.signals import View
-from environments.telecom.world import PLANS, lines_by_number
+from environments.telecom.world import PLANS, View, lines_by_number
 from mua.types import Json
 
 TRANSFER_REASONS = ("fraud", "contract ended", "billing dispute", "technical fault", "other")

@@ -1,7 +1,7 @@
 """One episode at Vela Mobile: the carrier's database and one phone, and the verdict over both.
 
 The carrier's records must equal gold's. The phone and the subscriber register are judged by what they amount to
-instead (``assertions`` of a task: functions of :mod:`environments.telecom.signals` by name), because several ways lead
+instead (``assertions`` of a task: functions of :mod:`environments.telecom.world` by name), because several ways lead
 to a phone that works and looking costs nothing. How it came about counts too: what was said has to be true
 (:mod:`environments.telecom.sheets`) and the policy's order kept (:mod:`environments.telecom.rules`).
 """
@@ -13,8 +13,7 @@ from environments.kit.overlay import Changes, Difference, Overlay, difference, d
 from environments.telecom import carrier_tools, phone_tools
 from environments.telecom.rules import RULES
 from environments.telecom.sheets import claim_reader, moment
-from environments.telecom.signals import ASSERTIONS, View
-from environments.telecom.world import PHONE, base
+from environments.telecom.world import ASSERTIONS, PHONE, View, base
 from mua.environment.protocol import Task
 from mua.types import Json
 

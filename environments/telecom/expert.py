@@ -14,9 +14,8 @@ from collections.abc import Callable, Generator, Sequence
 from typing import Any, TypeAlias
 
 from environments.kit.conduct import agrees
-from environments.telecom.identity import dates
-from environments.telecom.recipes import CHEAPEST_ROAMING
-from environments.telecom.world import APN, PLANS
+from environments.telecom.tasks import CHEAPEST_ROAMING
+from environments.telecom.world import APN, PLANS, dates
 from mua.environment.protocol import Move, Task
 from mua.types import Json
 

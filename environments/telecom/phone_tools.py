@@ -11,8 +11,7 @@ from typing import Any
 from environments._service import schema
 from environments.kit.database import Tool, ToolError
 from environments.kit.overlay import Overlay
-from environments.telecom.signals import GOOD_MBPS, View
-from environments.telecom.world import APN, PHONE, healthy_phone
+from environments.telecom.world import APN, GOOD_MBPS, PHONE, View, healthy_phone
 from mua.types import Json
 
 SWITCHES = {

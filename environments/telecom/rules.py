@@ -14,9 +14,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from environments.kit.conduct import Called, Past, Rules, agrees
 from environments.kit.language.claims import Claim, Review
-from environments.telecom.identity import dates, identified, owner
 from environments.telecom.phone_tools import SWITCHES
-from environments.telecom.world import APN
+from environments.telecom.world import APN, dates, identified, owner
 from mua.types import Json
 
 _LINE = {"call": "get_line", "same": ["line_id"]}

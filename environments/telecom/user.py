@@ -15,16 +15,149 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from environments.kit.language.acts import Acts
+from environments.kit.language.text import sentences
 from environments.kit.scripted import Fact, Part, ScriptedUser, Wish, grammar_of, reader_of
-from environments.telecom.hands import MOST, Request, requests, wonders
+from environments.telecom.sheets import NAMES
 from environments.telecom.world import PLANS
 from mua.environment.protocol import Task
 from mua.environment.user import UserReply, UserTools
 from mua.types import Json
 from mua.users.personas import persona_of
+
+# What a person does on the phone when asked to: the tools that a message asks for, and what it says of them.
+#
+# Which tools are meant is understood by :mod:`environments.kit.language.acts`; here it is read whether a thing is to be
+# on or off, which mode, code or permission. What is left open is done in the way that mends a phone, or asked back.
+
+MOST = 6
+"""Things done for one message; of a longer list the rest is left, as people do."""
+_MENDS = {"mobile_data": True, "data_roaming": True, "wifi": True}
+"""Switches that are on in a phone that works; the others are off."""
+_TURN = re.compile(
+    r"\b(?:turn\w*|switch\w*|put\w*|set|get\w*|leav\w*|keep\w*|make sure|ensure)\b"
+    r"(?:(?! then | after ).){0,60}?\b(on|off|enabled|disabled)\b"
+    r"|\b(enabl\w+|activat\w+|disabl\w+|deactivat\w+|disconnect\w*|quit|stop|leave|out of)\b"
+)
+_OFF = re.compile(r"off|disabl|deactiv|disconn|quit|stop|leave|out of")
+_MODE = re.compile(r"\b(auto(?:matic)?|[2345]g|lte)\b")
+_RESEAT = re.compile(r"\bre-?(?:seat|insert)")
+_PUK = re.compile(r"\b\d{8}\b")
+_WORKS = re.compile(
+    r"\b(?:work(?:s|ed|ing)?|solved|fixed|resolved|better|faster|gone|improved|any change|service again|network again"
+    r"|try (?:it )?(?:again|now))\b"
+)
+_OFFER = re.compile(r"\b(?:shall|should|may|can|could) (?:i|we)\b|\bwould you like\b|\bdo you want\b")
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One thing to do."""
+
+    tool: str
+    arguments: Json
+    only_if_wrong: bool = False
+    """Whether it is done only where a look shows that it is not so yet."""
+    asks_back: str = ""
+    """The grammar's rule that is said instead."""
+
+
+def requests(instructs: Sequence[str], message: str) -> list[Request]:
+    """What a message asks for, in its order; each thing once."""
+    text = " . ".join(sentence.text for sentence in sentences(message))
+    found: list[Request] = []
+    instructs = _with_implied(instructs, text)
+    for tool in instructs:
+        found += [one for one in _requests(tool, text, instructs) if one not in found]
+    return found
+
+
+def _with_implied(instructs: Sequence[str], text: str) -> list[str]:
+    """What is asked for besides: "make sure that it is on", "look whether it is on, and if not turn it on"."""
+    found = list(instructs)
+    if _RESEAT.search(text) and "reseat_sim" not in found:
+        found.insert(0, "reseat_sim")
+    for setting, names in NAMES.items():
+        named = "|".join(map(re.escape, names))
+        looked, conditional = f"check_{setting}" in found, _IF_SO.search(text) is not None
+        sure = re.search(rf"\b(?:make sure|ensure)\b[^.]{{0,30}}\b(?:{named})", text) is not None
+        if f"set_{setting}" not in found and (sure or (looked and conditional)):
+            found.insert(found.index(f"check_{setting}") + 1 if looked else len(found), f"set_{setting}")
+        if looked and sure and not conditional and not _LOOK.search(text):
+            found.remove(f"check_{setting}")
+    return found
+
+
+_LOOK = re.compile(r"\b(?:check|look|see|whether|tell me)\b")
+_IF_SO = re.compile(r"\bif\b.{0,40}\b(?:turn|switch|put|enable|disable|activate|deactivate)\b")
+
+
+def wonders(message: str) -> bool:
+    """Whether it is asked if the problem is gone."""
+    asked = [one.text for one in sentences(message) if one.question]
+    return any(_WORKS.search(text) is not None and _OFFER.search(text) is None for text in asked)
+
+
+def _requests(tool: str, text: str, all_asked: Sequence[str]) -> Iterator[Request]:
+    setting = tool.removeprefix("set_")
+    looked = f"check_{setting}" in all_asked or re.search(r"\bif (?:it|they|this|that)\b", text) is not None
+    if tool == "set_network_mode":
+        yield Request(tool, {"mode": _mode(text)}, only_if_wrong=looked)
+    elif tool.startswith("set_"):
+        for on in _turns(setting, text):
+            yield Request(tool, {"on": on}, only_if_wrong=looked)
+    elif tool == "enter_puk":
+        code = _PUK.search(text)
+        yield Request(tool, {"code": code[0]}) if code else Request("", {}, asks_back="ask_puk")
+    elif tool == "grant_permission":
+        yield from _permissions(text)
+    elif tool != "check_payment_requests" or "pay_bill" not in all_asked:
+        yield Request(tool, {})
+
+
+def _turns(setting: str, text: str) -> list[bool]:
+    """On and off, in order; what is nearest to the thing's name counts."""
+    turns = [(found.start(), found.end(), _OFF.search(found[1] or found[2]) is None) for found in _TURN.finditer(text)]
+    if setting == "airplane_mode" and (
+        re.search(r"\b(?:toggl|cycl)", text) or {on for *_, on in turns} == {True, False}
+    ):
+        return [True, False]
+    place = _place(setting, text)
+    if not turns or place is None:
+        return [_MENDS.get(setting, False)]
+    start, end = place
+    nearest = min(turns, key=lambda turn: max(turn[0] - end, start - turn[1], 0))
+    near = max(nearest[0] - end, start - nearest[1], 0) < 40
+    return [nearest[2] if near else _MENDS.get(setting, False)]
+
+
+def _place(setting: str, text: str) -> tuple[int, int] | None:
+    for name in NAMES.get(setting, ()):
+        if found := re.search(rf"\b{re.escape(name)}", text):
+            return found.span()
+    return None
+
+
+def _mode(text: str) -> str:
+    modes = [found[1].upper() for found in _MODE.finditer(text)]
+    wanted = modes[-1] if modes else "AUTO"
+    if wanted == "5G" or any(mode.startswith("AUTO") for mode in [*modes, wanted]):
+        return "automatic"
+    return "4G" if wanted == "LTE" else wanted
+
+
+def _permissions(text: str) -> Iterator[Request]:
+    wanted = re.findall(r"\b(sms|storage)\b", text)
+    if not wanted and re.search(r"\b(?:all|both|every|everything|permissions|they|them)\b", text):
+        wanted = ["sms", "storage"]
+    for permission in dict.fromkeys(wanted):
+        yield Request("grant_permission", {"permission": permission})
+    if not wanted:
+        yield Request("", {}, asks_back="ask_permission")
+
 
 TEST = {
     "no_service": "check_status_bar",
@@ -251,3 +384,77 @@ def _facts(key: str, data: Json) -> dict[str, Fact]:
     if "reported_lost" in data["faults"]:
         facts["found"] = Fact("yes")
     return facts
+
+
+# What a language model is told that plays a task's user.
+
+_WISHES = {
+    "no_service": "Your phone finds no network: no calls, no signal bars. You want service again.",
+    "no_data": "Mobile internet does not work on your phone. You want it to work again.",
+    "slow_data": "Mobile internet is very slow. You are content only when a speed test says it is good.",
+    "no_mms": "Picture messages do not go out. You want to be able to send them.",
+    "plan_change": "You want your line moved to the {plan} plan.",
+    "refuel": "You want {gb} GB of data added to this month.",
+    "bill_question": "You want to know which extra charge is on your {month} bill, and how much it is.",
+    "pause": "You want your line suspended until you ask for it again.",
+    "premium_bar": "You want premium numbers barred on your line.",
+    "travel": "You travel to {country} next week and want to use your phone there.",
+    "refund": "You want your money back for the {charge} on your March bill, which you never ordered.",
+}
+_PHONE = (
+    "You have your phone in your hands and tools to look at it and change it. Use them only when the agent asks you "
+    "to, do exactly what was asked and no more, and tell in plain words what you see. You know nothing of technical "
+    "terms beyond what the agent explains. If you do not understand an instruction, say so."
+)
+
+
+def describe_person(task: Task) -> str:
+    """Who the user is, what it wants, knows and would refuse."""
+    data = task.data
+    lines = [_identity(data["known"]), *(_describe_wish(wish) for wish in data["wishes"]), _PHONE, *_stances(data)]
+    if any(wish["about"] in TEST for wish in data["wishes"]):
+        lines.append("Believe that a problem is gone only when your phone shows it.")
+    return "\n".join(lines)
+
+
+def _identity(known: Json) -> str:
+    place = f"You are abroad, in {known['abroad']}." if known["abroad"] else "You are at home, not abroad."
+    number = f"Your phone number is {known['number']}." if known["number"] else "You do not know your phone number."
+    return (
+        f"You are {known['first']} {known['last']}, a customer of the carrier Vela Mobile, born on {known['born']}. "
+        f"{number} {place}"
+    )
+
+
+def _describe_wish(wish: Json) -> str:
+    text = _WISHES[wish["about"]].format(**wish)
+    if "first" in wish:
+        text = f"First you ask for the {wish['first']} plan; asked to confirm it, you change your mind. {text}"
+    return text
+
+
+def _stances(data: Json) -> list[str]:
+    wants, found = data["wants"], []
+    if "pay" in wants:
+        found.append(
+            "If you are asked to pay an overdue bill, you agree and pay it on your phone."
+            if wants["pay"]
+            else "You cannot pay any bill now, and say so when asked."
+        )
+    if "plan" in wants:
+        found.append(
+            "If your plan lacks what you need, you agree to another one."
+            if wants["plan"]
+            else "You want to keep your plan whatever it lacks."
+        )
+    if "gb" in wants:
+        found.append(f"If your data is used up you want {wants['gb']} GB more, no other amount.")
+    if "reported_lost" in data["faults"]:
+        found.append("You had reported your phone lost and have found it again.")
+    if {"paused", "data_bar", "mms_bar"} & set(data["faults"]):
+        found.append(
+            "What is paused or barred on your line, you had asked for; you agree if the agent offers to undo it."
+        )
+    if data["keeps_phone_data"]:
+        found.append("You do not allow a factory reset, you would lose your photos.")
+    return found

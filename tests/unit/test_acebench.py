@@ -14,8 +14,7 @@ import jsonschema_rs
 import pytest
 
 from environments.acebench import DOMAIN, AceDomain
-from environments.acebench.data import CATEGORIES, milestones
-from environments.acebench.episode import AceEnvironment, different, progress
+from environments.acebench.episode import CATEGORIES, AceEnvironment, different, milestones, progress
 from environments.kit.demonstrate import demonstrate, replay_gold
 from mua.config.schema import EnvironmentConfig
 from mua.environment.endpoint.services import Services

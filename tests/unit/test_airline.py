@@ -21,14 +21,11 @@ from typing import TypeAlias
 import pytest
 
 from environments.airline import DOMAIN, AirlineDomain, reading, rules, tasks
-from environments.airline.dialects import OWN
-from environments.airline.errands_flights import choose
+from environments.airline.errands import choose
 from environments.airline.expert import WISHES, stated
-from environments.airline.search import direct_flights, onestop_flights
-from environments.airline.tasks import MAKERS, SIZES, generate, load_split, recipes
-from environments.airline.tools import airline_tools
-from environments.airline.user import HERE, customer
-from environments.airline.views import compact
+from environments.airline.rules import OWN
+from environments.airline.tasks import HERE, MAKERS, SIZES, customer, generate, load_split, recipes
+from environments.airline.tools import airline_tools, compact, direct_flights, onestop_flights
 from environments.airline.world import AHEAD, PAST, _Maker, world
 from environments.kit.database import RewardForm
 from environments.kit.language.voice import Voice

@@ -15,9 +15,8 @@ import pytest
 
 from environments._tau.desk import OfficialDesk
 from environments.airline import TABLES, official_tools
-from environments.airline.dialects import OWN, TAU, TAU2, Dialect
-from environments.airline.schemas import BOOK_RESERVATION
-from environments.airline.tools import airline_tools
+from environments.airline.rules import OWN, TAU, TAU2, Dialect
+from environments.airline.tools import BOOK_RESERVATION, airline_tools
 from environments.kit.database import ServiceDesk
 from environments.kit.overlay import Base, Overlay
 from mua.environment.protocol import ToolResult

@@ -20,8 +20,7 @@ import pytest
 
 from environments._packages import read_call
 from environments.bfcl import DOMAIN, BfclDomain
-from environments.bfcl.data import CATEGORIES
-from environments.bfcl.episode import BfclEnvironment, Done, Turn, executed_by_turn, first_fault
+from environments.bfcl.episode import CATEGORIES, BfclEnvironment, Done, Turn, executed_by_turn, first_fault
 from environments.kit.demonstrate import demonstrate, replay_gold
 from mua.config.schema import EnvironmentConfig, PolicyEndpointConfig, RolloutConfig
 from mua.environment.domain import Domain
@@ -270,7 +269,7 @@ def damaged(gold: list[list[str]], rng: random.Random) -> Iterator[tuple[str, li
 
 
 def _turn(domain: BfclDomain, one: Task, texts: list[str]) -> Turn:
-    from environments.bfcl.data import gold_move, schemas
+    from environments.bfcl.episode import gold_move, schemas
 
     tools = {tool.name: tool for tool in schemas(domain._loaded, one)}
     return Turn(gold_move(text, tools) for text in texts)

@@ -19,9 +19,8 @@ from environments.help_desk import DOMAIN
 from environments.help_desk import demonstrations as demonstrations_module
 from environments.help_desk.database import Database, World, difference
 from environments.help_desk.demonstrations import demonstrations, of_each_rule
-from environments.help_desk.tasks import FIRST_SEED, GRANTED, KINDS, SIZES, generate, load_split
+from environments.help_desk.tasks import FIRST_SEED, GRANTED, KINDS, SIZES, customer, generate, load_split
 from environments.help_desk.tools import HelpDesk, gold_snapshot
-from environments.help_desk.user import customer
 from environments.kit.demonstrate import demonstrate
 from environments.kit.scripted import ScriptedUser
 from mua.environment.protocol import Move, Task, Transcript

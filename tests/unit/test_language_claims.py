@@ -14,8 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from environments.kit.language.claims import ClaimReader, Moment, money
-from environments.kit.language.clauses import clauses, denied, mood_of
+from environments.kit.language.claims import ClaimReader, Moment, clauses, denied, money, mood_of
 from tests.tables import cases_of, table
 from tools.bench import claims as bench
 

@@ -20,8 +20,7 @@ from environments.kit.demonstrate import demonstrate, play, replay_gold
 from environments.qa import DOMAIN, QuestionDomain
 from environments.qa.episode import LOOKUP, OPEN
 from environments.qa.own import PRACTICE_QUESTIONS, page_text
-from environments.qa.pages import page_of, pages
-from environments.qa.world import COUNTS, SPLITS, world, world_key
+from environments.qa.world import COUNTS, SPLITS, page_of, pages, world, world_key
 from mua.config.schema import EnvironmentConfig
 from mua.environment.domain import unanswered
 from mua.environment.endpoint.services import Services

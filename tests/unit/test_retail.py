@@ -15,7 +15,7 @@ from collections import Counter
 
 import pytest
 
-from environments._tau.tools import evaluate
+from environments._tau.desk import evaluate
 from environments.kit.database import ServiceDesk, ToolError
 from environments.kit.demonstrate import demonstrate
 from environments.kit.overlay import Overlay
@@ -23,9 +23,8 @@ from environments.retail import DOMAIN, RetailDomain
 from environments.retail.expert import ASK, NEEDS
 from environments.retail.reading import address_in, noted, read_order, read_product, read_user
 from environments.retail.shop import shop
-from environments.retail.tasks import SIZES, load_split
+from environments.retail.tasks import SIZES, customer, load_split
 from environments.retail.tools import TABLES, TOOLS, tools_of
-from environments.retail.user import customer
 from environments.retail.views import compact
 from environments.retail.wishes import EASY, MEDIUM, place
 from mua.config.schema import EnvironmentConfig

@@ -20,8 +20,8 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from environments._tau import OfficialDomain
-from environments._tau.environment import JudgedEnvironment, OfficialEnvironment
-from environments.airline.dialects import TAU
+from environments._tau.domain import JudgedEnvironment, OfficialEnvironment
+from environments.airline.rules import TAU
 from environments.airline.tools import airline_tools
 from environments.kit.database import ServiceDesk
 from environments.kit.demonstrate import replay_gold

@@ -16,10 +16,8 @@ from functools import lru_cache
 import pytest
 from tau_support import FOLDER, SMALL
 
-from environments._tau.instruction import read_instruction
-from environments._tau.speech import first_person, spoken, tidied
-from environments._tau.tau2 import task_of_tau2
-from environments._tau.typed import veiled
+from environments._tau.folder import task_of_tau2
+from environments._tau.instruction import first_person, read_instruction, spoken, tidied, veiled
 from environments._tau.user import PATIENCE, InstructedUser, shortened
 from mua.environment.user import UserReply
 from tests.tables import cases_of, table

@@ -22,9 +22,8 @@ from environments.kit.database import DatabaseEnvironment
 from environments.kit.demonstrate import demonstrate
 from environments.telecom import DOMAIN, TelecomDomain, carrier_tools
 from environments.telecom.faults import BY_NAME, FAULTS, SOLVED, WHICH
-from environments.telecom.signals import View
 from environments.telecom.tasks import SIZES, generate, load_split
-from environments.telecom.world import CUSTOMERS, PLANS, base
+from environments.telecom.world import CUSTOMERS, PLANS, View, base
 from mua.config.schema import EnvironmentConfig
 from mua.environment.protocol import Evaluation, Move, Task, UserMove
 from mua.environment.selection import Selection

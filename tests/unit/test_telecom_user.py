@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 from environments.kit.conduct import agrees
 from environments.kit.scripted import reader_of
 from environments.telecom.faults import SOLVED
-from environments.telecom.hands import MOST, requests
-from environments.telecom.user import HERE, customer
+from environments.telecom.user import HERE, MOST, customer, requests
 from mua.environment.tool_arguments import validate_arguments
 from mua.environment.user import STOP_SIGNAL
 from mua.users.personas import DEFAULT, PERSONAS

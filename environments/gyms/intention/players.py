@@ -26,7 +26,7 @@ def moves(task: Task, seed: int, loose: float) -> Generator[Move, str, None]:
     details = sorted(left_open, key=lambda d: (-d.importance, rng.random()))
     while details:
         detail = details.pop(0)
-        question = _question(detail, rng)
+        question = detail.inquiry if rng.random() < 0.7 else rng.choice(ASK).format(detail.topic)
         if rng.random() < loose:
             if details and rng.random() < 0.5:
                 question += f" And {details.pop(0).topic}?"
@@ -38,10 +38,6 @@ def moves(task: Task, seed: int, loose: float) -> Generator[Move, str, None]:
 
 def _says(request: str, detail: Detail) -> bool:
     return f"{detail.topic}: ".lower() in request.lower()
-
-
-def _question(detail: Detail, rng: random.Random) -> str:
-    return detail.inquiry if rng.random() < 0.7 else rng.choice(ASK).format(detail.topic)
 
 
 GENERAL = (

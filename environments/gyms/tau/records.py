@@ -79,7 +79,7 @@ class OverRecords:
         return tuple(task for task in tasks if not (skip_noop and self._earns_idling(task)))
 
     def _earns_idling(self, task: Task) -> bool:
-        from environments._tau.environment import OfficialEnvironment
+        from environments._tau.domain import OfficialEnvironment
 
         environment = OfficialEnvironment(self._domain.desk)
         environment.reset(task, 0)
@@ -87,7 +87,7 @@ class OverRecords:
 
 
 def _task(domain: str, split: Split, record: TauRecord) -> Task:
-    from environments._tau.tasks import task_of
+    from environments._tau.folder import task_of
 
     actions = [{"name": action.name, "arguments": action.kwargs} for action in record.task.actions]
     told = {"instruction": record.task.instruction, "outputs": list(record.task.outputs)}

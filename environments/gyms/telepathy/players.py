@@ -134,13 +134,9 @@ def _by_heart(entities: tuple[Entity, ...]) -> tuple[str, ...]:
     return tuple(sorted(yes, key=lambda name: abs(2 * yes[name] - len(entities))))[:_FIXED]
 
 
-def _entities(training: Sequence[Task]) -> tuple[Entity, ...]:
-    return tuple(by_name()[task.data["entity"].lower()] for task in training)
-
-
 def _asks_by_heart(glance: Glance) -> Generator[Move, str, None]:
     """The same questions always, then the things of the training split that fit the answers best."""
-    known = _entities(glance.training)
+    known = tuple(by_name()[task.data["entity"].lower()] for task in glance.training)
     said = {}
     for name in _by_heart(known):
         said[name] = (yield act("action", attributes()[name].questions[0])).rstrip(".")

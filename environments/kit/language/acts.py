@@ -22,12 +22,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from environments.kit.language.features import Read, act_features, fact_features, in_question, read
+from environments.kit.language.features import Read, act_features, fact_features, in_question, read, tokens
 from environments.kit.language.lexicon import Lexicon
 from environments.kit.language.model import ACTS, Model, learnt
 from environments.kit.language.rules import Rules
 from environments.kit.language.text import Sentence, sentences
-from environments.kit.language.tokens import tokens
 from mua.types import Json
 
 LIKELY = 0.45

@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 from threadpoolctl import ThreadpoolController
 
-from environments.kit.language.tokens import END, MONEY, QUESTION, VALUE, Tokens
+from environments.kit.language.features import END, MONEY, QUESTION, VALUE, Tokens
 
 FILE = Path(__file__).with_name("network.npz")
 LONGEST = 300

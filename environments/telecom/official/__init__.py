@@ -8,10 +8,10 @@
     main_policy.md              the policy, with tech_support_manual.md, or tech_support_workflow.md for the
                                 option ``policy: workflow``
     tasks.json                  tasks; initialization functions and assertions are checked by name when it is read
-    split_tasks.json            :mod:`environments._tau.splits`
+    split_tasks.json            :mod:`environments._tau.folder`
 
 Either database may be JSON instead (``db.json``), and every file may end in ``.gz``. The reward is tau2-bench's, of the
-parts that a task's ``reward_basis`` names (:mod:`environments._tau.tau2`); options are those of
+parts that a task's ``reward_basis`` names (:mod:`environments._tau.folder`); options are those of
 :mod:`environments._tau` and ``policy``.
 
 The user by rules follows the scenario, does what the agent names by a tool's name, and says what the phone shows
@@ -26,8 +26,16 @@ from pathlib import Path
 from typing import Any
 
 from environments._tau.domain import OfficialDomain, check_options, wanted_split
-from environments._tau.folder import OfficialData, check_folder, find, found, read_json, read_text, tau2_tasks
-from environments._tau.tau2 import task_of_tau2
+from environments._tau.folder import (
+    OfficialData,
+    check_folder,
+    find,
+    found,
+    read_json,
+    read_text,
+    task_of_tau2,
+    tau2_tasks,
+)
 from environments.kit.overlay import Base
 from environments.telecom.official.desk import TelecomDesk, base_of_lists
 from environments.telecom.official.user import DirectedUser

@@ -11,7 +11,7 @@ import hashlib
 from collections.abc import Callable
 from typing import Any
 
-from environments._tau.tools import TRANSFER
+from environments._tau.desk import TRANSFER
 from environments.kit.database import Tool, ToolError
 from environments.kit.overlay import Overlay
 from mua.types import Json, ToolSchema

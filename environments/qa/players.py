@@ -1,8 +1,10 @@
 """Policies that do not understand the question: they answer by form, place, frequency or heart; see
-:mod:`environments.kit.canned`."""
+:mod:`environments.kit.canned`.
+"""
 
 from __future__ import annotations
 
+import random
 import re
 from collections import Counter
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -10,8 +12,29 @@ from typing import TypeAlias
 
 from environments.kit.canned import Canned, Glance, Player, echo, end_at_once, says, write_at_random
 from environments.qa.episode import LOOKUP, OPEN
-from environments.qa.world import PRODUCTS, PROFESSIONS
-from mua.environment.protocol import Move
+from environments.qa.world import PRODUCTS, PROFESSIONS, read
+from mua.environment.protocol import Move, Task
+
+# An agent that follows a question's chain of relations from page to page.
+#
+# What it knows is how the question is built (``start`` and ``chain``), as a reader of it does; every fact it reads.
+
+
+def moves(task: Task, seed: int, loose: float = 0.0) -> Generator[Move, str, str | None]:
+    """Gives what stands at the end of the chain. ``loose`` is how often it first looks the whole question up."""
+    rng = random.Random(f"expert/{task.id}/{seed}")
+    if rng.random() < loose:
+        yield LOOKUP.name, {"query": task.data["question"]}
+    known: str = task.data["start"]
+    for relation in task.data["chain"]:
+        listed = yield LOOKUP.name, {"query": known}
+        if f". {known}: " not in listed:
+            return None
+        if (value := read((yield OPEN.name, {"title": known}), relation)) is None:
+            return None
+        known = value
+    return known
+
 
 _FORMS = {
     "year": r"\b1[789]\d\d\b",
