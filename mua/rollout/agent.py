@@ -16,12 +16,12 @@ from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from time import perf_counter, time
-from typing import Protocol
+from typing import Any, Protocol
 
 from mua.config.rollout import ContextConfig
 from mua.config.schema import RolloutConfig
 from mua.engine import Sampler, SamplingParams, TurnCut
-from mua.environment.endpoint.chat import ChatRequest, Completion, FunctionCall
+from mua.environment.endpoint.chat import ChatRequest, Completion
 from mua.environment.endpoint.services import ChatClient, ContextLengthExceeded
 from mua.environment.protocol import Task
 from mua.rollout.context import NOTES_KEY, ContextKeeper, with_notes, without_results
@@ -168,6 +168,70 @@ class TokenPolicy:
         return TokenAgent(self, setting, session, seed)
 
 
+async def sample_tokens(
+    policy: TokenPolicy, setting: EpisodeSetting, talk: Conversation, prompt: Int32Array, room: int, *, session: str,
+    seed: int, turn: Callable[[], int], counts: dict[str, float], role: str = "policy",
+) -> tuple[Generation, NotedRequest | None]:  # fmt: skip
+    """What the policy says to ``prompt`` (ids, ``[tokens]``) in at most ``room`` tokens, and the recorded request.
+
+    The record of the episode under way, if there is one, gets to know where the tokens are in ``talk``, not the tokens;
+    ``turn`` gives the number of the turn that is being sampled. ``counts`` is added to. Raises :class:`EngineError` or
+    :class:`DeadlineExceeded`.
+    """
+    budgets, greedy = setting.budgets, setting.temperature == 0
+    ids, started, began = prompt.tolist(), perf_counter(), time()
+    sampling = SamplingParams(
+        temperature=setting.temperature,
+        max_new_tokens=room,
+        stop_token_ids=policy.family.stop_token_ids,
+        top_p=1.0 if greedy else setting.budgets.top_p,
+        top_k=-1 if greedy else setting.budgets.top_k,
+        min_p=0.0 if greedy else setting.budgets.min_p,
+        presence_penalty=setting.budgets.presence_penalty,
+        frequency_penalty=setting.budgets.frequency_penalty,
+        seed=seed if setting.deterministic else None,
+        order=setting.order,
+        experts_from=talk.routed if policy.record_experts else None,
+    )
+
+    def note(found: Generation | None, error: str | None = None) -> NotedRequest | None:
+        if (record := current_episode.get()) is None:
+            return None
+        values: Json = {"endpoint": "engine"}
+        if found is not None:
+            new = len(found.ids)
+            values = {
+                "waited": found.waited, "version": found.version, "cached_tokens": found.cached_tokens,
+                "completion_tokens": new, "finish": found.finish, "endpoint": found.engine,
+            }  # fmt: skip
+            if new and found.finish != "abort":
+                values |= {"segment": talk.trained_segments, "token_start": len(ids), "token_end": len(ids) + new}
+        told = {"temperature": sampling.temperature, "top_p": sampling.top_p, "top_k": sampling.top_k}
+        return record.request(
+            role, began, messages=list(talk.messages), conversation=talk.messages, turn=turn(), error=error,
+            seconds=perf_counter() - started, prompt_tokens=len(ids), sampling=told | {"seed": sampling.seed}, **values,
+        )  # fmt: skip
+
+    try:
+        generation = await policy.sampler.generate(ids, sampling, session=session, deadline_s=budgets.generate_seconds)
+    except TurnCut as cut:
+        if not policy.pace.ran_on(len(cut.partial.ids), room):
+            note(None, "cut by its deadline")
+            raise
+        _count(counts, {"cut_by_time": 1})
+        generation = replace(cut.partial, finish="length")  # the policy's doing: it ends as at its room of tokens
+    except BaseException as error:
+        note(None, type(error).__name__)
+        raise
+    noted = note(generation)
+    if generation.finish == "stop":
+        policy.pace.ended(len(generation.ids), perf_counter() - started)
+        policy.pace.warn_if_too_slow(budgets.max_turn_tokens, budgets.generate_seconds)
+    _count(counts, {"prompt_tokens": len(ids), "cached_tokens": generation.cached_tokens})
+    _count(counts, {"seconds/engine_slot": generation.waited})
+    return generation, noted
+
+
 class TokenAgent:
     """Token in, token out: what :class:`Conversation` holds is exactly what the engine saw."""
 
@@ -199,54 +263,17 @@ class TokenAgent:
         room = min(budgets.max_turn_tokens, budgets.max_tokens - len(prompt))
         if room < 1:
             return None
-        return self._take(await self._sample(prompt, room, self._turn_seed()))
-
-    async def _sample(self, prompt: Int32Array, room: int, seed: int, role: str = "policy") -> Generation:
-        """What the policy says to ``prompt`` in at most ``room`` tokens."""
-        setting, policy, budgets = self._setting, self._policy, self._setting.budgets
-        ids, started, greedy = prompt.tolist(), perf_counter(), setting.temperature == 0
-        began = time()
-        sampling = SamplingParams(
-            temperature=setting.temperature,
-            max_new_tokens=room,
-            stop_token_ids=policy.family.stop_token_ids,
-            top_p=1.0 if greedy else setting.budgets.top_p,
-            top_k=-1 if greedy else setting.budgets.top_k,
-            min_p=0.0 if greedy else setting.budgets.min_p,
-            presence_penalty=setting.budgets.presence_penalty,
-            frequency_penalty=setting.budgets.frequency_penalty,
-            seed=seed if setting.deterministic else None,
-            order=setting.order,
-            experts_from=self._talk.routed if policy.record_experts else None,
-        )
-        try:
-            generation = await policy.sampler.generate(
-                ids, sampling, session=self._session, deadline_s=budgets.generate_seconds
-            )
-        except TurnCut as cut:
-            if not policy.pace.ran_on(len(cut.partial.ids), room):
-                self._note(role, began, perf_counter() - started, sampling, len(prompt), None, "cut by its deadline")
-                raise
-            _count(self._counts, {"cut_by_time": 1})
-            generation = replace(cut.partial, finish="length")  # the policy's doing: it ends as at its room of tokens
-        except BaseException as error:
-            self._note(role, began, perf_counter() - started, sampling, len(prompt), None, type(error).__name__)
-            raise
-        self._note(role, began, perf_counter() - started, sampling, len(prompt), generation, None)
-        if generation.finish == "stop":
-            policy.pace.ended(len(generation.ids), perf_counter() - started)
-            policy.pace.warn_if_too_slow(budgets.max_turn_tokens, budgets.generate_seconds)
-        _count(self._counts, {"prompt_tokens": len(prompt), "cached_tokens": generation.cached_tokens})
-        _count(self._counts, {"seconds/engine_slot": generation.waited})
-        return generation
-
-    def _turn_seed(self) -> int:
-        return derived_seed(self._seed, self._talk.turns)
-
-    def _take(self, generation: Generation) -> AssistantTurn:
+        generation = await self._sample(prompt, room, derived_seed(self._seed, self._talk.turns))
         turn = self._talk.add_sampled(generation)
         self._tell()
         return turn
+
+    async def _sample(self, prompt: Int32Array, room: int, seed: int, role: str = "policy") -> Generation:
+        generation, _ = await sample_tokens(
+            self._policy, self._setting, self._talk, prompt, room, session=self._session, seed=seed,
+            turn=lambda: self._talk.turns, counts=self._counts, role=role,
+        )  # fmt: skip
+        return generation
 
     async def _make_room(self) -> bool:
         """Rewrite the context where that is due; False: there is no room to do so."""
@@ -281,36 +308,6 @@ class TokenAgent:
         generation = await self._sample(prompt, room, derived_seed(self._seed, self._talk.turns, "notes"), "summary")
         self._context.counts["context/notes_tokens"] += len(generation.ids)
         return self._talk.add_aside(generation).content
-
-    def _note(
-        self, role: str, began: float, seconds: float, sampling: SamplingParams, prompt: int,
-        found: Generation | None, error: str | None,
-    ) -> None:  # fmt: skip
-        """Have the record of the episode under way hold the request: where its tokens are, not the tokens."""
-        if (record := current_episode.get()) is None:
-            return
-        values: Json = {}
-        if found is not None:
-            new = len(found.ids)
-            values = {
-                "waited": found.waited, "version": found.version, "cached_tokens": found.cached_tokens,
-                "completion_tokens": new, "finish": found.finish, "endpoint": found.engine,
-            }  # fmt: skip
-            if new and found.finish != "abort":
-                values |= {"segment": self._talk.trained_segments, "token_start": prompt, "token_end": prompt + new}
-        told = {"temperature": sampling.temperature, "top_p": sampling.top_p, "top_k": sampling.top_k}
-        values.setdefault("endpoint", "engine")
-        self._noted(record.request(
-            role, began, messages=list(self._talk.messages), conversation=self._talk.messages, turn=self._turn_number(),
-            seconds=seconds, error=error, prompt_tokens=prompt, sampling=told | {"seed": sampling.seed}, **values,
-        ))  # fmt: skip
-
-    def _turn_number(self) -> int:
-        """Of the turn that is being sampled."""
-        return self._talk.turns
-
-    def _noted(self, request: NotedRequest) -> None:
-        """A request of this agent is in the record of the episode."""
 
     def add_tool_results(self, results: Sequence[str]) -> None:
         self._talk.add_tool_results(self._context.shortened(results, self._policy.family.codec))
@@ -486,27 +483,24 @@ def turn_of(reply: Completion, number: int, used: Collection[str]) -> tuple[Assi
     for index, call in enumerate(reply.calls):
         call_id = call.id if call.id not in taken else f"call_{number}_{index}"
         taken.add(call_id)
-        arguments = _arguments(call)
-        if isinstance(arguments, ToolCallError):
-            errors.append(arguments)
+        raw = f"{call.name}({call.arguments})"
+        arguments: Any = None
+        fault: tuple[ErrorKind, str] | None = None
+        try:
+            arguments = read_json(call.arguments or "{}")
+        except JsonError as error:
+            fault = ErrorKind.BAD_JSON, f"the arguments of {call.name} are not valid JSON: {error}"
+        if not call.name:
+            fault = ErrorKind.MISSING_NAME, "the tool call has no name"
+        elif fault is None and not isinstance(arguments, dict):
+            fault = ErrorKind.BAD_ARGUMENTS, f"the arguments of {call.name} must be a JSON object"
+        if fault is not None:
+            errors.append(ToolCallError(*fault, raw))
             broken.append(ToolCall(call_id, call.name or "unknown", {}).openai())
         else:
             good.append(ToolCall(call_id, call.name, arguments))
     turn = AssistantTurn(reply.text, reply.reasoning, good, errors, reply.truncated)
     return turn, [call.openai() for call in good] + broken
-
-
-def _arguments(call: FunctionCall) -> Json | ToolCallError:
-    raw = f"{call.name}({call.arguments})"
-    if not call.name:
-        return ToolCallError(ErrorKind.MISSING_NAME, "the tool call has no name", raw)
-    try:
-        value = read_json(call.arguments or "{}")
-    except JsonError as error:
-        return ToolCallError(ErrorKind.BAD_JSON, f"the arguments of {call.name} are not valid JSON: {error}", raw)
-    if not isinstance(value, dict):
-        return ToolCallError(ErrorKind.BAD_ARGUMENTS, f"the arguments of {call.name} must be a JSON object", raw)
-    return value
 
 
 def _count(total: dict[str, float], more: Mapping[str, float]) -> None:

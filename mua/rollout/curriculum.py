@@ -31,7 +31,7 @@ from __future__ import annotations
 import random
 from abc import ABC, abstractmethod
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 
 from mua.config.schema import CurriculumConfig
@@ -63,11 +63,15 @@ class Epochs:
         return self._tasks[self._order[index]]
 
 
-class CurriculumOrder(ABC):
-    """The order of one domain's tasks. A draw is a function of seed, position and what was observed and drawn before.
+class Curriculum(ABC):
+    """The order of one domain's tasks; one of your own has this constructor and these methods.
 
-    Every position is drawn once and kept until its group is observed.
+    A draw is a function of seed, position and what was observed and drawn before. Every position is drawn once and kept
+    until its group is observed.
     """
+
+    counted = "counts"
+    """Key of the counts in :meth:`state`."""
 
     def __init__(self, tasks: Sequence[Task], seed: int, config: CurriculumConfig) -> None:
         self.domain = tasks[0].domain
@@ -75,56 +79,51 @@ class CurriculumOrder(ABC):
         self._seed = seed
         self._config = config
         self._counts: dict[str, tuple[float, float]] = {}
-        """Decayed rollouts and successes of what is told apart: tasks, or kinds of them."""
+        """Rollouts and successes, the earlier ones counting less."""
         self._under_way: dict[int, str] = {}
-        """By position, the tasks that were drawn and not observed."""
-
-    def task(self, position: int) -> Task:
-        """The task at ``position``."""
-        if position not in self._under_way:
-            self._under_way[position] = self._draw(position)
-        return self._tasks[self._under_way[position]]
-
-    def observe(self, position: int, group: Group) -> None:
-        """Learn from the group of ``position``; only scored members count."""
-        counted = self._counted_as(self._tasks[self._under_way.pop(position)])
-        scored = group.scored
-        if not scored:
-            return
-        rollouts, successes = (self._config.decay * count for count in self._counts[counted])
-        self._counts[counted] = (rollouts + len(scored), successes + sum(t.success for t in scored))
-
-    def rates(self) -> list[float]:
-        """Running success rate of all that was observed."""
-        return [successes / rollouts for rollouts, successes in self._counts.values() if rollouts]
+        """Position -> task."""
 
     @abstractmethod
-    def state(self) -> Json:
-        """Everything that further draws depend on, JSON-able."""
+    def draw(self, position: int) -> str:
+        """The id of the task at ``position``, asked for once."""
 
     @abstractmethod
-    def restore(self, state: Json) -> None:
-        """Continue from :meth:`state`. Raises :class:`ConfigError` when it tells of other tasks."""
+    def key(self, task: Task) -> str:
+        """What the rollouts of ``task`` are counted for."""
 
     @abstractmethod
     def __len__(self) -> int:
         """How many are told apart."""
 
-    @abstractmethod
-    def _counted_as(self, task: Task) -> str:
-        """What the rollouts of ``task`` are counted for."""
+    def task(self, position: int) -> Task:
+        """The task at ``position``, drawn when it is first asked for."""
+        if position not in self._under_way:
+            self._under_way[position] = self.draw(position)
+        return self._tasks[self._under_way[position]]
 
-    @abstractmethod
-    def _draw(self, position: int) -> str: ...
+    def observe(self, position: int, group: Group) -> None:
+        """Learn from the group of ``position``; only scored members count."""
+        key, scored = self.key(self._tasks[self._under_way.pop(position)]), group.scored
+        if scored:
+            rollouts, successes = (self._config.decay * count for count in self._counts[key])
+            self._counts[key] = (rollouts + len(scored), successes + sum(t.success for t in scored))
 
-    def _random(self, position: int) -> random.Random:
-        return random.Random(derived_seed("curriculum", self._seed, position))
+    def rates(self) -> list[float]:
+        """Running success rate of all that was observed."""
+        return [successes / rollouts for rollouts, successes in self._counts.values() if rollouts]
 
-    def _told_under_way(self) -> list[list[int | str]]:
-        return [list(item) for item in sorted(self._under_way.items())]
+    def state(self) -> Json:
+        """Everything that further draws depend on, JSON-able."""
+        counts = {key: list(counts) for key, counts in self._counts.items()}
+        return {self.counted: counts, "under_way": [list(item) for item in sorted(self._under_way.items())]}
+
+    def restore(self, state: Json) -> None:
+        """Continue from :meth:`state`. Raises :class:`ConfigError` when it tells of other tasks."""
+        self._counts = {key: (rollouts, successes) for key, (rollouts, successes) in state[self.counted].items()}
+        self._under_way = dict(state["under_way"])
 
 
-class SuccessRateOrder(CurriculumOrder):
+class SuccessRateCurriculum(Curriculum):
     """Tasks by their own success rate."""
 
     def __init__(self, tasks: Sequence[Task], seed: int, config: CurriculumConfig) -> None:
@@ -133,15 +132,28 @@ class SuccessRateOrder(CurriculumOrder):
         """Never drawn, the next one last."""
         random.Random(derived_seed("curriculum", seed)).shuffle(self._unknown)
 
-    def state(self) -> Json:
-        """See :meth:`CurriculumOrder.state`."""
-        return {
-            "counts": {task: list(counts) for task, counts in self._counts.items()},
-            "under_way": self._told_under_way(),
-        }
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    def key(self, task: Task) -> str:
+        return task.id
+
+    def draw(self, position: int) -> str:
+        if self._unknown:
+            task = self._unknown.pop()
+            self._counts[task] = (0.0, 0.0)
+            return task
+        busy, floor = set(self._under_way.values()), self._config.floor
+        choices = [task for task in self._tasks if task not in busy] or list(self._tasks)
+
+        def weight(rollouts: float, successes: float) -> float:
+            rate = (successes + 1) / (rollouts + 2)
+            return floor + (1 - floor) * 4 * rate * (1 - rate)
+
+        rng = random.Random(derived_seed("curriculum", self._seed, position))
+        return rng.choices(choices, [weight(*self._counts[task]) for task in choices])[0]
 
     def restore(self, state: Json) -> None:
-        """See :meth:`CurriculumOrder.restore`."""
         if "counts" not in state:
             raise ConfigError(
                 "algorithm.curriculum: the checkpoint counts successes of kinds of task, not of tasks; continue with "
@@ -152,82 +164,55 @@ class SuccessRateOrder(CurriculumOrder):
                 f"algorithm.curriculum: the checkpoint counts successes of {len(gone)} tasks that environment does not "
                 f"have, such as {min(gone)!r}; continue with the tasks of the run, or choose another output folder"
             )
-        self._counts = {task: (rollouts, successes) for task, (rollouts, successes) in state["counts"].items()}
-        self._under_way = dict(state["under_way"])
+        super().restore(state)
         self._unknown = [task for task in self._unknown if task not in self._counts]
 
-    def __len__(self) -> int:
-        return len(self._tasks)
 
-    def _counted_as(self, task: Task) -> str:
-        return task.id
-
-    def _draw(self, position: int) -> str:
-        if self._unknown:
-            task = self._unknown.pop()
-            self._counts[task] = (0.0, 0.0)
-            return task
-        busy = set(self._under_way.values())
-        choices = [task for task in self._tasks if task not in busy] or list(self._tasks)
-        return self._random(position).choices(choices, [self._weight(*self._counts[task]) for task in choices])[0]
-
-    def _weight(self, rollouts: float, successes: float) -> float:
-        rate, floor = (successes + 1) / (rollouts + 2), self._config.floor
-        return floor + (1 - floor) * 4 * rate * (1 - rate)
-
-
-class FailingKindsOrder(CurriculumOrder):
+class FailingKindsCurriculum(Curriculum):
     """Kinds of task by how often they fail."""
+
+    counted = "kinds"
 
     def __init__(self, tasks: Sequence[Task], seed: int, config: CurriculumConfig) -> None:
         super().__init__(tasks, seed, config)
         kinds: dict[str, list[Task]] = {}
         for task in tasks:
-            kinds.setdefault(self._counted_as(task), []).append(task)
+            kinds.setdefault(self.key(task), []).append(task)
         self._kinds = {kind: Epochs(own, derived_seed("kind", seed, kind)) for kind, own in kinds.items()}
         self._counts = dict.fromkeys(self._kinds, (0.0, 0.0))
         self._drawn = dict.fromkeys(self._kinds, 0)
-        self._start = self._random(0).random()
-
-    def state(self) -> Json:
-        """See :meth:`CurriculumOrder.state`."""
-        return {
-            "kinds": {kind: list(counts) for kind, counts in self._counts.items()},
-            "drawn": dict(self._drawn),
-            "under_way": self._told_under_way(),
-        }
-
-    def restore(self, state: Json) -> None:
-        """See :meth:`CurriculumOrder.restore`."""
-        if state.get("kinds", {}).keys() != self._kinds.keys():
-            raise ConfigError(
-                "algorithm.curriculum: the checkpoint counts successes of other kinds of task than environment has; "
-                "continue with the tasks and the curriculum of the run, or choose another output folder"
-            )
-        self._counts = {kind: (rollouts, successes) for kind, (rollouts, successes) in state["kinds"].items()}
-        self._drawn = dict(state["drawn"])
-        self._under_way = dict(state["under_way"])
+        self._start = random.Random(derived_seed("curriculum", seed, 0)).random()
 
     def __len__(self) -> int:
         return len(self._kinds)
 
-    def _counted_as(self, task: Task) -> str:
+    def key(self, task: Task) -> str:
         kind, case = str(task.data.get("kind", "")), task.data.get("case")
         return f"{kind}: {case}" if case else kind
 
-    def _draw(self, position: int) -> str:
-        ends = list(accumulate(self._weight(*counts) for counts in self._counts.values()))
+    def draw(self, position: int) -> str:
+        floor = self._config.floor
+        failing = (1 - (successes + 1) / (rollouts + 2) for rollouts, successes in self._counts.values())
+        ends = list(accumulate(floor + (1 - floor) * share for share in failing))
         at = (self._start + position / GOLDEN_RATIO) % 1.0 * ends[-1]
         kind = list(self._kinds)[min(bisect_right(ends, at), len(ends) - 1)]
         self._drawn[kind] += 1
         return self._kinds[kind].task(self._drawn[kind] - 1).id
 
-    def _weight(self, rollouts: float, successes: float) -> float:
-        floor = self._config.floor
-        return floor + (1 - floor) * (1 - (successes + 1) / (rollouts + 2))
+    def state(self) -> Json:
+        return {**super().state(), "drawn": dict(self._drawn)}
+
+    def restore(self, state: Json) -> None:
+        if state.get("kinds", {}).keys() != self._kinds.keys():
+            raise ConfigError(
+                "algorithm.curriculum: the checkpoint counts successes of other kinds of task than environment has; "
+                "continue with the tasks and the curriculum of the run, or choose another output folder"
+            )
+        super().restore(state)
+        self._drawn = dict(state["drawn"])
 
 
-class HookOrder(SuccessRateOrder):
+class HookCurriculum(SuccessRateCurriculum):
     """Tasks by the weights that a hook gives for their decayed rollouts and successes."""
 
     def __init__(self, tasks: Sequence[Task], seed: int, config: CurriculumConfig) -> None:
@@ -235,12 +220,7 @@ class HookOrder(SuccessRateOrder):
         self._unknown = []  # the hook decides about tasks that were never drawn, too
         self._counts = dict.fromkeys(self._tasks, (0.0, 0.0))
 
-    def restore(self, state: Json) -> None:
-        """See :meth:`CurriculumOrder.restore`."""
-        super().restore(state)
-        self._counts = dict.fromkeys(self._tasks, (0.0, 0.0)) | self._counts
-
-    def _draw(self, position: int) -> str:
+    def draw(self, position: int) -> str:
         key, path = "algorithm.curriculum.kind", self._config.kind
         rollouts, successes = ([counts[side] for counts in self._counts.values()] for side in (0, 1))
         found = call_hook(key, path, list(self._tasks.values()), rollouts, successes, self._config)
@@ -249,15 +229,24 @@ class HookOrder(SuccessRateOrder):
             raise wrong_result(key, path, "gave a weight below 0, or none above it")
         busy = set(self._under_way.values())
         free = [0.0 if task in busy else weight for task, weight in zip(self._tasks, weights.tolist(), strict=True)]
-        return self._random(position).choices(list(self._tasks), free if any(free) else weights.tolist())[0]
+        rng = random.Random(derived_seed("curriculum", self._seed, position))
+        return rng.choices(list(self._tasks), free if any(free) else weights.tolist())[0]
+
+    def restore(self, state: Json) -> None:
+        super().restore(state)
+        self._counts = dict.fromkeys(self._tasks, (0.0, 0.0)) | self._counts
 
 
-def curriculum_order(tasks: Sequence[Task], seed: int, config: CurriculumConfig) -> CurriculumOrder:
+CURRICULA: Mapping[str, type[Curriculum]] = {
+    "success_rate": SuccessRateCurriculum,
+    "failing_kinds": FailingKindsCurriculum,
+}
+"""By ``algorithm.curriculum.kind``; ``off`` is :class:`Epochs`."""
+
+
+def make_curriculum(tasks: Sequence[Task], seed: int, config: CurriculumConfig) -> Curriculum:
     """The order that ``config`` asks for."""
-    if is_hook(config.kind):
-        return HookOrder(tasks, seed, config)
-    chosen = SuccessRateOrder if config.kind == "success_rate" else FailingKindsOrder
-    return chosen(tasks, seed, config)
+    return (HookCurriculum if is_hook(config.kind) else CURRICULA[config.kind])(tasks, seed, config)
 
 
 class TaskStream:
@@ -279,10 +268,11 @@ class TaskStream:
         if not parts or not all(tasks for _, tasks in parts):
             raise ConfigError("environment: the split has no tasks; choose another split, or other difficulties")
         seeds = [derived_seed("part", seed, index) for index in range(len(parts))]
-        self._orders: list[Epochs | CurriculumOrder] = [
-            Epochs(tasks, own) if curriculum.kind == "off" else curriculum_order(tasks, own, curriculum)
+        self._orders: list[Epochs | Curriculum] = [
+            Epochs(tasks, own) if curriculum.kind == "off" else make_curriculum(tasks, own, curriculum)
             for (_, tasks), own in zip(parts, seeds, strict=True)
         ]
+        self._curricula = [order for order in self._orders if isinstance(order, Curriculum)]
         self._shares = [share for share, _ in parts]
         self._draw = random.Random(derived_seed("shares", seed))
         self._counts = [0] * len(parts)
@@ -298,7 +288,7 @@ class TaskStream:
         for group in groups:
             part, position = self._place(group.ordinal)
             order = self._orders[part]
-            if isinstance(order, CurriculumOrder):
+            if isinstance(order, Curriculum):
                 order.observe(position, group)
 
     def state(self) -> list[Json]:
@@ -323,10 +313,6 @@ class TaskStream:
             metrics |= _rates(f"rollout/curriculum/{order.domain}", [order])
         return metrics
 
-    @property
-    def _curricula(self) -> list[CurriculumOrder]:
-        return [order for order in self._orders if isinstance(order, CurriculumOrder)]
-
     def _place(self, ordinal: int) -> tuple[int, int]:
         """The domain of a position, and its own position in it."""
         while len(self._places) <= ordinal:
@@ -336,7 +322,7 @@ class TaskStream:
         return self._places[ordinal]
 
 
-def _rates(prefix: str, orders: Sequence[CurriculumOrder]) -> dict[str, float]:
+def _rates(prefix: str, orders: Sequence[Curriculum]) -> dict[str, float]:
     rates = [rate for order in orders for rate in order.rates()]
     if not rates:
         return {}

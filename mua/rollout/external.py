@@ -14,6 +14,12 @@ the agent fails otherwise, by a signal, or before any turn     ``environment_err
 its deadline passes (``rollout.episode_seconds``)             ``timeout``
 the policy, the user, the environment fail                    their own faults, whatever the agent makes of it
 ============================================================ ===================================================
+
+Where ``agent.judge`` is set, the run's judge gives the episode a score as well::
+
+    task, conversation ──► judge.llm ──► score ──► reward = weight · score + the environment's or the agent's own
+
+The judge sees what the verdict of the environment rests on: what was done and told to the user through the gateway.
 """
 
 from __future__ import annotations
@@ -21,7 +27,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -35,7 +41,7 @@ from mua.environment.manager import EnvironmentInstance
 from mua.environment.protocol import Evaluation
 from mua.environment.requests import LARGEST_REWARD
 from mua.environment.user import User
-from mua.rollout.agent import EpisodeSetting, TokenAgent, TokenPolicy
+from mua.rollout.agent import EpisodeSetting, TokenPolicy, sample_tokens
 from mua.rollout.episode import Episode, EpisodeResult, EpisodeState
 from mua.rollout.gateway.chat_calls import ChatCall, Refused
 from mua.rollout.gateway.launch import AgentEnd, AgentTask, run_agent
@@ -52,36 +58,6 @@ from mua.utils.strict_json import JsonError, read_json
 
 _LONGEST_NOTE = 200
 """Characters of what a client may write at will that are kept of a request."""
-
-
-class _StreamAgent(TokenAgent):
-    """The built-in agent's way of asking for a turn, on one of a session's streams."""
-
-    def __init__(
-        self, policy: TokenPolicy, setting: EpisodeSetting, session: str, seed: int, conversation: Conversation,
-        request: TurnRequest, counts: dict[str, float], upcoming: Callable[[], int],
-    ) -> None:  # fmt: skip
-        """``upcoming`` gives the number of the turn that ends next in the session."""
-        super().__init__(policy, setting, session, seed)
-        self._conversation = conversation
-        self._counts = counts
-        self._request = request
-        self._upcoming = upcoming
-        self.generation: Generation | None = None
-        self.noted: NotedRequest | None = None
-
-    def _turn_seed(self) -> int:
-        return derived_seed(self._seed, *self._request.seed)
-
-    def _turn_number(self) -> int:
-        return self._upcoming()
-
-    def _noted(self, request: NotedRequest) -> None:
-        self.noted = request
-
-    def _take(self, generation: Generation) -> AssistantTurn:
-        self.generation = generation
-        return self._talk.add_sampled(generation, self._request.number())
 
 
 class _TranscriptKeeper:
@@ -150,7 +126,7 @@ class ExternalEpisode(Episode):
 
     async def play(self, server: GatewayServer, log_folder: Path) -> EpisodeResult:
         """Let the agent play, and have the episode evaluated; raises like :meth:`Episode.run`."""
-        await self.prepare()
+        await self._start()
         key = server.open_session(self.session)
         task = AgentTask(f"{server.url}/v1", key, self.task())
         log_file = log_folder / f"{self._name.replace('/', '-')}.log"
@@ -160,14 +136,6 @@ class ExternalEpisode(Episode):
             await server.close_session(key)
         if self._fault is not None:
             raise self._fault
-        return await self.conclude(end)
-
-    async def prepare(self) -> None:
-        """Hear the user's first words."""
-        await self._start()
-
-    async def conclude(self, end: AgentEnd | None) -> EpisodeResult:
-        """Judge the episode whose agent ended so; None: it was still there when the episode was over."""
         if end is not None:
             self._read_last_line(end)
             if self._outcome is None:
@@ -246,23 +214,21 @@ class ExternalEpisode(Episode):
         return super()._end(outcome)
 
     async def _ask(self, talk: Conversation, request: TurnRequest) -> tuple[AssistantTurn, Generation] | None:
-        setting = self._setting
+        """A turn on one of the session's streams, as the built-in agent asks for its own; None without room."""
+        prompt, most = talk.prompt_ids(), self._budgets.max_turn_tokens
         if request.most_tokens is not None:
-            most = min(request.most_tokens, self._budgets.max_turn_tokens)
-            setting = replace(setting, budgets=self._budgets.model_copy(update={"max_turn_tokens": most}))
-        agent = _StreamAgent(
-            self._policy, setting, self._name, self._seed, talk, request, self._asked, lambda: self.session.turns
-        )
-        try:
-            with self._clock("generate"), noting(self._record):
-                turn = await agent.turn()
-        finally:
-            if agent.noted is not None:
-                self._noted.append((agent.noted, talk))
-        if turn is None:
+            most = min(request.most_tokens, most)
+        room = min(most, self._budgets.max_tokens - len(prompt))
+        if room < 1:
             return None
-        assert agent.generation is not None
-        return turn, agent.generation
+        with self._clock("generate"), noting(self._record):
+            generation, noted = await sample_tokens(
+                self._policy, self._setting, talk, prompt, room, session=self._name,
+                seed=derived_seed(self._seed, *request.seed), turn=lambda: self.session.turns, counts=self._asked,
+            )  # fmt: skip
+        if noted is not None:
+            self._noted.append((noted, talk))
+        return talk.add_sampled(generation, request.number()), generation
 
     def _place_requests(self) -> None:
         """Have the noted requests say where their tokens are among all of the session's segments."""

@@ -1,8 +1,19 @@
-"""``mua sample``: a process that rolls out episodes of a run, on any machine that reaches its store and its router.
+"""Elastic rollout workers: they lease episodes from the store as the engines have room, play them, write the results.
 
-store ──► a run that goes on ──► its configuration, its engines' router ──► RolloutWorker
-  ▲                                                                             │ the trainer is started again,
-  └──────────── wait, at most --wait seconds ◄──────────────────────────────────┘ or has ended
+    room at the engines ──► claim ──► EpisodeRunner.trajectory ──► result, if the lease is still held
+                              ▲             │ every heartbeat
+                              └─ others  ◄──┴── renewed, or lost: the episode is given up
+
+The trainer's process and ``mua sample`` run the same :class:`RolloutWorker`; they differ in how they reach the engines.
+``mua sample`` finds a run of the store, serves it until it is over, and waits for its next start::
+
+    store ──► a run that goes on ──► its configuration, its engines' router ──► RolloutWorker
+      ▲                                                                             │ the trainer is started again,
+      └──────────── wait, at most --wait seconds ◄──────────────────────────────────┘ or has ended
+
+The trainer writes :func:`made_with` beside its router's address at each start; a worker compares it with its own before
+it leases anything. The package's version and ``CONTRACT`` of the router must agree. What a commit, a changed
+file or another library may change of an episode is refused or only logged, as ``samplers.other_code`` says.
 """
 
 from __future__ import annotations

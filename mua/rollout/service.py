@@ -5,15 +5,16 @@
     update_weights(…)  ──── runs on  ─────►   EnginePool.update_weights
     release()          ───────────────────►   new groups start
 
-The way of a task, from the domain that holds it to the group that is trained::
+The way of a task, from the domain that holds it to the group that is trained, through seven files of this folder (six
+without a teacher)::
 
     Selection.shared_tasks                    the domains' tasks and shares
-      └─► TaskStream.task(ordinal)            which task stands at a position        stream.py, curriculum.py
+      └─► TaskStream.task(ordinal)            which task stands at a position        curriculum.py
             └─► GroupScheduler                a slot for the position's group        scheduler.py
                   └─► EpisodeRunner.group     ``group_size`` episodes, retries       runner.py
                         └─► EnvironmentManager.instance + UserFactory.make + Policy.agent
                               └─► Episode.run agent, tools and user take turns       episode.py, agent.py
-                                    └─► EpisodeResult ─► Trajectory ─► Group (─► Teacher.scored)
+                                    └─► EpisodeResult ─► Trajectory ─► Group (─► Teacher.scored, teacher.py)
                                           └─► take() ─► RolloutBatch ─► trainer
 
 While the trainer waits for groups or for an evaluation, it pushes the current weights into any engine that was

@@ -1,4 +1,8 @@
-"""Which groups and episodes of a store can be trained on again."""
+"""Which groups and episodes of a store can be trained on again, and which a later start of a run may take as they are.
+
+An episode counts as the run's own only if the policies that sampled it are: a version that an earlier start reached,
+and that a later one did not begin from, was made again by other steps, and is another policy.
+"""
 
 from __future__ import annotations
 

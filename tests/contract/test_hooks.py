@@ -32,7 +32,7 @@ from mua.environment.protocol import Evaluation
 from mua.environment.registry import get_domain
 from mua.environment.selection import Selection
 from mua.observe.provenance import provenance
-from mua.rollout.curriculum import curriculum_order
+from mua.rollout.curriculum import make_curriculum
 from mua.rollout.rollout_worker import check_code, made_with
 from mua.tokens.chat_family import family_class
 from mua.trainer.observers import DoneStep, HookObserver, Learned
@@ -90,10 +90,10 @@ def use_group_filter(path: str) -> Any:
 
 
 def use_curriculum(path: str) -> Any:
-    order = curriculum_order(TASKS, 1, CurriculumConfig(kind=path))
+    order = make_curriculum(TASKS, 1, CurriculumConfig(kind=path))
     drawn = [order.task(position) for position in range(3)]
     order.observe(0, replace(GROUP, task_id=drawn[0].id))
-    again = curriculum_order(TASKS, 1, CurriculumConfig(kind=path))
+    again = make_curriculum(TASKS, 1, CurriculumConfig(kind=path))
     again.restore(order.state())
     assert [again.task(position).id for position in range(3, 9)] == [order.task(p).id for p in range(3, 9)]
     return len({task.id for task in drawn})
