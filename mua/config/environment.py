@@ -12,7 +12,6 @@ from pydantic import Field, SecretStr, model_validator
 from mua.config.mcp import McpServerConfig, distinct_servers
 from mua.config.scorer_section import ScorerConfig
 from mua.config.section import NonNegative, NonNegativeFloat, Positive, PositiveFloat, Section
-from mua.config.tools_section import ToolsConfig
 
 NO_DOMAIN = "none"
 """Stands for ``environment.name`` where nothing is played: supervised and offline runs."""
@@ -62,9 +61,6 @@ class EnvironmentConfig(Section):
     """Domains of questions and answers, such as ``qa``: how an answer is scored (docs/scorers.md)."""
     mcp: list[McpServerConfig] = []
     """Servers of the Model Context Protocol whose tools join those of the domain (docs/tool_servers.md)."""
-    tools: ToolsConfig = ToolsConfig()
-    """Tools of this program: they run the policy's programs in a sandbox (docs/sandbox.md), read and search pages
-    (docs/reading.md)."""
 
     @model_validator(mode="after")
     def _distinct_servers(self) -> Self:

@@ -640,14 +640,11 @@ class ExperimentConfig(Section):
     def _extra_tools_have_domains(self) -> Iterator[str]:
         known = [*self.environment.shares, *self.evaluation.domains]
         named = {f"mcp.{place}": server.domains for place, server in enumerate(self.environment.mcp)}
-        named["tools"] = self.environment.tools.domains
         for key, domains in named.items():
             if unknown := [name for name in domains if name not in known]:
                 yield (
                     f"environment.{key}.domains: {unknown[0]!r} is no domain of this run; there are {', '.join(known)}"
                 )
-        if self.environment.tools.browse is not None and self.judge is None:
-            yield ("environment.tools.browse asks the endpoint of judge.llm; add the section judge")
 
     def _agents_judge_has_an_endpoint(self) -> Iterator[str]:
         if self.agent is not None and self.agent.judge is not None and self.judge is None:

@@ -20,7 +20,7 @@ async def domain_faults(config: ExperimentConfig) -> dict[str, str]:
     services = Services.from_config(config.user, config.judge)
     for name, domain in Selection.from_config(config.environment, services).domains.items():
         task = next((task for split in _SPLITS for task in domain.tasks(split)[:1]), None)
-        manager = EnvironmentManager(domain, config.environment, services)
+        manager = EnvironmentManager(domain, config.environment)
         try:
             if task is not None:
                 async with manager.instance(task, 0):

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 import resource
 import shutil
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from mua.config.schema import DistillationConfig, EndpointConfig, ExperimentConfig
-from mua.utils.errors import MuaError
 from mua.utils.masking import below, mask_credentials
 from mua.utils.resources import shipped
 from mua.utils.source_state import installed_version
@@ -110,60 +107,6 @@ def tool_servers(config: ExperimentConfig) -> Check:
     if faults := [one.fault for one in found if one.fault]:
         return Check("tool servers", "failure", "; ".join(faults), "mua env servers CONFIG shows all")
     return Check("tool servers", "ok", text)
-
-
-def sandbox(config: ExperimentConfig) -> Check:
-    """A sandbox of ``environment.tools`` starts and runs a program, and the tools' names are free in each domain."""
-    from mua.environment.first_instances import domain_faults
-    from mua.sandbox.stock import SandboxStock
-
-    section = config.environment.tools.sandbox
-
-    async def tried() -> Check:
-        began, fix = time.monotonic(), "docs/sandbox.md says what each backend needs"
-        try:
-            stock = SandboxStock(section.model_copy(update={"ready": 0}))
-            try:
-                await stock.start()  # runs a program in it, too
-            finally:
-                await stock.close()
-        except MuaError as error:
-            return Check("sandbox", "failure", str(error), fix)
-        text = f"{section.backend}, started in {time.monotonic() - began:.2f} s"
-        if not config.environment.mcp and (faults := await domain_faults(config)):  # else "tool servers" tells
-            return Check("sandbox", "failure", "; ".join(faults.values()))
-        return Check("sandbox", "ok", text)
-
-    return asyncio.run(tried())
-
-
-def reading(config: ExperimentConfig) -> Check:
-    """What ``environment.tools`` reads is there and can be parsed, and the tools' names are free in each domain.
-
-    A search service is not asked: a request may cost money.
-    """
-    from mua.environment.endpoint.services import Services
-    from mua.environment.first_instances import domain_faults
-    from mua.environment.reading_tools import ReadingTools
-
-    async def tried() -> Check:
-        services, began = Services.from_config(config.user, config.judge), time.monotonic()
-        try:
-            tools = ReadingTools(config.environment.tools, services.judge)
-            try:
-                names = [tool.schema.name for tool in await tools.start()]
-            finally:
-                await tools.close()
-        except MuaError as error:
-            return Check("reading", "failure", str(error))
-        finally:
-            await services.close()
-        others = config.environment.mcp or config.environment.tools.sandboxed  # whose checks tell
-        if not others and (faults := await domain_faults(config)):
-            return Check("reading", "failure", "; ".join(faults.values()))
-        return Check("reading", "ok", f"{', '.join(names)}, ready in {time.monotonic() - began:.1f} s")
-
-    return asyncio.run(tried())
 
 
 def stand_in(model: EndpointConfig, name: str) -> Check:

@@ -107,10 +107,6 @@ def asked_checks(start: Start) -> list[tuple[str, Callable[[], Check]]]:
         return wanted
     if config.environment.mcp:
         wanted.append(("tool servers", lambda: checks.tool_servers(config)))
-    if config.environment.tools.sandboxed:
-        wanted.append(("sandbox", lambda: checks.sandbox(config)))
-    if config.environment.tools.reading:
-        wanted.append(("reading", lambda: checks.reading(config)))
     for name, llm in config.language_models().items():
         wanted.append(("endpoint", partial(checks.endpoint, llm, name)))
         for place, other in enumerate(llm.fallbacks):

@@ -31,7 +31,7 @@ from mua.config.schema import EndpointConfig, EnvironmentConfig, ExperimentConfi
 from mua.launch.checks import Check, State
 from mua.utils.errors import ConfigError, MuaError, one_line
 from mua.utils.masking import mask_credentials
-from mua.utils.optional_deps import PAGES, TOOL_SERVERS, advice, lacking
+from mua.utils.optional_deps import TOOL_SERVERS, advice, lacking
 
 Verb: TypeAlias = Literal["train", "sft", "eval", "rollout", "gateway", "sync", "engines"]
 OPTIMIZER_BYTES = 12
@@ -257,14 +257,9 @@ def _users(start: Start) -> Iterator[Check]:
 
 
 def _tools(start: Start) -> Iterator[Check]:
-    """Programs and folders of tool servers and sandboxes, and packages that tools need."""
+    """Programs and folders of tool servers, and the package that they need."""
     if start.config.environment.mcp and (missing := lacking(TOOL_SERVERS)):
         yield failure("environment.mcp", missing)
-    tools = start.config.environment.tools
-    if tools.pages.corpus is None:  # the files of a corpus may need no parser, as a service for searches needs none
-        for kind in ("read_page", "browse"):
-            if kind in tools.reading and (missing := lacking(PAGES)):
-                yield failure(f"environment.tools.{kind}", missing)
     for place, server in enumerate(start.config.environment.mcp):
         key = f"environment.mcp.{place}"
         if server.cwd is not None and not server.cwd.is_dir():
@@ -274,10 +269,6 @@ def _tools(start: Start) -> Iterator[Check]:
             if not any(map(shutil.which, places)):
                 text = f"server {server.name!r}: there is no program {server.command!r}"
                 yield failure(f"{key}.command", text, "give its path, or put it on PATH")
-    if tools.sandboxed:
-        from mua.sandbox.backends import check_backend
-
-        yield from _raised(lambda: check_backend(tools.sandbox))
 
 
 def _raised(call: Callable[[], object]) -> Iterator[Check]:

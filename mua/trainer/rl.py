@@ -37,7 +37,6 @@ from mua.rollout.runner import without_gc_pauses
 from mua.rollout.scheduler import RolloutBatch
 from mua.rollout.scored import UnscoredEpisodes, too_few_scored, unscored_among
 from mua.rollout.service import RolloutService
-from mua.sandbox.backends import check_backend
 from mua.store.traces import TraceWriter
 from mua.trainer.evaluation.evaluator import evaluate_in_training
 from mua.trainer.learner import Learner
@@ -64,8 +63,6 @@ def train(config: ExperimentConfig, preemption: Preemption | None = None) -> Non
     preemption = preemption or Preemption()
     check_reproduced(config.rollout)
     refuse_expandable_segments(config.engine)
-    if leads() and (tools := config.environment.tools).sandboxed:
-        check_backend(tools.sandbox)
     become_rank(config)
     check_trainer_machine(config, local_ranks(), visible_gpus())
     algorithm = config.algorithm
@@ -407,8 +404,6 @@ def check_sync(config: ExperimentConfig) -> dict[str, float]:
     Raises :class:`EngineError` naming the tensors that differ.
     """
     refuse_expandable_segments(config.engine)
-    if leads() and (tools := config.environment.tools).sandboxed:
-        check_backend(tools.sandbox)
     become_rank(config)
     check_trainer_machine(config, local_ranks(), visible_gpus())
     learner = Learner(config, total_steps=config.trainer.steps)

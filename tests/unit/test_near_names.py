@@ -93,7 +93,7 @@ def test_a_name_of_another_framework_is_answered_with_ours(recipe: Path, typed: 
         ("trainer.steps='1_000'", "expected an integer"),
         ("environment.mix=[retail, airline]", "several domains are written with their shares"),
         ("megatron.sequence_parallel=true", "it is on wherever megatron.tensor_parallel is above 1"),
-        ("environment.tools.sandbox.enabled=true", "this section has"),
+        ("engine.enabled=true", "this section has"),
         ("algorithm.filters=[{kind: balance, extra: 2}]", "did you mean algorithm.filters.0.extra_right or "
          "algorithm.filters.0.extra_wrong?"),
         ("algorithm.filters=[{kind: range}, {kind: ballance}]", "algorithm.filters.1.kind: expected 'range' or"),

@@ -7,8 +7,7 @@ from functools import lru_cache
 from threading import Lock
 
 from environments.gyms.search.documents import corpus
-from environments.kit.ranking import Document, ranking
-from mua.environment.reading.ranking import Ranking
+from environments.kit.ranking import Document, Ranking, ranking
 
 _BUILDING = Lock()
 

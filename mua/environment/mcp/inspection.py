@@ -14,7 +14,7 @@ from mua.config.mcp import McpServerConfig
 from mua.config.schema import ExperimentConfig
 from mua.environment.first_instances import domain_faults
 from mua.environment.mcp.servers import ToolServers
-from mua.environment.mcp.tool_list import ServerTool
+from mua.environment.mcp.tools import ServerTool
 from mua.types import Json
 from mua.utils.errors import MuaError
 

@@ -14,11 +14,12 @@ becomes one :class:`ToolServerFault` that says which server, what, and what the 
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import re
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
-from typing import Any
+from typing import Any, NoReturn
 
 import mcp_types as types
 from mcp.client.session import ClientSession
@@ -27,13 +28,12 @@ from pydantic import TypeAdapter, ValidationError
 
 import mua
 from mua.config.mcp import McpServerConfig
-from mua.environment.mcp.content import cut, text_of
-from mua.environment.mcp.health import Health
-from mua.environment.mcp.server_faults import ServerFaultKind, ToolServerFault
-from mua.environment.mcp.tool_list import ServerTool, chosen_tools
+from mua.environment.mcp.health import FAULT_KEY, Health, ServerFaultKind, ToolServerFault
+from mua.environment.mcp.tools import ServerTool, chosen_tools, cut, text_of
 from mua.environment.protocol import ToolResult
 from mua.types import Json
-from mua.utils.errors import ConfigError, MuaError, one_line
+from mua.utils.errors import ConfigError, JudgeFault, MuaError, one_line
+from mua.utils.strict_json import unpaired_surrogate
 
 log = logging.getLogger(__name__)
 
@@ -99,11 +99,14 @@ class ToolSession:
     async def call(self, tool: ServerTool, arguments: Json) -> ToolResult:
         """Call a tool under ``call_seconds``.
 
-        What the server answers, its errors included, is a result; that it does not answer properly raises
-        :class:`ToolServerFault`.
+        What the server answers, its errors included, is a result. That it does not answer properly raises
+        :class:`ToolServerFault`, as does an error that it marks as no policy's doing; one of its judge raises
+        :class:`JudgeFault`.
         """
         if self._stale:
             await self._same_tools()
+        if unpaired_surrogate(json.dumps(arguments, ensure_ascii=False)) is not None:  # no message can hold it
+            return ToolResult("error: an argument has an unpaired surrogate, which is no text", error=True)
         what = f"call of {tool.own_name!r}"
         params = types.CallToolRequestParams(name=tool.own_name, arguments=arguments)
         try:
@@ -112,9 +115,18 @@ class ToolSession:
             await self._same_tools()
             return ToolResult(cut(f"error: {error.message}", self._config.result_chars), error=True)
         text = text_of(result, self._config.result_chars)
+        if result.is_error and isinstance(told := (result.meta or {}).get(FAULT_KEY), dict):
+            self._raise_told(f"tool server {self._config.name!r}: {text}", told)
         if result.is_error and _ABSENT.search(text):
             await self._same_tools()
         return ToolResult(text, error=bool(result.is_error))
+
+    def _raise_told(self, text: str, told: Json) -> NoReturn:
+        """Raise the fault that the server marks by :data:`FAULT_KEY`."""
+        passing = told.get("passing") is not False
+        if told.get("kind") == "judge":
+            raise JudgeFault(text, passing=passing)
+        raise ToolServerFault(text, ServerFaultKind.TOLD, passing=passing)
 
     async def refreshed(self) -> bool:
         """Whether its tools are still those that it was opened with; asks the server."""

@@ -18,11 +18,10 @@ from time import monotonic
 from typing import Any, ClassVar, Literal
 from weakref import WeakKeyDictionary
 
-from mua.config.sandbox_section import SandboxConfig
 from mua.config.scorer_section import AnswerForm
 from mua.config.section import NonNegativeFloat, Positive, PositiveFloat, Section
 from mua.environment.endpoint.services import Services
-from mua.sandbox.box import Sandbox, SandboxResult
+from mua.users.scoring.sandbox import Sandbox, SandboxLimits, SandboxResult
 from mua.users.scoring.scorer import AnswerScore, Question, options_of
 from mua.utils.errors import EnvironmentFault
 from mua.utils.strict_json import JsonError, is_number, read_json
@@ -141,7 +140,7 @@ class CodeScorer:
 
     async def _started(self, program: str, longest: int) -> Sandbox:
         options = self._options
-        config = SandboxConfig(
+        config = SandboxLimits(
             call_seconds=options.call_seconds, cpu_seconds=options.cpu_seconds, memory_mib=options.memory_mib,
             output_bytes=4 * longest + 4_000,
         )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Keys of ``environment.tools`` for reading: ``pages``, and the tools ``read_page``, ``browse`` and ``search``."""
+"""Settings of the tool server ``web``: ``pages``, the tools ``read_page``, ``browse`` and ``search``, and ``judge``."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, SecretStr, model_validator
 
+from mua.config.environment import LlmConfig
 from mua.config.section import NonNegative, NonNegativeFloat, Positive, PositiveFloat, Section
 
 _HOST = re.compile(r"(?P<host>\[[0-9a-fA-F:.]+\]|[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?)(?::(?P<port>[0-9]{1,5}))?")
@@ -94,24 +95,15 @@ class PagesConfig(Section):
         return self
 
 
-class ReadingTool(Section):
-    """How the policy knows a tool."""
-
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{0,64}$")] = ""
-    """Empty: the name of its key."""
-    description: str = ""
-    """What the policy is told of it; empty: what it does."""
-
-
-class ReadPageTool(ReadingTool):
+class ReadPageTool(Section):
     """Gives a page in parts; ``{}`` for the defaults."""
 
     page_characters: Annotated[int, Field(ge=200, le=100_000)] = 8000
     """Characters that one call gives."""
 
 
-class BrowseTool(ReadingTool):
-    """Answers a question from a page, by the endpoint of ``judge.llm``; ``{}`` for the defaults."""
+class BrowseTool(Section):
+    """Answers a question from a page, by the endpoint ``judge``; ``{}`` for the defaults."""
 
     part_characters: Annotated[int, Field(ge=1000, le=400_000)] = 40_000
     """Characters of a page that one request holds; a longer page is read in parts."""
@@ -123,7 +115,7 @@ class BrowseTool(ReadingTool):
     """Longest answer from one part; a longer one is asked for again."""
 
 
-class SearchTool(ReadingTool):
+class SearchTool(Section):
     """Searches ``pages.corpus``, or asks the service at ``url``; ``{}`` for the defaults."""
 
     count: Annotated[int, Field(ge=1, le=20)] = 5
@@ -173,17 +165,36 @@ class SearchTool(ReadingTool):
         return self
 
 
-def check_reading(pages: PagesConfig, readers: bool, search: SearchTool | None) -> None:
-    """Raises ValueError where keys of ``environment.tools`` do not go together; ``readers``: some tool reads pages."""
-    if not readers and search is None:
-        if pages != PagesConfig():
-            raise ValueError("pages has no tool that reads them; add read_page: {}, browse: {} or search: {}")
-        return
-    if search is not None and not search.url and pages.corpus is None:
-        raise ValueError("search has nothing to search: give pages.corpus, pages of your own, or search.url, a service")
-    asked = {"allow", "block", "cache"} if search is not None and search.url else set()
-    of_web = {"allow", "block", "cache", "allow_private", "fetch_seconds", "page_bytes", "redirects", "per_host",
-              "fresh_seconds", "user_agent"}  # fmt: skip
-    web = readers and pages.corpus is None
-    if not web and (idle := sorted((of_web - asked) & pages.model_fields_set)):
-        raise ValueError(f"pages.{idle[0]} belongs to pages of the web, and no tool reads any; leave it out")
+class WebSettings(Section):
+    """What the tool server reads and offers. A tool that is null is not offered."""
+
+    read_page: ReadPageTool | None = None
+    """Gives a page in parts."""
+    browse: BrowseTool | None = None
+    """Answers a question from a page. Needs ``judge``."""
+    search: SearchTool | None = None
+    """Finds pages."""
+    pages: PagesConfig = PagesConfig()
+    """What the three read."""
+    judge: LlmConfig | None = None
+    """The endpoint that ``browse`` asks."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        pages, search = self.pages, self.search
+        readers = self.read_page is not None or self.browse is not None
+        if not readers and search is None:
+            raise ValueError("there is no tool; add read_page: {}, browse: {} or search: {}")
+        if (self.browse is None) != (self.judge is None):
+            raise ValueError("browse and judge, the endpoint that it asks, belong together; add or leave out both")
+        if search is not None and not search.url and pages.corpus is None:
+            raise ValueError(
+                "search has nothing to search: give pages.corpus, pages of your own, or search.url, a service"
+            )
+        asked = {"allow", "block", "cache"} if search is not None and search.url else set()
+        of_web = {"allow", "block", "cache", "allow_private", "fetch_seconds", "page_bytes", "redirects", "per_host",
+                  "fresh_seconds", "user_agent"}  # fmt: skip
+        web = readers and pages.corpus is None
+        if not web and (idle := sorted((of_web - asked) & pages.model_fields_set)):
+            raise ValueError(f"pages.{idle[0]} belongs to pages of the web, and no tool reads any; leave it out")
+        return self
