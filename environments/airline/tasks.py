@@ -20,8 +20,8 @@ from environments.airline.errands import Caller, Errand, Unfit
 from environments.airline.errands_flights import FLIGHTS
 from environments.airline.errands_small import SMALL
 from environments.airline.world import world
+from environments.kit.task_manifest import check_manifest, pin_manifest, tasks_digest
 from mua.environment.protocol import Split, Task
-from mua.environment.task_manifest import check_manifest, pin_manifest, tasks_digest
 from mua.types import Json
 from mua.utils.errors import MuaError
 

@@ -17,8 +17,8 @@ from typing import Any, TypeAlias
 from environments.help_desk.database import World
 from environments.help_desk.verdict import facts_of
 from environments.help_desk.words import CITIES, FIRST_ORDER, LAST_ORDER, NAMES, PRODUCTS, STATUSES
+from environments.kit.task_manifest import check_manifest, pin_manifest, tasks_digest
 from mua.environment.protocol import Split, Task
-from mua.environment.task_manifest import check_manifest, pin_manifest, tasks_digest
 from mua.types import Json
 
 MANIFEST = Path(__file__).with_name("manifest.json")

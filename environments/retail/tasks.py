@@ -19,12 +19,12 @@ from pathlib import Path
 
 from environments.kit.database import ServiceDesk
 from environments.kit.overlay import Overlay
+from environments.kit.task_manifest import check_manifest, pin_manifest, tasks_digest
 from environments.retail.shop import shop
 from environments.retail.tools import TOOLS
 from environments.retail.verdict import IDENTIFIED
 from environments.retail.wishes import EASY, MEDIUM, PARTS, Made, Maker, Scene, granted_beside
 from mua.environment.protocol import Split, Task
-from mua.environment.task_manifest import check_manifest, pin_manifest, tasks_digest
 from mua.types import Json
 from mua.utils.errors import MuaError
 

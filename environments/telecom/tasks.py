@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 
+from environments.kit.task_manifest import check_manifest, pin_manifest, tasks_digest
 from environments.telecom.recipes import data_of
 from environments.telecom.world import base
 from mua.environment.protocol import Split, Task
-from mua.environment.task_manifest import check_manifest, pin_manifest, tasks_digest
 from mua.types import Json
 
 MANIFEST = Path(__file__).with_name("manifest.json")

@@ -22,15 +22,19 @@ from time import perf_counter, time
 from typing import TYPE_CHECKING, Any, Literal
 
 from mua.config.schema import EnvironmentConfig
-from mua.environment.domain import Domain
-from mua.environment.executors import EnvironmentHandle, Executor, InlineExecutor, LostEnvironment, ThreadExecutor
-from mua.environment.lifecycle import DomainLifecycle
+from mua.environment.domain import Domain, DomainLifecycle
+from mua.environment.executors import (
+    EnvironmentHandle,
+    Executor,
+    HungCall,
+    InlineExecutor,
+    LostEnvironment,
+    ThreadExecutor,
+)
 from mua.environment.mcp.health import ServerNotStarted, ToolServerFault
 from mua.environment.protocol import Evaluation, Isolation, Task, ToolResult, Transcript
-from mua.environment.requests import CallRequest, EvaluateRequest, Request, ResetRequest, WrongResult
-from mua.environment.threads import HungCall
+from mua.environment.requests import CallRequest, EvaluateRequest, Request, ResetRequest, WrongResult, error_text
 from mua.environment.tool_arguments import fitted
-from mua.environment.wire import error_text
 from mua.store.recorder import arguments_text, current_episode
 from mua.types import Json, ToolSchema
 from mua.utils.errors import ConfigError, EnvironmentFault, JudgeFault, MuaError, UserFault

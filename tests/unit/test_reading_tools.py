@@ -29,7 +29,7 @@ from environments.servers.web_settings import WebSettings
 from mua.environment.endpoint.services import Services
 from mua.environment.manager import EnvironmentManager
 from mua.environment.mcp.health import FAULT_KEY, ServerNotStarted
-from mua.environment.mcp.tools import text_of
+from mua.environment.mcp.tool_session import text_of
 from mua.environment.registry import get_domain
 from mua.rollout import runner as runner_module
 from mua.rollout.runner import EpisodeRunner

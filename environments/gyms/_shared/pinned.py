@@ -11,8 +11,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TypeVar
 
+from environments.kit.task_manifest import check_manifest, tasks_digest
 from mua.environment.protocol import Split, Task
-from mua.environment.task_manifest import check_manifest, tasks_digest
 from mua.utils.errors import MuaError
 
 T = TypeVar("T")

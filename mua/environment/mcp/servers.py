@@ -7,7 +7,7 @@
     ToolServers.close()      nothing of any server is left
 
 A call of a server's tool: ``manager.py`` (deadline, faults) ─► here ─► ``tool_session.py`` ─► ``stdio_pipe.py`` or
-``http_pipe.py``; ``tools.py`` makes text of what comes back.
+``http_pipe.py``.
 """
 
 from __future__ import annotations
@@ -22,11 +22,9 @@ from mua.config.mcp import McpServerConfig
 from mua.environment.executors import EnvironmentHandle
 from mua.environment.mcp.health import ServerFaultKind, ToolServerFault
 from mua.environment.mcp.session_pool import SessionPool
-from mua.environment.mcp.tool_session import Streams, ToolSession
-from mua.environment.mcp.tools import ServerTool
+from mua.environment.mcp.tool_session import ServerTool, Streams, ToolSession
 from mua.environment.protocol import ToolResult
-from mua.environment.requests import CallRequest, Request, ResetRequest, ToolLists
-from mua.environment.threads import CallOutcome
+from mua.environment.requests import CallOutcome, CallRequest, Request, ResetRequest, ToolLists
 from mua.types import Json, ToolSchema
 from mua.utils.errors import ConfigError, MuaError
 
@@ -172,8 +170,12 @@ class HandleWithServers:
             if isinstance(request, ResetRequest) and self._lease is None:
                 self._lease = await self._servers.open()
             lease = self._lease
-            called = isinstance(request, CallRequest) and not request.by_user
-            if lease is not None and called and request.tool in lease.owner:
+            if (
+                lease is not None
+                and isinstance(request, CallRequest)
+                and not request.by_user
+                and request.tool in lease.owner
+            ):
                 return await lease.call(request.tool, request.arguments), None
         except MuaError as error:
             return None, error

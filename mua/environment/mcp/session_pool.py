@@ -20,8 +20,7 @@ from typing import Any
 
 from mua.config.mcp import McpServerConfig
 from mua.environment.mcp.health import ServerFaultKind, ServerNotStarted, ToolServerFault
-from mua.environment.mcp.tool_session import CLOSE_SECONDS, ToolSession
-from mua.environment.mcp.tools import ServerTool
+from mua.environment.mcp.tool_session import CLOSE_SECONDS, ServerTool, ToolSession
 from mua.utils.cores import given_cores
 from mua.utils.errors import ConfigError
 

@@ -22,7 +22,7 @@ from mua.config.scorer_section import AnswerForm
 from mua.config.section import NonNegativeFloat, Positive, PositiveFloat, Section
 from mua.environment.endpoint.services import Services
 from mua.users.scoring.sandbox import Sandbox, SandboxLimits, SandboxResult
-from mua.users.scoring.scorer import AnswerScore, Question, options_of
+from mua.users.scoring.scorer import AnswerScore, Question, Scorer, options_of
 from mua.utils.errors import EnvironmentFault
 from mua.utils.strict_json import JsonError, is_number, read_json
 
@@ -83,13 +83,13 @@ class CodeOptions(Section):
     """Sandboxes at once; other answers wait."""
 
 
-class CodeScorer:
-    """A Python program; implements :class:`mua.users.scoring.scorer.Scorer`."""
+class CodeScorer(Scorer):
+    """A Python program."""
 
     forms: ClassVar[Sequence[AnswerForm]] = ("code",)
 
-    def __init__(self, options: CodeOptions) -> None:
-        self._options = options
+    def __init__(self, options: Mapping[str, Any], _: Services) -> None:
+        self._options = options_of(CodeOptions, options, "code")
         self._free: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
 
     def check(self, question: Question) -> None:
@@ -109,9 +109,6 @@ class CodeScorer:
         right = passed == len(tests)
         score = passed / len(tests) if self._options.graded else float(right)
         return AnswerScore(score, right, {"passed": passed, "tests": len(tests)} | ({"why": why} if why else {}))
-
-    async def close(self) -> None:
-        """Sandboxes end with their answer."""
 
     async def _passed(self, program: str, tests: Sequence[CodeTest]) -> tuple[int, str]:
         """How many tests pass, and why the first one fails that does. Ends there, unless the share counts."""
@@ -280,8 +277,3 @@ def same_value(ours: Any, theirs: Any, relative: float) -> bool:
     if isinstance(theirs, dict) and isinstance(ours, dict):
         return ours.keys() == theirs.keys() and all(same_value(ours[key], theirs[key], relative) for key in theirs)
     return type(ours) is type(theirs) and bool(ours == theirs)
-
-
-def code(options: Mapping[str, Any], services: Services) -> CodeScorer:
-    """Scorer ``code``."""
-    return CodeScorer(options_of(CodeOptions, options, "code"))
