@@ -90,8 +90,8 @@ async def answer_call(tools: Mapping[str, ServedTool], name: str, arguments: Jso
 
 
 def _result(text: str, *, error: bool = False, meta: Mapping[str, Any] | None = None) -> types.CallToolResult:
-    given = {"_meta": dict(meta)} if meta else {}
-    return types.CallToolResult(content=[types.TextContent(type="text", text=text)], is_error=error, **given)
+    content: list[types.ContentBlock] = [types.TextContent(type="text", text=text)]
+    return types.CallToolResult(content=content, is_error=error, _meta=dict(meta) if meta else None)
 
 
 def serve(name: str, schema: type[S], opened: Callable[[S], AbstractAsyncContextManager[Sequence[ServedTool]]]) -> None:
@@ -113,9 +113,9 @@ def serve(name: str, schema: type[S], opened: Callable[[S], AbstractAsyncContext
             return load_config(Path(none.name), given.settings, schema)
 
     async def run() -> None:
-        async with opened(settings()) as tools, stdio_server() as streams:
+        async with opened(settings()) as tools, stdio_server() as (received, sent):
             server = make_server(name, tools)
-            await server.run(*streams, server.create_initialization_options())
+            await server.run(received, sent, server.create_initialization_options())
 
     try:
         asyncio.run(run())

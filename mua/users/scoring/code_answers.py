@@ -88,7 +88,7 @@ class CodeScorer(Scorer):
 
     forms: ClassVar[Sequence[AnswerForm]] = ("code",)
 
-    def __init__(self, options: Mapping[str, Any], _: Services) -> None:
+    def __init__(self, options: Mapping[str, Any], _services: Services) -> None:
         self._options = options_of(CodeOptions, options, "code")
         self._free: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
 

@@ -49,7 +49,7 @@ class NumericOptions(Section):
 class NumericScorer(Scorer):
     """A number, compared by value."""
 
-    def __init__(self, options: Mapping[str, Any], _: Services) -> None:
+    def __init__(self, options: Mapping[str, Any], _services: Services) -> None:
         self.options = options_of(NumericOptions, options, "numeric")
         if self.options.convert and importlib.util.find_spec("sympy") is None:
             raise ConfigError("environment.scorer.options.convert: needs sympy: install the extra 'tools' (mua[tools])")

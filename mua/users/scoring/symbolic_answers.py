@@ -65,7 +65,7 @@ class SymbolicOptions(Section):
 class SymbolicScorer(Scorer):
     """Mathematics."""
 
-    def __init__(self, options: Mapping[str, Any], _: Services) -> None:
+    def __init__(self, options: Mapping[str, Any], _services: Services) -> None:
         read = options_of(SymbolicOptions, options, "symbolic")
         self._pool = ComparisonPool(read.workers, read.cpu_seconds, read.wall_seconds)
         self._rules: Json = {"relative": read.relative, "absolute": read.absolute}

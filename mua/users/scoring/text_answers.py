@@ -80,7 +80,7 @@ class ExactOptions(Section):
 class ExactScorer(Scorer):
     """The same text, or one of several."""
 
-    def __init__(self, options: Mapping[str, Any], _: Services) -> None:
+    def __init__(self, options: Mapping[str, Any], _services: Services) -> None:
         self._options = options_of(ExactOptions, options, "exact")
 
     def check(self, question: Question) -> None:
@@ -125,7 +125,7 @@ class FuzzyScorer(Scorer):
     it would then be right.
     """
 
-    def __init__(self, options: Mapping[str, Any], _: Services) -> None:
+    def __init__(self, options: Mapping[str, Any], _services: Services) -> None:
         self._options = options_of(FuzzyOptions, options, "fuzzy")
 
     def check(self, question: Question) -> None:
@@ -163,7 +163,7 @@ class F1Options(Section):
 class F1Scorer(Scorer):
     """Words that answer and reference share (SQuAD's F1)."""
 
-    def __init__(self, options: Mapping[str, Any], _: Services) -> None:
+    def __init__(self, options: Mapping[str, Any], _services: Services) -> None:
         self._options = options_of(F1Options, options, "f1")
 
     def check(self, question: Question) -> None:
@@ -200,7 +200,7 @@ class ChoiceOptions(Section):
 class ChoiceScorer(Scorer):
     """One of several choices."""
 
-    def __init__(self, options: Mapping[str, Any], _: Services) -> None:
+    def __init__(self, options: Mapping[str, Any], _services: Services) -> None:
         self._options = options_of(ChoiceOptions, options, "choice")
 
     def label(self, place: int) -> str:
@@ -272,7 +272,7 @@ class DateOptions(Section):
 class DateScorer(Scorer):
     """A day."""
 
-    def __init__(self, options: Mapping[str, Any], _: Services) -> None:
+    def __init__(self, options: Mapping[str, Any], _services: Services) -> None:
         self._order = options_of(DateOptions, options, "date").order
 
     def check(self, question: Question) -> None:
