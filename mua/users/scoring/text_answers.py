@@ -1,5 +1,5 @@
 """Answers that are words: equal after normalisation, nearly equal, sharing words (SQuAD's F1), one of several choices
-(``B``, ``(b)``, ``Option B``, ``B) Paris``), a day (by python-dateutil), or judged by a language model.
+(``B``, ``(b)``, ``Option B``, ``B) Paris``), a day (by python-dateutil), or whatever the judge finds right.
 
 dateutil fills in what a text leaves out from a given day; a text is a day here only where two such days give the same.
 A text with a time of day is none. Whether ``03/04/2021`` is in March or in April, ``order`` says, or nobody knows.
