@@ -410,7 +410,7 @@ async def test_what_is_not_there_is_found_when_the_server_starts(tmp_path: Path)
     with pytest.raises(ServerNotStarted, match=r"pages\.corpus: .*bad\.jsonl, line 2: no JSON"):
         await manager.start()
     await manager.close()
-    manager = EnvironmentManager(TestDesk(), environment(own_server("web", {"read": {}})))
+    manager = EnvironmentManager(TestDesk(), environment(own_server("web", {"read_pages": {}})))
     with pytest.raises(ServerNotStarted, match="did you mean read_page"):
         await manager.start()
     await manager.close()
