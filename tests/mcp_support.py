@@ -26,6 +26,14 @@ def server(*arguments: str, **settings: Any) -> Json:
     return {"name": "desk", "command": sys.executable, "args": line, "ready": 0, "retries": 0} | settings
 
 
+def own_server(kind: str, settings: Json | None = None, **section: Any) -> Json:
+    """The section of ``environments.servers.<kind>`` with these settings of its own."""
+    line = [f"{key}={json.dumps(value)}" for key, value in (settings or {}).items()]
+    given: Json = {"name": kind, "command": sys.executable, "args": ["-m", f"environments.servers.{kind}", *line],
+                   "env": {"PYTHONPATH": str(Path(__file__).parents[1])}, "ready": 0, "retries": 0}  # fmt: skip
+    return given | {"isolation": "shared" if kind == "web" else "session"} | section
+
+
 def listing(*names: str, schema: Any = None) -> tuple[str, str]:
     """Arguments with which it lists these tools."""
     tools = [{"name": name, "inputSchema": schema or {"type": "object"}} for name in names]

@@ -11,8 +11,7 @@ from functools import lru_cache
 import psutil
 import pytest
 
-from mua.config.tools import SandboxConfig
-from mua.sandbox.box import Sandbox
+from mua.users.scoring.sandbox import Sandbox, SandboxLimits
 from mua.utils.errors import MuaError
 from tools.debian_packages import PackagesUnavailable, install
 
@@ -24,7 +23,7 @@ def missing() -> str:
         install(("bubblewrap",), lambda: shutil.which("bwrap") is None)
 
     async def starts() -> None:
-        sandbox = Sandbox(SandboxConfig())
+        sandbox = Sandbox(SandboxLimits())
         await sandbox.start()
         await sandbox.close()
 

@@ -35,8 +35,8 @@ FLOORS = (
     ("mua", "mua.types", "mua.utils"),
     ("megatron_bridge",),
     ("mua.config", "mua.compat"),
-    ("mua.observe", "mua.store", "mua.algorithms", "mua.sandbox"),
-    ("mua.environment", "mua.engine", "mua.megatron", "mua.tokens", "mua.environment.reading"),
+    ("mua.observe", "mua.store", "mua.algorithms"),
+    ("mua.environment", "mua.engine", "mua.megatron", "mua.tokens"),
     ("mua.users",),
     ("mua.rollout", "mua.launch"),
     ("mua.trainer",),
@@ -48,7 +48,6 @@ FLOORS = (
 )
 """From the ground up. A room imports rooms of lower floors only; see docs/architecture.md."""
 SIDEWAYS = {
-    ("environments", "workbench"): "a domain brings its canned policies, which the workbench plays",
     ("workbench", "environments"): "the workbench writes new domains with the kit of domains",
 }
 KEPT_FROM = {"environments": ("mua.engine", "mua.launch", "mua.megatron", "mua.launch.plan", "mua.trainer")}

@@ -19,8 +19,8 @@ from pathlib import Path
 from environments.airline.errands import FLIGHTS, SMALL, Caller, Errand, Unfit, day_words
 from environments.airline.world import AHEAD, world
 from environments.kit.scripted import Fact, Part, ScriptedUser, Wish, grammar_of, reader_of
+from environments.kit.task_manifest import check_manifest, pin_manifest, tasks_digest
 from mua.environment.protocol import Split, Task
-from mua.environment.task_manifest import check_manifest, pin_manifest, tasks_digest
 from mua.types import Json
 from mua.users.personas import persona_of
 from mua.utils.errors import MuaError

@@ -17,8 +17,8 @@ from typing import Any, TypeAlias
 from environments.help_desk.database import CITIES, FIRST_ORDER, LAST_ORDER, NAMES, PRODUCTS, STATUSES, World
 from environments.help_desk.verdict import facts_of
 from environments.kit.scripted import Fact, Part, ScriptedUser, Wish, grammar_of, reader_of
+from environments.kit.task_manifest import check_manifest, pin_manifest, tasks_digest
 from mua.environment.protocol import Split, Task
-from mua.environment.task_manifest import check_manifest, pin_manifest, tasks_digest
 from mua.types import Json
 from mua.users.personas import persona_of
 

@@ -24,9 +24,8 @@ from mua.config.environment import AnswerForm, ScorerConfig
 from mua.environment.domain import Domain
 from mua.environment.protocol import Environment, Isolation, Move, PromptStyle, Split, Task
 from mua.environment.user import User
-from mua.users.scoring.choice_answers import ChoiceScorer
-from mua.users.scoring.scorer import ChecksTogether, Grader
-from mua.users.scoring.scorer_registry import grader
+from mua.users.scoring.scorer import ChecksTogether, Grader, grader
+from mua.users.scoring.text_answers import ChoiceScorer
 from mua.utils.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -11,9 +11,9 @@ from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
 
+from environments.kit.task_manifest import check_manifest, pin_manifest, tasks_digest
 from environments.qa.world import RELATIONS, SPLITS, Entity, page_of, world, world_key
 from mua.environment.protocol import Split, Task
-from mua.environment.task_manifest import check_manifest, pin_manifest, tasks_digest
 from mua.types import Json
 
 NAME = "qa"

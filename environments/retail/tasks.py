@@ -20,13 +20,13 @@ from pathlib import Path
 from environments.kit.database import ServiceDesk
 from environments.kit.overlay import Overlay
 from environments.kit.scripted import Fact, Part, ScriptedUser, Wish, grammar_of, reader_of
+from environments.kit.task_manifest import check_manifest, pin_manifest, tasks_digest
 from environments.retail.reading import MAIL, PRODUCTS
 from environments.retail.shop import address, shop
 from environments.retail.tools import REASONS, TOOLS
 from environments.retail.verdict import IDENTIFIED
 from environments.retail.wishes import EASY, MEDIUM, PARTS, Made, Maker, Scene, granted_beside, place
 from mua.environment.protocol import Move, Split, Task
-from mua.environment.task_manifest import check_manifest, pin_manifest, tasks_digest
 from mua.types import Json
 from mua.users.personas import persona_of
 from mua.utils.errors import MuaError

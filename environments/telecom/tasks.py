@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 
+from environments.kit.task_manifest import check_manifest, pin_manifest, tasks_digest
 from environments.telecom import sheets
 from environments.telecom.faults import ROAMING_PLANS, SOLVED, WHICH, Scene, Symptom, carrier, draw, mended, user
 from environments.telecom.sheets import LINE_READ, asked, given, looked
 from environments.telecom.world import COUNTRIES, CUSTOMERS, PLANS, base, bill
 from mua.environment.protocol import Move, Split, Task, UserMove
-from mua.environment.task_manifest import check_manifest, pin_manifest, tasks_digest
 from mua.types import Json
 
 # What a task can be about: each recipe sets one customer's scene and says what is right in it.

@@ -20,7 +20,6 @@ from mua.config.section import (
     PositiveFloat,
     Section,
 )
-from mua.config.tools import ToolsConfig
 
 
 class McpServerConfig(Section):
@@ -209,9 +208,6 @@ class EnvironmentConfig(Section):
     """Domains of questions and answers, such as ``qa``: how an answer is scored (docs/scorers.md)."""
     mcp: list[McpServerConfig] = []
     """Servers of the Model Context Protocol whose tools join those of the domain (docs/tool_servers.md)."""
-    tools: ToolsConfig = ToolsConfig()
-    """Tools of this program: they run the policy's programs in a sandbox (docs/sandbox.md), read and search pages
-    (docs/reading.md)."""
 
     @model_validator(mode="after")
     def _distinct_servers(self) -> Self:

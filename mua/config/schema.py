@@ -332,12 +332,10 @@ class ExperimentConfig(Section):
         """Tools, judges and samplers have what they ask."""
         known = [*self.environment.shares, *self.evaluation.domains]
         named = {f"mcp.{place}": server.domains for place, server in enumerate(self.environment.mcp)}
-        for key, domains in (named | {"tools": self.environment.tools.domains}).items():
+        for key, domains in named.items():
             if unknown := [name for name in domains if name not in known]:
                 there = ", ".join(known)
                 yield f"environment.{key}.domains: {unknown[0]!r} is no domain of this run; there are {there}"
-        if self.environment.tools.browse is not None and self.judge is None:
-            yield "environment.tools.browse asks the endpoint of judge.llm; add the section judge"
         if self.agent is not None and self.agent.judge is not None and self.judge is None:
             yield "agent.judge asks the endpoint of judge.llm; add the section judge"
         if self.samplers.enabled and not self.store.enabled:

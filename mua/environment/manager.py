@@ -19,22 +19,28 @@ import logging
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from time import perf_counter, time
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from mua.config.schema import EnvironmentConfig
-from mua.environment.domain import Domain
-from mua.environment.endpoint.services import Services
-from mua.environment.executors import EnvironmentHandle, Executor, InlineExecutor, LostEnvironment, ThreadExecutor
-from mua.environment.extras import Extras, ExtraToolFault, ExtraTools, ExtraToolsNotStarted, HandleWithTools
-from mua.environment.lifecycle import DomainLifecycle
+from mua.environment.domain import Domain, DomainLifecycle
+from mua.environment.executors import (
+    EnvironmentHandle,
+    Executor,
+    HungCall,
+    InlineExecutor,
+    LostEnvironment,
+    ThreadExecutor,
+)
+from mua.environment.mcp.health import ServerNotStarted, ToolServerFault
 from mua.environment.protocol import Evaluation, Isolation, Task, ToolResult, Transcript
-from mua.environment.requests import CallRequest, EvaluateRequest, Request, ResetRequest, WrongResult
-from mua.environment.threads import HungCall
+from mua.environment.requests import CallRequest, EvaluateRequest, Request, ResetRequest, WrongResult, error_text
 from mua.environment.tool_arguments import fitted
-from mua.environment.wire import error_text
 from mua.store.recorder import arguments_text, current_episode
 from mua.types import Json, ToolSchema
 from mua.utils.errors import ConfigError, EnvironmentFault, JudgeFault, MuaError, UserFault
+
+if TYPE_CHECKING:
+    from mua.environment.mcp.servers import ToolServers
 
 _Limit = Literal["call_seconds", "reset_seconds"]
 log = logging.getLogger(__name__)
@@ -124,7 +130,7 @@ class EnvironmentInstance:
                 raise
         if error is None:
             return answer
-        if isinstance(error, ConfigError | UserFault | JudgeFault | ExtraToolsNotStarted | ExtraToolFault):
+        if isinstance(error, ConfigError | UserFault | JudgeFault | ServerNotStarted | ToolServerFault):
             raise error
         raise EnvironmentFault(self._raised(request.name, error), passing=getattr(error, "passing", None)) from error
 
@@ -198,34 +204,24 @@ def executor_for(domain: Domain, config: EnvironmentConfig) -> Executor:
     return ProcessExecutor(domain, config)
 
 
-def extras_of(domain: Domain, config: EnvironmentConfig, services: Services | None = None) -> Extras | None:
-    """The sources of tools beside the domain's own that ``config`` gives it, if any; ``services``: whom they ask."""
-    sources: list[ExtraTools] = []
-    if servers := [one for one in config.mcp if not one.domains or domain.name in one.domains]:
-        from mua.environment.mcp.servers import ToolServers  # brings the SDK, which takes long to import
+def servers_of(domain: Domain, config: EnvironmentConfig) -> ToolServers | None:
+    """The tool servers that ``config`` puts beside the domain's own tools, if any."""
+    servers = [one for one in config.mcp if not one.domains or domain.name in one.domains]
+    if not servers:
+        return None
+    from mua.environment.mcp.servers import ToolServers  # brings the SDK, which takes long to import
 
-        sources.append(ToolServers(servers))
-    tools = config.tools
-    if tools.sandboxed and (not tools.domains or domain.name in tools.domains):
-        from mua.environment.sandbox_tools import SandboxTools
-
-        sources.append(SandboxTools(tools))
-    if tools.reading and (not tools.domains or domain.name in tools.domains):
-        from mua.environment.reading_tools import ReadingTools
-
-        sources.append(ReadingTools(tools, None if services is None else services.judge))
-    return Extras(sources) if sources else None
+    return ToolServers(servers)
 
 
 class EnvironmentManager:
     """Hands out instances, at most ``environment.max_instances`` at once. Belongs to one event loop."""
 
-    def __init__(self, domain: Domain, config: EnvironmentConfig, services: Services | None = None) -> None:
-        """``services`` stay the caller's to close; without them no extra tool asks a language model."""
+    def __init__(self, domain: Domain, config: EnvironmentConfig) -> None:
         self._domain = domain
         self._config = config
         self._executor = executor_for(domain, config)
-        self._extras = extras_of(domain, config, services)
+        self._servers = servers_of(domain, config)
         self._slots = asyncio.Semaphore(config.max_instances)
         self.instances = 0
         """Environments alive now, those being closed included."""
@@ -270,27 +266,31 @@ class EnvironmentManager:
             raise EnvironmentFault(fault)
 
     async def start(self) -> None:
-        """Start the sources of extra tools; without it the first instance does so.
+        """Start the tool servers; without it the first instance does so.
 
-        Raises :class:`ConfigError` and :class:`mua.environment.extras.ExtraToolsNotStarted`.
+        Raises :class:`ConfigError` and :class:`mua.environment.mcp.health.ServerNotStarted`.
         """
-        if self._extras is not None:
-            await self._extras.start()
+        if self._servers is not None:
+            await self._servers.start()
 
     async def close(self) -> None:
-        """Wait for environments still being closed (under their deadlines), stop the domain, let extra tools, threads
-        or workers go."""
+        """Wait for environments still being closed (under their deadlines), stop the domain, let tool servers,
+        threads or workers go."""
         if self._closing:
             await asyncio.wait(self._closing)
-        if self._extras is not None:
-            await self._extras.close()
+        if self._servers is not None:
+            await self._servers.close()
         if self._lifecycle is not None:
             await self._lifecycle.stop()
         await self._executor.close()
 
     def _handle(self, task: Task) -> EnvironmentHandle:
         inner = self._executor.handle(task)
-        return inner if self._extras is None else HandleWithTools(inner, self._extras)
+        if self._servers is None:
+            return inner
+        from mua.environment.mcp.servers import HandleWithServers
+
+        return HandleWithServers(inner, self._servers)
 
     async def _give_back(self, instance: EnvironmentInstance) -> str | None:
         if instance.closes_at_once:

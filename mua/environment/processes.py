@@ -30,11 +30,9 @@ from contextlib import suppress
 
 from mua.config.schema import EnvironmentConfig
 from mua.environment.domain import Domain
-from mua.environment.executors import EnvironmentHandle, LostEnvironment
+from mua.environment.executors import EnvironmentHandle, HungCall, LostEnvironment
 from mua.environment.protocol import Task
-from mua.environment.requests import Request
-from mua.environment.threads import CallOutcome, HungCall
-from mua.environment.wire import packed, read_error, read_outcome, request_json
+from mua.environment.requests import CallOutcome, Request, packed, read_error, read_outcome, request_json
 from mua.types import Json
 from mua.utils.cores import all_cores
 from mua.utils.errors import ConfigError, EnvironmentFault, MuaError

@@ -23,8 +23,8 @@ from mua.utils.hooks import is_hook, load_hook
 ENTRY_POINT_GROUP = "mua.environments"
 """A third-party package registers ``name = "package.module"``; the module exports ``DOMAIN``, as ours do."""
 _PACKAGE = "environments"
-_KIT = "kit"
-"""What domains are made of; no domain."""
+_NO_DOMAINS = ("kit", "servers")
+"""What domains are made of, and tool servers; no domains."""
 
 
 def domain_names() -> list[str]:
@@ -110,4 +110,6 @@ def _own_package() -> ModuleType:
 
 def _packages(folders: list[Path]) -> Iterator[str]:
     found = pkgutil.iter_modules([str(folder) for folder in folders])
-    return (info.name for info in found if info.ispkg and info.name != _KIT and not info.name.startswith("_"))
+    return (
+        info.name for info in found if info.ispkg and info.name not in _NO_DOMAINS and not info.name.startswith("_")
+    )

@@ -31,12 +31,10 @@ from queue import SimpleQueue
 from typing import Any, TypeAlias
 
 from mua.config.schema import EnvironmentConfig
-from mua.environment.domain import Configurable, Domain
-from mua.environment.lifecycle import DomainLifecycle
+from mua.environment.domain import Configurable, Domain, DomainLifecycle
 from mua.environment.protocol import Environment
 from mua.environment.registry import get_domain
-from mua.environment.requests import checked_answer
-from mua.environment.wire import answer_json, error_json, packed, read_request
+from mua.environment.requests import answer_json, checked_answer, error_json, packed, read_request
 from mua.types import Json
 
 GRACE_S = 2.0

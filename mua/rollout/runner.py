@@ -100,7 +100,7 @@ class EpisodeRunner:
         self._recorder = recorder
         self._selection = selection
         self._environments = {
-            name: EnvironmentManager(domain, config.environment, services) for name, domain in selection.domains.items()
+            name: EnvironmentManager(domain, config.environment) for name, domain in selection.domains.items()
         }
         self._users = UserFactory(config.user, selection, services)
         self._slots = asyncio.Semaphore(config.rollout.concurrency)

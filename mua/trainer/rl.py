@@ -43,7 +43,6 @@ from mua.environment.protocol import Split
 from mua.observe.timeline import Timeline, TrainerPhase
 from mua.rollout.runner import too_few_scored, without_gc_pauses
 from mua.rollout.service import RolloutService
-from mua.sandbox.backends import check_backend
 from mua.trainer.evaluation.evaluator import evaluate_in_training
 from mua.trainer.learner import Learner
 from mua.trainer.memory_phases import Phases
@@ -119,8 +118,6 @@ def _start(config: ExperimentConfig) -> None:
     """Every rank is there, once nothing is known that would fail later."""
     check_hooks(config)
     refuse_expandable_segments(config.engine)
-    if is_rank0() and (tools := config.environment.tools).sandboxed:
-        check_backend(tools.sandbox)
     init_distributed(config)
     check_trainer_machine(config, local_ranks(), visible_gpus())
 

@@ -171,12 +171,12 @@ _STACK = (
     'constraints/gpu-py312-cu.txt)"'
 )
 _TOOLS = "pip install 'mua[tools]'"
-TOOL_SERVERS, PAGES = ("mcp",), ("lxml", "pypdf", "trafilatura")
-"""Modules without which no tool server and no parser of pages starts."""
+TOOL_SERVERS = ("mcp",)
+"""Modules without which no tool server is reached."""
 EXTRAS = {
     **dict.fromkeys(("torch", "megatron", "sglang", "triton"), _STACK),
     **dict.fromkeys((*TOOL_SERVERS, "mcp_types", "httpx2", "anyio"), _TOOLS),
-    **dict.fromkeys((*PAGES, "charset_normalizer", "lxml_html_clean"), _TOOLS),
+    **dict.fromkeys(("lxml", "pypdf", "trafilatura", "charset_normalizer", "lxml_html_clean"), _TOOLS),
     **dict.fromkeys(("math_verify", "sympy", "latex2sympy2_extended"), _TOOLS),
     "psycopg": "pip install 'mua[postgres]'",
     "pyarrow": "pip install 'mua[parquet]'",

@@ -39,8 +39,7 @@ from mua.trainer.observers import DoneStep, HookObserver, Learned
 from mua.trainer.rl import train
 from mua.types import Group, Outcome, Provenance, Segment, Trajectory
 from mua.users.factory import UserFactory
-from mua.users.scoring.scorer import Question
-from mua.users.scoring.scorer_registry import make_scorer
+from mua.users.scoring.scorer import Question, make_scorer
 from mua.utils.errors import ConfigError, MuaError
 from mua.utils.hooks import HOOKS, await_hook, check_hooks, check_number, hook_sources, load_hook
 

@@ -75,7 +75,7 @@ def test_all_images_have_the_same_packages_of_ubuntu() -> None:
 
 def test_an_image_has_what_sandboxed_tools_need() -> None:
     """By Debian's names, in the messages of whoever looks for them."""
-    said = (ROOT / "mua/sandbox/backends.py").read_text(encoding="utf-8")
+    said = (ROOT / "mua/users/scoring/sandbox.py").read_text(encoding="utf-8")
     needed = set(re.findall(r"install Debian's package (\S+)\"", said)) | {"bubblewrap"}
     assert {"python3", "util-linux"} <= needed <= set(packages_of_ubuntu(APPTAINER)[0])
 

@@ -13,8 +13,7 @@ import pytest
 
 from environments.kit.demonstrate import replay_gold
 from mua.config.schema import EnvironmentConfig
-from mua.environment.domain import Domain
-from mua.environment.lifecycle import DomainNotStarted
+from mua.environment.domain import Domain, DomainNotStarted
 from mua.environment.manager import EnvironmentManager
 from mua.environment.protocol import Evaluation, Move, Task, ToolResult, Transcript, UserMove
 from mua.environment.registry import get_domain

@@ -21,9 +21,9 @@ import pytest
 
 from mua.config.schema import EnvironmentConfig
 from mua.environment import manager as manager_module
+from mua.environment.executors import BlockingCall, BlockingPool
 from mua.environment.manager import EnvironmentManager, TooManyHungCalls
 from mua.environment.protocol import Evaluation, Task, ToolResult, Transcript
-from mua.environment.threads import BlockingCall, BlockingPool
 from mua.types import ToolSchema
 from mua.utils.errors import EnvironmentFault
 from tests.instance_support import hurry

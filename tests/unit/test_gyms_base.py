@@ -31,13 +31,13 @@ from environments.gyms._shared.oracles import (
     spoken,
 )
 from environments.gyms.function import DOMAIN as FUNCTION
+from environments.kit.task_manifest import tasks_digest
 from mua.config.schema import EnvironmentConfig, LlmConfig
 from mua.environment.domain import Configurable, Domain
 from mua.environment.endpoint.services import ChatClient, Services
 from mua.environment.manager import EnvironmentManager
 from mua.environment.protocol import Move, Split, Task, ToolResult
 from mua.environment.registry import domain_names, get_domain
-from mua.environment.task_manifest import tasks_digest
 from mua.types import Json
 from mua.utils.errors import EnvironmentFault, JudgeFault, MuaError, UserFault
 from tests.chat_server import Handler, drops, fails, says, serving

@@ -30,8 +30,8 @@ from cryptography.x509.oid import NameOID
 from mcp_support import environment, managed, play, some_task
 
 from mua.environment.manager import EnvironmentInstance
+from mua.environment.mcp.health import ServerFaultKind, ServerNotStarted, ToolServerFault
 from mua.environment.mcp.http_pipe import EventCounter
-from mua.environment.mcp.server_faults import ServerFaultKind, ServerNotStarted, ToolServerFault
 from mua.types import Json
 from mua.utils.errors import ConfigError
 

@@ -21,8 +21,7 @@ import pytest
 from mcp_support import environment, gone, listing, managed, play, server, some_task
 
 from mua.environment.manager import EnvironmentInstance
-from mua.environment.mcp.health import BURST, Flood, SpeechBudget
-from mua.environment.mcp.server_faults import ServerFaultKind, ServerNotStarted, ToolServerFault
+from mua.environment.mcp.health import BURST, Flood, ServerFaultKind, ServerNotStarted, SpeechBudget, ToolServerFault
 from mua.environment.mcp.servers import ToolServers
 from mua.environment.protocol import ToolResult
 from mua.utils.errors import ConfigError, EnvironmentFault, MuaError
@@ -76,10 +75,18 @@ def test_tools_that_change_in_mid_episode_are_a_fault(tool: str) -> None:
 
 def test_what_a_server_answers_is_a_result() -> None:
     async def episode(instance: EnvironmentInstance) -> list[ToolResult]:
-        calls = [("wrong", {}), ("stray", {}), ("ask", {}), ("kinds", {}), ("structured", {}), ("big", {"size": 5000})]
+        calls = [
+            ("wrong", {}),
+            ("stray", {}),
+            ("ask", {}),
+            ("kinds", {}),
+            ("structured", {}),
+            ("echo", {"text_": "\ud800"}),
+            ("big", {"size": 5000}),
+        ]
         return [await instance.call(name, arguments) for name, arguments in calls]
 
-    wrong, stray, ask, kinds, structured, big = play(environment(server("--banner", result_chars=300)), episode)
+    wrong, stray, ask, kinds, structured, broken, big = play(environment(server("--banner", result_chars=300)), episode)
     assert (wrong.text, wrong.error) == ("this did not work", True)
     assert stray.text == "answered all the same"
     assert "Sampling not supported" in ask.text
@@ -88,8 +95,30 @@ def test_what_a_server_answers_is_a_result() -> None:
         "[resource file:///a.txt (text/plain)]", "inside", "[resource file:///b.bin: 3 bytes, not shown]",
         "[link to report: file:///c.pdf (application/pdf)]",
     ]  # fmt: skip
+    assert "unpaired surrogate" in broken.text
     assert structured.text == '{"answer": 42}'
     assert big.text == "x" * 300 + "\n[cut: the first 300 of 5000 characters are shown]"
+
+
+def test_nothing_stays_open_where_another_server_cannot_be_had() -> None:
+    async def run() -> None:
+        async with managed(environment(server(), server(name="other", prefix="other_"))) as manager:
+            async with manager.instance(some_task(), 1):
+                pass
+            one, other = manager._servers.pools.values()  # type: ignore[union-attr]
+
+            async def fail() -> None:
+                raise ToolServerFault("not today", ServerFaultKind.CRASHED)
+
+            for take in (fail, lambda: asyncio.sleep(60)):
+                other.take = take  # type: ignore[method-assign, assignment]
+                with pytest.raises((ToolServerFault, TimeoutError)):
+                    async with asyncio.timeout(3), manager.instance(some_task(), 1):
+                        pass
+                while one.alive > len(one._ready):
+                    await asyncio.sleep(0.01)
+
+    asyncio.run(run())
 
 
 def test_the_domain_keeps_its_tools_and_its_verdict() -> None:
@@ -123,8 +152,7 @@ def test_rollouts_are_kept_apart_as_configured() -> None:
 def test_sessions_are_opened_before_they_are_needed_and_never_beyond_their_number() -> None:
     async def run() -> None:
         async with managed(environment(server(ready=3, max_sessions=4))) as manager:
-            assert manager._extras is not None
-            (servers,) = manager._extras.sources
+            servers = manager._servers
             assert isinstance(servers, ToolServers)
             pool = servers.pools["desk"]
 

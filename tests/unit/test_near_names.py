@@ -71,7 +71,7 @@ def test_an_unknown_key_is_answered_with_ours(recipe: Path, typed: str, means: s
         ("megatron.recompute_modules=[mpl]", "did you mean mlp?"),
         ("trainer.deterministic=yes", "write true"),
         ("environment.mix=[retail, airline]", "{retail: 2, airline: 1}"),
-        ("environment.tools.sandbox.xyzzy=true", "this section has backend, "),
+        ("environment.scorer.xyzzy=true", "this section has forms, "),
         ("algorithm.filters=[{kind: balance, extra: 2}]", "algorithm.filters.0.extra_right or"),
         ("algorithm.filters=[{kind: range}, {kind: ballance}]", "algorithm.filters.1.kind: expected 'range' or"),
         ("algorithm.filters=[{minimum: 1}]", "algorithm.filters.0.kind: required"),

@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
-from mua.config.tools import PagesConfig
-from mua.environment.reading.fetching import Fetched, Fetcher
-from mua.environment.reading.hosts import HostRules, is_public
-from mua.environment.reading.page_error import PageError
-from mua.environment.reading.transport import Resolve
+from environments.servers.fetching import Fetched, Fetcher
+from environments.servers.hosts import HostRules, is_public
+from environments.servers.page_text import PageError
+from environments.servers.transport import Resolve
+from environments.servers.web_settings import PagesConfig
 from tests.web_support import Answer, Host, bomb, drip, hang, host, huge, moved, page, raw, reset, zipped
 
 PUBLIC = "93.184.216.34 2606:2800:220:1::1 8.8.8.8 192.88.98.1 172.32.0.1 100.128.0.1"

@@ -16,20 +16,18 @@ from typing import Any
 import pytest
 from lxml import etree
 
-from mua.config.tools import PagesConfig
+from environments.kit.ranking import Ranking, extract, words_of
+from environments.servers.corpus import Corpus
+from environments.servers.page_text import MAIN, PLAIN, WHOLE, Page, PageError, decoded, page_text, parts_of
+from environments.servers.pages import Pages
+from environments.servers.parsers import Parsers
+from environments.servers.web_settings import PagesConfig
 from mua.environment.endpoint.services import JsonCache
-from mua.environment.reading.corpus import Corpus
-from mua.environment.reading.page import Page, parts_of
-from mua.environment.reading.page_error import PageError
-from mua.environment.reading.page_text import MAIN, PLAIN, WHOLE, decoded, page_text
-from mua.environment.reading.pages import Pages
-from mua.environment.reading.parsers import Parsers
-from mua.environment.reading.ranking import Ranking, extract, words_of
 from mua.utils.errors import ConfigError
 from tests.web_support import ARTICLE, Host, host, page
 
 RUSSIAN = "Мы вернём деньги за посылку в течение девяти дней после её получения. " * 4
-KEY = "environment.tools.pages"
+KEY = "pages"
 
 
 # ---- text of one page
@@ -246,7 +244,7 @@ async def test_a_reader_that_leaves_takes_the_page_from_nobody() -> None:
 
 
 async def test_pages_grow_old_and_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mua.environment.reading.pages._REMEMBERED_CHARACTERS", 25)
+    monkeypatch.setattr("environments.servers.pages._REMEMBERED_CHARACTERS", 25)
     async with host() as one, reading(one) as pages:
         for name in "abc":
             one.answers[f"/{name}"] = page(name * 10, "text/plain")

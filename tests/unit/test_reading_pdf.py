@@ -16,17 +16,15 @@ from pathlib import Path
 import pypdf
 import pytest
 
-from mua.config.tools import PagesConfig
-from mua.environment.reading.corpus import Corpus
-from mua.environment.reading.page_error import PageError
-from mua.environment.reading.page_text import PDF
-from mua.environment.reading.pages import Pages
-from mua.environment.reading.parsers import Parsers
-from mua.environment.reading.pdf_text import MOST_PAGES, pdf_text
+from environments.servers.corpus import Corpus
+from environments.servers.page_text import MOST_PAGES, PDF, PageError, pdf_text
+from environments.servers.pages import Pages
+from environments.servers.parsers import Parsers
+from environments.servers.web_settings import PagesConfig
 from mua.utils.errors import ConfigError
 from tests.web_support import host, page
 
-KEY = "environment.tools.pages"
+KEY = "pages"
 
 
 def stream(content: bytes) -> bytes:

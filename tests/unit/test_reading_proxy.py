@@ -17,10 +17,10 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from pydantic import ValidationError
 
-from mua.config.tools import PagesConfig
-from mua.environment.reading.fetching import Fetched, Fetcher
-from mua.environment.reading.page_error import PageError
-from mua.environment.reading.transport import Resolve
+from environments.servers.fetching import Fetched, Fetcher
+from environments.servers.page_text import PageError
+from environments.servers.transport import Resolve
+from environments.servers.web_settings import PagesConfig
 from mua.utils.errors import EnvironmentFault
 from mua.utils.ports import free_port
 from tests.web_support import Proxy, host, moved, page, proxy

@@ -24,15 +24,19 @@ from pathlib import Path
 import psutil
 import pytest
 import yaml
+from mcp_support import own_server
 from sandbox_support import below, need_sandboxes
 
-from mua.config.tools import ProgramKind, SandboxConfig
-from mua.sandbox import box as box_module
-from mua.sandbox.box import LONGEST_PROGRAM, Sandbox, SandboxResult
+from environments.servers.sandbox import FRESH, SandboxSettings
+from mua.config.environment import McpServerConfig
+from mua.environment.mcp.servers import Lease, ToolServers
+from mua.environment.protocol import ToolResult
+from mua.users.scoring import sandbox as box_module
+from mua.users.scoring.sandbox import LONGEST_PROGRAM, ProgramKind, Sandbox, SandboxLimits
 from mua.utils.strict_json import unpaired_surrogate
 
 ROOT = Path(__file__).resolve().parents[2]
-CONFIG = SandboxConfig(
+CONFIG = SandboxSettings(
     call_seconds=30, cpu_seconds=30, memory_mib=300, disk_mib=8, output_bytes=2000, files=2000, processes=32
 )
 SHORT = CONFIG.model_copy(update={"call_seconds": 1.0})
@@ -46,7 +50,7 @@ class Attack:
     kind: ProgramKind
     program: str
     told: str
-    """A regular expression, searched in the output and the fault."""
+    """A regular expression, searched in the result."""
     code: int | None = None
     """Exit status; None: any."""
     lost: bool = False
@@ -61,7 +65,7 @@ ATTACKS = {
         for name, attack in yaml.safe_load((ROOT / "tests/data/sandbox_attacks.yaml").read_text("utf-8")).items()
     },
     "a program with a zero byte": Attack("python", "print(1)\0", "not run: the text has a zero byte"),
-    "a program that is no text": Attack("python", "print('\ud800')", "not run: .*unpaired surrogate"),
+    "a program that is no text": Attack("python", "print('\ud800')", "unpaired surrogate"),
     "a huge program": Attack("shell", ": " + "ä" * LONGEST_PROGRAM, "not run: 200002 bytes"),
     "the longest program": Attack("shell", "echo ran #" + "x" * (LONGEST_PROGRAM - 10), r"\Aran\n\Z"),
 }
@@ -72,12 +76,19 @@ def sandboxes() -> None:
     need_sandboxes()
 
 
-def withstood(attack: Attack, result: SandboxResult, of_host: Callable[[str], str]) -> bool:
+def withstood(attack: Attack, result: ToolResult, of_host: Callable[[str], str]) -> bool:
     """Whether the result of an attack is what it has to be."""
-    said = re.search(of_host(attack.told), result.output + result.fault)
-    text = SECRET not in result.output and unpaired_surrogate(result.output) is None
-    short = len(result.output.encode()) < 3 * CONFIG.output_bytes
-    return bool(said) and text and short and attack.code in (None, result.code)
+    said = re.search(of_host(attack.told), result.text)
+    text = SECRET not in result.text and unpaired_surrogate(result.text) is None
+    short = len(result.text.encode()) < 3 * CONFIG.output_bytes
+    ends = {None: "", 0: ""}.get(attack.code, f"exit status {attack.code}")
+    if attack.code is not None and attack.code < 0:
+        ends = f"killed by {signal.Signals(-attack.code).name}"
+    return bool(said) and text and short and ends in result.text
+
+
+async def call(lease: Lease, kind: ProgramKind, program: str) -> ToolResult:
+    return await lease.call(kind, {"code" if kind == "python" else "command": program})
 
 
 DOCKER = {"backend": "docker", "image": os.environ.get("MUA_DOCKER_IMAGE", "")}
@@ -103,24 +114,24 @@ def test_attacks_leave_the_sandbox_and_the_host_as_they_were(
     def of_host(text: str) -> str:
         return re.sub("@([a-z]+)@", lambda found: str(values[found[1]]), text)
 
-    results: dict[str, SandboxResult] = {}
+    results: dict[str, ToolResult] = {}
 
-    async def play(names: list[str], config: SandboxConfig) -> None:
-        sandbox = Sandbox(config)
-        await sandbox.start()
-        assert (await sandbox.shell("echo kept > file")).code == 0
+    async def play(names: list[str], config: SandboxSettings) -> None:
+        given = config.model_dump(exclude_defaults=True)
+        server = own_server("sandbox", given, result_chars=400_000, call_seconds=120)
+        servers = ToolServers([McpServerConfig.model_validate(server)])
+        lease = await servers.open()
+        assert await call(lease, "shell", "echo kept > file") == ToolResult("(no output)")
         for name in names:
             attack = ATTACKS[name]
-            result = results[name] = await sandbox.run(attack.kind, of_host(attack.program))
-            assert result.lost == attack.lost, (name, result)
-            if result.lost:
-                await sandbox.close()
-                sandbox = Sandbox(config)
-                await sandbox.start()
-                await sandbox.shell("echo kept > file")
-            after = await sandbox.shell("cat file; set -- /proc/[0-9]*; echo $#")
-            assert after.output == "kept\n2\n", (name, result, after)
-        await sandbox.close()
+            result = results[name] = await call(lease, attack.kind, of_host(attack.program))
+            if attack.lost:
+                assert "the next call gets a fresh one" in result.text, (name, result)
+                assert (await call(lease, "shell", "echo kept > file")).text.startswith(FRESH), name
+            after = await call(lease, "shell", "cat file; set -- /proc/[0-9]*; echo $#")
+            assert after.text == "kept\n2\n", (name, result, after)
+        lease.close()
+        await servers.close()
 
     async def all_of_them() -> None:
         async with asyncio.TaskGroup() as group:
@@ -147,7 +158,7 @@ def test_processor_time_is_limited_for_each_process() -> None:
     async def play() -> None:
         sandbox = Sandbox(CONFIG.model_copy(update={"cpu_seconds": 1}))
         await sandbox.start()
-        result = await sandbox.python("while True: pass")
+        result = await sandbox.run("python", "while True: pass")
         assert (result.code, result.fault) == (-signal.SIGXCPU, "killed after 1 s of processor time")
         await sandbox.close()
 
@@ -205,13 +216,12 @@ def test_a_sandbox_that_is_killed_or_stands_still_costs_itself_alone(monkeypatch
 
 PROGRAM = """
 import asyncio
-from mua.config.tools import SandboxConfig
-from mua.sandbox.box import Sandbox
+from environments.servers.sandbox import RolloutSandbox, SandboxSettings
 async def main():
-    box = Sandbox(SandboxConfig(**{settings}))
+    box = RolloutSandbox(SandboxSettings(**{settings}))
     await box.start()
     print("up", flush=True)
-    await box.shell('setsid nohup sleep {seconds} & (setsid sh -c "sleep {seconds} &" &); sleep {seconds}')
+    await box.run("shell", 'setsid nohup sleep {seconds} & (setsid sh -c "sleep {seconds} &" &); sleep {seconds}')
 asyncio.run(main())
 """
 
@@ -240,11 +250,11 @@ def test_gone_with_our_process(backend: dict[str, str]) -> None:
 @pytest.mark.slow
 def test_64_at_once() -> None:
     async def play() -> None:
-        boxes = [Sandbox(SandboxConfig(processes=8)) for _ in range(64)]
+        boxes = [Sandbox(SandboxLimits(processes=8)) for _ in range(64)]
         await asyncio.gather(*(box.start() for box in boxes))
         writes = await asyncio.gather(*(box.shell(f"echo {place} > file; sleep 1") for place, box in enumerate(boxes)))
         assert {result.code for result in writes} == {0}
-        reads = await asyncio.gather(*(box.python("print(open('file').read(), end='')") for box in boxes))
+        reads = await asyncio.gather(*(box.run("python", "print(open('file').read(), end='')") for box in boxes))
         assert [result.output for result in reads] == [f"{place}\n" for place in range(64)]
         await asyncio.gather(*(box.close() for box in boxes))
 

@@ -17,9 +17,8 @@ import pytest
 from mua.config.environment import ScorerConfig
 from mua.environment.endpoint.services import Services
 from mua.users.scoring.code_answers import same_value
-from mua.users.scoring.comparison_pool import ComparisonPool, MathProcess
-from mua.users.scoring.scorer import Question
-from mua.users.scoring.scorer_registry import grader, make_scorer
+from mua.users.scoring.scorer import Question, grader, make_scorer
+from mua.users.scoring.symbolic_answers import ComparisonPool, MathProcess
 from mua.utils.errors import ConfigError, EnvironmentFault
 from tests.sandbox_support import need_sandboxes
 

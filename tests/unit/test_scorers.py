@@ -28,10 +28,8 @@ from mua.environment.endpoint.services import ChatClient, Services
 from mua.environment.selection import Selection
 from mua.users.scoring.extraction import found_answers
 from mua.users.scoring.list_answers import readings
-from mua.users.scoring.number_words import digits_of_words
-from mua.users.scoring.scorer import ChecksTogether, Grader, Question
-from mua.users.scoring.scorer_registry import SCORERS, grader, make_scorer
-from mua.users.scoring.written_numbers import read_number
+from mua.users.scoring.scorer import SCORERS, ChecksTogether, Grader, Question, grader, make_scorer
+from mua.users.scoring.written_numbers import digits_of_words, read_number
 from mua.utils.errors import ConfigError, JudgeFault
 
 DOCS = Path(__file__).parents[2] / "docs"

@@ -346,8 +346,7 @@ def test_a_login_node_without_torch_is_told_what_is_not_checked(folder: Path, mo
 
 @pytest.mark.parametrize(
     ("module", "override", "key"),
-    [("mcp", "environment.mcp=[{name: a, command: python}]", "environment.mcp"),
-     ("lxml", "environment.tools.read_page={}", "environment.tools.read_page")],
+    [("mcp", "environment.mcp=[{name: a, command: python}]", "environment.mcp")],
 )  # fmt: skip
 def test_packages_of_tools_are_missed_before_anything_is_built(
     folder: Path, monkeypatch: pytest.MonkeyPatch, module: str, override: str, key: str
@@ -356,11 +355,6 @@ def test_packages_of_tools_are_missed_before_anything_is_built(
     monkeypatch.setattr("mua.utils.errors.find_spec", lambda name: None if name == module else name)
     (problem,) = map(str, found(override).problems())
     assert f"{key}: {module} is not installed; pip install 'mua[tools]'" in problem
-
-
-def test_searches_by_a_service_need_no_parser_of_pages(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mua.utils.errors.find_spec", lambda _: None)
-    assert found("environment.tools.search={url: 'http://somewhere:1/?q={query}'}").problems() == []
 
 
 def test_longest_contexts_are_those_of_sglang() -> None:

@@ -22,7 +22,7 @@ from mcp.client.stdio import StdioServerParameters, stdio_client
 
 from mua.config.schema import EnvironmentConfig
 from mua.environment.manager import EnvironmentInstance, EnvironmentManager
-from mua.environment.mcp.server_faults import ToolServerFault
+from mua.environment.mcp.health import ToolServerFault
 from mua.environment.registry import get_domain
 from mua.rollout.runner import without_gc_pauses
 from tools import kit

@@ -16,6 +16,7 @@ import json
 import multiprocessing
 import random
 import statistics
+import sys
 import tempfile
 from collections.abc import Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -86,9 +87,12 @@ async def watched() -> Any:
         task.cancel()
 
 
-def manager_with(tools: dict[str, Any]) -> EnvironmentManager:
-    """A help desk's, with these tools."""
-    config = EnvironmentConfig.model_validate({"name": "help_desk", "isolation": "inline", "tools": tools})
+def manager_with(settings: dict[str, Any]) -> EnvironmentManager:
+    """A help desk's, with the tool server ``web``, one for all rollouts."""
+    line = [f"{key}={json.dumps(value)}" for key, value in settings.items()]
+    server = {"name": "web", "command": sys.executable, "args": ["-m", "environments.servers.web", *line],
+              "isolation": "shared", "start_seconds": 120.0}  # fmt: skip
+    config = EnvironmentConfig.model_validate({"name": "help_desk", "isolation": "inline", "mcp": [server]})
     return EnvironmentManager(get_domain("help_desk"), config)
 
 

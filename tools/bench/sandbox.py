@@ -3,8 +3,8 @@
     python -m tools.bench.sandbox [--calls 100] [--sandboxes 64]
 
 *plain* starts ``/usr/bin/python3 -c`` (or ``sh -c``) by asyncio and reads its output, with no limit and no isolation;
-*sandbox* is the call of :class:`mua.sandbox.box.Sandbox` under bubblewrap. Rounds of both alternate in one process, and
-ratios are of medians. Memory is the proportional share (PSS) of bwrap and of the sandbox's first process.
+*sandbox* is the call of :class:`mua.users.scoring.sandbox.Sandbox` under bubblewrap. Rounds of both alternate in one
+process, and ratios are of medians. Memory is the proportional share (PSS) of bwrap and of the sandbox's first process.
 """
 
 from __future__ import annotations
@@ -18,12 +18,10 @@ from time import perf_counter
 
 import psutil
 
-from mua.config.tools import ProgramKind, SandboxConfig
-from mua.sandbox.backends import PYTHON
-from mua.sandbox.box import Sandbox
+from mua.users.scoring.sandbox import PYTHON, ProgramKind, Sandbox, SandboxLimits
 from tools import kit
 
-CONFIG = SandboxConfig(call_seconds=60, start_seconds=60)
+CONFIG = SandboxLimits(call_seconds=60, start_seconds=60)
 PROGRAMS: dict[str, tuple[ProgramKind, list[str], str]] = {
     "python: `print(1)`": ("python", [PYTHON, "-c"], "print(1)"),
     "python: imports json, re, random": ("python", [PYTHON, "-c"], "import json, re, random; print(1)"),

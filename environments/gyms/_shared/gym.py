@@ -24,10 +24,10 @@ from environments.gyms._shared.game import (
 from environments.gyms._shared.official import load_records, own_data
 from environments.gyms._shared.records import KINDS, GymName
 from environments.kit.canned import Canned, Player
+from environments.kit.task_manifest import check_manifest, tasks_digest
 from mua.config.schema import EnvironmentConfig
 from mua.environment.endpoint.services import Services
 from mua.environment.protocol import Environment, Isolation, Move, PromptStyle, Split, Task
-from mua.environment.task_manifest import check_manifest, tasks_digest
 from mua.environment.tool_arguments import argument_checker
 from mua.environment.user import STOP_SIGNAL, User, UserReply
 from mua.types import Json

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import get_args
 
 from environments.gyms._shared.gym import Gym
+from environments.kit.task_manifest import pin_manifest, tasks_digest
 from mua.environment.protocol import Split
-from mua.environment.task_manifest import pin_manifest, tasks_digest
 
 SPLITS: tuple[Split, ...] = get_args(Split)
 

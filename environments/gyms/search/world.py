@@ -20,9 +20,8 @@ from typing import Any, Literal, get_args
 
 import yaml
 
-from environments.kit.ranking import Document, ranking
+from environments.kit.ranking import Document, Ranking, ranking
 from mua.environment.protocol import Split, Task
-from mua.environment.reading.ranking import Ranking
 from mua.types import Json
 from mua.utils.errors import ConfigError, MuaError
 from mua.utils.strict_json import JsonError, read_file, read_json

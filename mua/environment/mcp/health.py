@@ -1,16 +1,53 @@
-"""Whether a session can still be used, why not, and how much a server may say without being asked."""
+"""What a tool server does wrong, as an episode and the start of a run meet it, and how much it may say unasked."""
 
 from __future__ import annotations
 
 import asyncio
+from enum import StrEnum
 from time import monotonic
 
-from mua.environment.mcp.server_faults import ServerFaultKind
+from mua.utils.errors import EnvironmentFault, MuaError
 
+FAULT_KEY = "mua.fault"
+"""In ``_meta`` of a result with an error: no policy is to blame. Holds ``kind`` (``environment`` or ``judge``, whose
+endpoint failed) and ``passing``, whether another try may help."""
 BURST = 1000
 """Messages that a server may send at once beyond one for each request."""
 PER_SECOND = 200
 """Of these, what comes back each second."""
+
+
+class ServerFaultKind(StrEnum):
+    """What went wrong with a server."""
+
+    CRASHED = "crashed"
+    """Its process ended, or its connection."""
+    HUNG = "hung"
+    """No answer within a deadline."""
+    FLOODED = "flooded"
+    """A message beyond ``message_bytes``, or messages without end."""
+    GARBAGE = "garbage"
+    """What it answered is no JSON-RPC, or no result of a tool."""
+    TOOLS_CHANGED = "tools_changed"
+    """Its tools are others than when the rollout began."""
+    REFUSED = "refused"
+    """It answers, and refuses: 401, 403, or no session."""
+    TOLD = "told"
+    """It says itself that a call failed by no doing of the policy (:data:`FAULT_KEY`)."""
+
+
+class ToolServerFault(EnvironmentFault):
+    """A server failed in an episode, which is tried again with another session. The message names the server."""
+
+    passing = True
+
+    def __init__(self, message: str, kind: ServerFaultKind, *, passing: bool | None = None) -> None:
+        super().__init__(message, passing=passing)
+        self.kind = kind
+
+
+class ServerNotStarted(MuaError):
+    """A server gave no first session. No episode's fault to be retried: it ends the run."""
 
 
 class Flood(Exception):

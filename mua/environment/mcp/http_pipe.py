@@ -11,8 +11,7 @@ import httpx2
 from mcp.client.streamable_http import streamable_http_client
 
 from mua.config.environment import McpServerConfig
-from mua.environment.mcp.health import Flood, Health
-from mua.environment.mcp.server_faults import ServerFaultKind
+from mua.environment.mcp.health import Flood, Health, ServerFaultKind
 from mua.utils.errors import ConfigError, one_line
 from mua.utils.masking import mask_credentials
 

@@ -9,12 +9,15 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from time import monotonic
+from typing import get_args
 
 from mua.config.environment import McpServerConfig
 from mua.config.schema import ExperimentConfig
-from mua.environment.first_instances import domain_faults
+from mua.environment.endpoint.services import Services
+from mua.environment.manager import EnvironmentManager
 from mua.environment.mcp.servers import ToolServers
-from mua.environment.mcp.tool_list import ServerTool
+from mua.environment.protocol import Split
+from mua.environment.selection import Selection
 from mua.types import Json
 from mua.utils.errors import MuaError
 
@@ -42,7 +45,14 @@ class ServerReport:
 
 def inspected(config: ExperimentConfig) -> list[ServerReport]:
     """One report for each server of ``config``, then one for each domain whose tools have a server's names."""
-    return asyncio.run(_inspect(config))
+
+    async def inspect() -> list[ServerReport]:
+        found = list(await asyncio.gather(*(_report(server) for server in config.environment.mcp)))
+        if not any(one.fault for one in found):
+            found += [ServerReport(name, fault=fault) for name, fault in (await domain_faults(config)).items()]
+        return found
+
+    return asyncio.run(inspect())
 
 
 def server_table(found: Sequence[ServerReport]) -> str:
@@ -59,14 +69,7 @@ def server_table(found: Sequence[ServerReport]) -> str:
     return "\n".join(lines) or "environment.mcp names no server"
 
 
-async def _inspect(config: ExperimentConfig) -> list[ServerReport]:
-    found = list(await asyncio.gather(*(_one(server) for server in config.environment.mcp)))
-    if any(one.fault for one in found):
-        return found
-    return [*found, *(ServerReport(name, fault=fault) for name, fault in (await domain_faults(config)).items())]
-
-
-async def _one(server: McpServerConfig) -> ServerReport:
+async def _report(server: McpServerConfig) -> ServerReport:
     from mua.environment.mcp.http_pipe import shown_url
 
     where = shown_url(server) if server.url else " ".join((server.command, *server.args))
@@ -83,8 +86,25 @@ async def _one(server: McpServerConfig) -> ServerReport:
         return replace(report, fault=str(error))
     finally:
         await servers.close()
-    return replace(report, seconds=seconds, tools=[_told(tool) for tool in servers.tools()[server.name].values()])
+    tools = servers.tools()[server.name].values()
+    told = [asdict(tool.schema) | {"own_name": tool.own_name, "safe": tool.safe} for tool in tools]
+    return replace(report, seconds=seconds, tools=told)
 
 
-def _told(tool: ServerTool) -> Json:
-    return asdict(tool.schema) | {"own_name": tool.own_name, "safe": tool.safe}
+async def domain_faults(config: ExperimentConfig) -> dict[str, str]:
+    """What is wrong with each domain that cannot be opened, on its first task."""
+    faults = {}
+    services = Services.from_config(config.user, config.judge)
+    for name, domain in Selection.from_config(config.environment, services).domains.items():
+        task = next((task for split in get_args(Split) for task in domain.tasks(split)[:1]), None)
+        manager = EnvironmentManager(domain, config.environment)
+        try:
+            if task is not None:
+                async with manager.instance(task, 0):
+                    pass
+        except MuaError as error:
+            faults[name] = str(error)
+        finally:
+            await manager.close()
+    await services.close()
+    return faults

@@ -38,20 +38,15 @@ def _prctl(option: int, value: int) -> None:
         raise OSError(ctypes.get_errno(), f"prctl({option})")
 
 
-def _parents() -> dict[int, int]:
-    """Every live process with its parent; zombies are left out."""
-    found = {}
+def _below() -> set[int]:
+    """Every live process below this one; zombies are left out."""
+    parents = {}
     for entry in os.listdir("/proc"):
         if entry.isdigit():
             with contextlib.suppress(OSError), open(f"/proc/{entry}/stat", "rb") as file:
                 state, parent = file.read().rpartition(b")")[2].split()[:2]
                 if state != b"Z":
-                    found[int(entry)] = int(parent)
-    return found
-
-
-def _below() -> set[int]:
-    parents = _parents()
+                    parents[int(entry)] = int(parent)
     found: set[int] = set()
     frontier = {os.getpid()}
     while frontier:

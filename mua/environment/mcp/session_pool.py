@@ -19,9 +19,8 @@ from time import monotonic
 from typing import Any
 
 from mua.config.environment import McpServerConfig
-from mua.environment.mcp.server_faults import ServerFaultKind, ServerNotStarted, ToolServerFault
-from mua.environment.mcp.tool_list import ServerTool
-from mua.environment.mcp.tool_session import CLOSE_SECONDS, ToolSession
+from mua.environment.mcp.health import ServerFaultKind, ServerNotStarted, ToolServerFault
+from mua.environment.mcp.tool_session import CLOSE_SECONDS, ServerTool, ToolSession
 from mua.utils.cores import given_cores
 from mua.utils.errors import ConfigError
 

@@ -30,8 +30,7 @@ from mcp_types import JSONRPCNotification, jsonrpc_message_adapter
 
 from mua.config.environment import McpServerConfig
 from mua.environment.mcp import keeper
-from mua.environment.mcp.health import Flood, Health
-from mua.environment.mcp.server_faults import ServerFaultKind
+from mua.environment.mcp.health import Flood, Health, ServerFaultKind
 from mua.utils.cores import all_cores
 from mua.utils.errors import ConfigError
 from mua.utils.strict_json import printable

@@ -9,15 +9,32 @@
 
 The SDK's contexts must be left by the task that entered them, last in first out; hence the owner. Whatever goes wrong
 becomes one :class:`ToolServerFault` that says which server, what, and what the server said on standard error.
+
+What a result is as text, which is all that a policy reads:
+
+=================== ==========================================================================
+content             text
+=================== ==========================================================================
+text                as it is
+image, audio        ``[image: image/png, 5120 bytes, not shown]``
+embedded resource   ``[resource file:///a.txt (text/plain)]`` and its text; of a binary one its size
+resource link       ``[link to report: file:///a.pdf (application/pdf)]``
+structured content  as JSON, where there is no text; by the specification a text says the same
+=================== ==========================================================================
+
+Parts are joined by line ends. A result without any part is ``(no output)``.
 """
 
 from __future__ import annotations
 
 import asyncio
+import difflib
+import json
 import logging
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
 from typing import Any
 
 import mcp_types as types
@@ -27,13 +44,120 @@ from pydantic import TypeAdapter, ValidationError
 
 import mua
 from mua.config.environment import McpServerConfig
-from mua.environment.mcp.content import cut, text_of
-from mua.environment.mcp.health import Health
-from mua.environment.mcp.server_faults import ServerFaultKind, ToolServerFault
-from mua.environment.mcp.tool_list import ServerTool, chosen_tools
+from mua.config.section import TOOL_NAME
+from mua.environment.mcp.health import FAULT_KEY, Health, ServerFaultKind, ToolServerFault
 from mua.environment.protocol import ToolResult
-from mua.types import Json
-from mua.utils.errors import ConfigError, MuaError, one_line
+from mua.environment.tool_arguments import argument_checker
+from mua.types import Json, ToolSchema
+from mua.utils.errors import ConfigError, JudgeFault, MuaError, one_line
+from mua.utils.strict_json import MAX_DEPTH, deeper, printable, unpaired_surrogate
+
+MOST_TOOLS = 512
+
+
+@dataclass(frozen=True, slots=True)
+class ServerTool:
+    """One tool of a server, as the policy gets it."""
+
+    schema: ToolSchema
+    own_name: str
+    """What its server calls it."""
+    safe: bool
+    """Whether it may be called twice."""
+
+
+def chosen_tools(config: McpServerConfig, listed: Sequence[types.Tool]) -> dict[str, ServerTool]:
+    """The tools that ``config`` lets through, by the policy's name, in the server's order.
+
+    Raises :class:`ConfigError` for a name in the configuration that the server does not know, a name that no policy can
+    call, two tools of one name, and a schema that is none.
+    """
+    where = f"environment.mcp, server {config.name!r}"
+    if len(listed) > MOST_TOOLS:
+        raise ConfigError(f"{where}: it lists more than {MOST_TOOLS} tools")
+    known = [tool.name for tool in listed]
+    for key in ("allow", "block", "rename", "safe"):
+        for name in getattr(config, key):
+            if name not in known:
+                near = difflib.get_close_matches(name, known, n=1)
+                hint = f"; did you mean {near[0]!r}?" if near else f"; it has {', '.join(sorted(known)) or 'none'}"
+                raise ConfigError(f"{where}: {key} names {name!r}, a tool that it does not have{hint}")
+    found: dict[str, ServerTool] = {}
+    for tool in listed:
+        if tool.name in config.block or (config.allow and tool.name not in config.allow):
+            continue
+        public = config.rename.get(tool.name, config.prefix + tool.name)
+        if not TOOL_NAME.fullmatch(public):
+            raise ConfigError(
+                f"{where}: its tool {printable(public, 80)!r} has a name that policies cannot call (at most 64 "
+                "letters, digits, - and _); name it in rename, or in block"
+            )
+        if public in found:
+            fix = "give one of them another name in rename"
+            raise ConfigError(f"{where}: {found[public].own_name!r} and {tool.name!r} both become {public!r}; {fix}")
+        said = tool.annotations
+        safe = tool.name in config.safe or bool(said and (said.read_only_hint or said.idempotent_hint))
+        found[public] = ServerTool(_schema(where, public, tool), tool.name, safe)
+    if not found:
+        raise ConfigError(f"{where}: none of its {len(listed)} tools is left by allow and block")
+    return found
+
+
+def _schema(where: str, name: str, tool: types.Tool) -> ToolSchema:
+    parameters = {key: value for key, value in tool.input_schema.items() if key != "$schema"}
+    schema = ToolSchema(name, tool.description or "", parameters)
+    fault = None
+    if parameters.get("type") != "object":
+        fault = "is not of type object"
+    elif deeper(parameters, MAX_DEPTH):
+        fault = f"nests more than {MAX_DEPTH} deep"
+    elif unpaired_surrogate(schema.description) is not None:
+        fault = "comes with a description that is no text"
+    else:
+        try:
+            argument_checker(schema)({})
+        except Exception as error:
+            fault = f"is no JSON Schema: {printable(str(error), 200)}"
+    if fault is not None:
+        raise ConfigError(f"{where}: the schema of its tool {tool.name!r} {fault}; name the tool in block")
+    return schema
+
+
+def text_of(result: types.CallToolResult, longest: int) -> str:
+    """The text of a result, at most ``longest`` characters and a line that says what was cut."""
+    parts = [_part(block) for block in result.content]
+    if result.structured_content is not None and not any(isinstance(b, types.TextContent) for b in result.content):
+        parts.append(json.dumps(result.structured_content, ensure_ascii=False))
+    return cut("\n".join(parts) or "(no output)", longest)
+
+
+def cut(text: str, longest: int) -> str:
+    """``text``, or its beginning and a line that says so."""
+    if len(text) <= longest:
+        return text
+    return f"{text[:longest]}\n[cut: the first {longest} of {len(text)} characters are shown]"
+
+
+def _part(block: types.ContentBlock) -> str:
+    if isinstance(block, types.TextContent):
+        return block.text
+    if isinstance(block, types.ImageContent | types.AudioContent):
+        return f"[{block.type}: {block.mime_type}, {_size(block.data)} bytes, not shown]"
+    if isinstance(block, types.ResourceLink):
+        return f"[link to {block.name}: {block.uri}{_kind(block.mime_type)}]"
+    inner = block.resource
+    if isinstance(inner, types.TextResourceContents):
+        return f"[resource {inner.uri}{_kind(inner.mime_type)}]\n{inner.text}"
+    return f"[resource {inner.uri}{_kind(inner.mime_type)}: {_size(inner.blob)} bytes, not shown]"
+
+
+def _kind(mime_type: str | None) -> str:
+    return f" ({mime_type})" if mime_type else ""
+
+
+def _size(base64: str) -> int:
+    return len(base64) * 3 // 4 - base64[-2:].count("=")
+
 
 log = logging.getLogger(__name__)
 
@@ -99,11 +223,14 @@ class ToolSession:
     async def call(self, tool: ServerTool, arguments: Json) -> ToolResult:
         """Call a tool under ``call_seconds``.
 
-        What the server answers, its errors included, is a result; that it does not answer properly raises
-        :class:`ToolServerFault`.
+        What the server answers, its errors included, is a result. That it does not answer properly raises
+        :class:`ToolServerFault`, as does an error that it marks as no policy's doing; one of its judge raises
+        :class:`JudgeFault`.
         """
         if self._stale:
             await self._same_tools()
+        if unpaired_surrogate(json.dumps(arguments, ensure_ascii=False)) is not None:  # no message can hold it
+            return ToolResult("error: an argument has an unpaired surrogate, which is no text", error=True)
         what = f"call of {tool.own_name!r}"
         params = types.CallToolRequestParams(name=tool.own_name, arguments=arguments)
         try:
@@ -112,6 +239,11 @@ class ToolSession:
             await self._same_tools()
             return ToolResult(cut(f"error: {error.message}", self._config.result_chars), error=True)
         text = text_of(result, self._config.result_chars)
+        if result.is_error and isinstance(told := (result.meta or {}).get(FAULT_KEY), dict):
+            text, passing = f"tool server {self._config.name!r}: {text}", told.get("passing") is not False
+            if told.get("kind") == "judge":
+                raise JudgeFault(text, passing=passing)
+            raise ToolServerFault(text, ServerFaultKind.TOLD, passing=passing)
         if result.is_error and _ABSENT.search(text):
             await self._same_tools()
         return ToolResult(text, error=bool(result.is_error))

@@ -36,7 +36,7 @@ from mua.launch.checks import (
     raised,
     warning,
 )
-from mua.utils.errors import PAGES, TOOL_SERVERS, ConfigError, MuaError, advise_install, find_missing, one_line
+from mua.utils.errors import TOOL_SERVERS, ConfigError, MuaError, advise_install, find_missing, one_line
 from mua.utils.hooks import check_hooks, is_hook
 from mua.utils.masking import mask_credentials
 
@@ -170,14 +170,10 @@ def check_users(start: Start) -> Iterator[Check]:
 
 @listed("tools", "environment", applies=_plays)
 def check_tools(start: Start) -> Iterator[Check]:
-    """Programs and folders of tool servers and sandboxes, and packages that tools need."""
-    servers, tools = start.config.environment.mcp, start.config.environment.tools
+    """Programs and folders of tool servers, and the package that they need."""
+    servers = start.config.environment.mcp
     if servers and (missing := find_missing(TOOL_SERVERS)):
         yield failure("environment.mcp", missing)
-    # The files of a corpus may need no parser, as a service for searches needs none.
-    readers = [kind for kind in ("read_page", "browse") if kind in tools.reading and tools.pages.corpus is None]
-    if readers and (missing := find_missing(PAGES)):
-        yield from (failure(f"environment.tools.{kind}", missing) for kind in readers)
     for place, server in enumerate(servers):
         key, beside = f"environment.mcp.{place}", str((server.cwd or Path()) / server.command)
         if server.cwd is not None and not server.cwd.is_dir():
@@ -185,10 +181,6 @@ def check_tools(start: Start) -> Iterator[Check]:
         elif server.command and not any(map(shutil.which, (server.command, beside))):
             text = f"server {server.name!r}: there is no program {server.command!r}"
             yield failure(f"{key}.command", text, "give its path, or put it on PATH")
-    if tools.sandboxed:
-        from mua.sandbox.backends import check_backend
-
-        yield from raised(lambda: check_backend(tools.sandbox))
 
 
 @listed("endpoints", "user", "judge", "algorithm", "offline")

@@ -5,14 +5,12 @@ Those of GPUs are functions of what the driver says (:mod:`mua.launch.gpus`), so
 
 from __future__ import annotations
 
-import asyncio
 import importlib.util
 import os
 import re
 import resource
 import shutil
-import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -24,7 +22,7 @@ from mua.engine.server import ALLOCATOR_VARIABLES, expandable
 from mua.launch.checks import CHECKS, Check, Stage, Start, guarded, listed
 from mua.launch.gpus import NodeFacts, Variable, needed_variables, read_node
 from mua.utils.cores import given_cores
-from mua.utils.errors import ConfigError, EnvironmentFault, MuaError
+from mua.utils.errors import ConfigError
 from mua.utils.masking import below, mask_credentials
 from mua.utils.resources import shipped
 from mua.utils.source_state import installed_version
@@ -373,75 +371,6 @@ def check_tool_servers(start: Start) -> Check:
     if faults := [one.fault for one in found if one.fault]:
         return Check("tool servers", "failure", "; ".join(faults), "mua env servers CONFIG shows all")
     return Check("tool servers", "ok", text)
-
-
-@listed("sandbox", on="asked", applies=lambda start: start.plays and start.config.environment.tools.sandboxed)
-def check_sandbox(start: Start) -> Check:
-    """A sandbox of ``environment.tools`` starts and runs a program, and the tools' names are free in each domain."""
-    from mua.sandbox.stock import SandboxStock
-
-    config, section = start.config, start.config.environment.tools.sandbox
-
-    async def opened() -> str:
-        stock = SandboxStock(section.model_copy(update={"ready": 0}))
-        try:
-            await stock.start()  # runs a program in it, too
-        finally:
-            await stock.close()
-        if not config.environment.mcp:  # else "tool servers" tells
-            await _check_names(config)
-        return f"{section.backend}, started"
-
-    return _tried("sandbox", opened, "docs/sandbox.md says what each backend needs")
-
-
-@listed("reading", on="asked", applies=lambda start: start.plays and start.config.environment.tools.reading)
-def check_reading_tools(start: Start) -> Check:
-    """What ``environment.tools`` reads is there and can be parsed, and the tools' names are free in each domain.
-
-    A search service is not asked: a request may cost money.
-    """
-    from mua.environment.endpoint.services import Services
-    from mua.environment.reading_tools import ReadingTools
-
-    config = start.config
-
-    async def opened() -> str:
-        services = Services.from_config(config.user, config.judge)
-        try:
-            tools = ReadingTools(config.environment.tools, services.judge)
-            try:
-                names = [tool.schema.name for tool in await tools.start()]
-            finally:
-                await tools.close()
-        finally:
-            await services.close()
-        if not (config.environment.mcp or config.environment.tools.sandboxed):  # whose checks tell
-            await _check_names(config)
-        return f"{', '.join(names)}, ready"
-
-    return _tried("reading", opened)
-
-
-async def _check_names(config: ExperimentConfig) -> None:
-    from mua.environment.first_instances import domain_faults
-
-    if faults := await domain_faults(config):
-        raise EnvironmentFault("; ".join(faults.values()))
-
-
-def _tried(name: str, opened: Callable[[], Awaitable[str]], fix: str = "") -> Check:
-    async def run() -> str:
-        return await opened()
-
-    began = time.monotonic()
-    try:
-        text = asyncio.run(run())
-    except EnvironmentFault as error:
-        return Check(name, "failure", str(error))
-    except MuaError as error:
-        return Check(name, "failure", str(error), fix)
-    return Check(name, "ok", f"{text} in {time.monotonic() - began:.2f} s")
 
 
 @listed("endpoint", on="asked")

@@ -20,10 +20,9 @@ from weakref import WeakKeyDictionary
 
 from mua.config.environment import AnswerForm
 from mua.config.section import NonNegativeFloat, Positive, PositiveFloat, Section
-from mua.config.tools import SandboxConfig
 from mua.environment.endpoint.services import Services
-from mua.sandbox.box import Sandbox, SandboxResult
-from mua.users.scoring.scorer import AnswerScore, Question, options_of
+from mua.users.scoring.sandbox import Sandbox, SandboxLimits, SandboxResult
+from mua.users.scoring.scorer import AnswerScore, Question, Scorer, options_of
 from mua.utils.errors import EnvironmentFault
 from mua.utils.strict_json import JsonError, is_number, read_json
 
@@ -84,13 +83,13 @@ class CodeOptions(Section):
     """Sandboxes at once; other answers wait."""
 
 
-class CodeScorer:
-    """A Python program; implements :class:`mua.users.scoring.scorer.Scorer`."""
+class CodeScorer(Scorer):
+    """A Python program."""
 
     forms: ClassVar[Sequence[AnswerForm]] = ("code",)
 
-    def __init__(self, options: CodeOptions) -> None:
-        self._options = options
+    def __init__(self, options: Mapping[str, Any], _services: Services) -> None:
+        self._options = options_of(CodeOptions, options, "code")
         self._free: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
 
     def check(self, question: Question) -> None:
@@ -110,9 +109,6 @@ class CodeScorer:
         right = passed == len(tests)
         score = passed / len(tests) if self._options.graded else float(right)
         return AnswerScore(score, right, {"passed": passed, "tests": len(tests)} | ({"why": why} if why else {}))
-
-    async def close(self) -> None:
-        """Sandboxes end with their answer."""
 
     async def _passed(self, program: str, tests: Sequence[CodeTest]) -> tuple[int, str]:
         """How many tests pass, and why the first one fails that does. Ends there, unless the share counts."""
@@ -141,7 +137,7 @@ class CodeScorer:
 
     async def _started(self, program: str, longest: int) -> Sandbox:
         options = self._options
-        config = SandboxConfig(
+        config = SandboxLimits(
             call_seconds=options.call_seconds, cpu_seconds=options.cpu_seconds, memory_mib=options.memory_mib,
             output_bytes=4 * longest + 4_000,
         )  # fmt: skip
@@ -281,8 +277,3 @@ def same_value(ours: Any, theirs: Any, relative: float) -> bool:
     if isinstance(theirs, dict) and isinstance(ours, dict):
         return ours.keys() == theirs.keys() and all(same_value(ours[key], theirs[key], relative) for key in theirs)
     return type(ours) is type(theirs) and bool(ours == theirs)
-
-
-def code(options: Mapping[str, Any], services: Services) -> CodeScorer:
-    """Scorer ``code``."""
-    return CodeScorer(options_of(CodeOptions, options, "code"))

@@ -179,10 +179,6 @@ def _last_number(text: str, config: ScorerConfig) -> Iterator[str]:
         yield last.group()
 
 
-def _whole(text: str, config: ScorerConfig) -> Iterator[str]:
-    yield text
-
-
 _FINDERS: Mapping[AnswerForm, Callable[[str, ScorerConfig], Iterator[str]]] = {
     "boxed": _boxed,
     "tag": _tagged,
@@ -190,5 +186,5 @@ _FINDERS: Mapping[AnswerForm, Callable[[str, ScorerConfig], Iterator[str]]] = {
     "line": _lines,
     "code": _fenced,
     "number": _last_number,
-    "whole": _whole,
+    "whole": lambda text, _: iter([text]),
 }

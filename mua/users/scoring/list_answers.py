@@ -10,18 +10,16 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import numpy as np
 from pydantic import Field
 from scipy.sparse import csr_array
 from scipy.sparse.csgraph import maximum_bipartite_matching
 
-from mua.config.environment import AnswerForm
 from mua.config.section import Section
 from mua.environment.endpoint.services import Services
-from mua.users.scoring.scorer import AnswerScore, ChecksTogether, Question, Scorer, options_of
-from mua.users.scoring.scorer_registry import make_scorer
+from mua.users.scoring.scorer import AnswerScore, ChecksTogether, Question, Scorer, make_scorer, options_of
 from mua.utils.strict_json import JsonError, read_json
 
 MOST_ITEMS = 64
@@ -104,14 +102,13 @@ class ListOptions(Section):
     """Pay the F1 of the items in place of 1 or 0."""
 
 
-class ListScorer:
-    """Several things; implements :class:`Scorer`. The reference is a list, whose items may be lists
+class ListScorer(Scorer):
+    """Several things. The reference is a list, whose items may be lists
     of accepted names."""
 
-    forms: ClassVar[Sequence[AnswerForm]] = ("boxed", "tag", "json", "line", "whole")
-
-    def __init__(self, options: ListOptions, inner: Scorer) -> None:
-        self._options, self._inner = options, inner
+    def __init__(self, options: Mapping[str, Any], services: Services) -> None:
+        self._options = options_of(ListOptions, options, "list")
+        self._inner = make_scorer(self._options.items, self._options.item_options, services)
 
     def check(self, question: Question) -> None:
         reference = question.reference
@@ -156,9 +153,3 @@ class ListScorer:
         table = [[await alike(item, place) for place in range(len(wanted))] for item in items]
         matched = maximum_bipartite_matching(csr_array(np.array(table, dtype=np.int8)), perm_type="column")
         return int((matched >= 0).sum())
-
-
-def several(options: Mapping[str, Any], services: Services) -> ListScorer:
-    """Scorer ``list``."""
-    read = options_of(ListOptions, options, "list")
-    return ListScorer(read, make_scorer(read.items, read.item_options, services))

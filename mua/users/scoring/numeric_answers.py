@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from decimal import Decimal
 from functools import lru_cache
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import model_validator
 
-from mua.config.environment import AnswerForm
 from mua.config.section import NonNegativeFloat, Section
 from mua.environment.endpoint.services import Services
-from mua.users.scoring.number_words import digits_of_words
-from mua.users.scoring.scorer import AnswerScore, Question, accepted_texts, options_of
-from mua.users.scoring.unit_conversion import ratio
-from mua.users.scoring.written_numbers import EXACT, WrittenNumber, near, read_number
+from mua.users.scoring.scorer import AnswerScore, Question, Scorer, accepted_texts, options_of
+from mua.users.scoring.written_numbers import EXACT, WrittenNumber, digits_of_words, near, ratio, read_number
 from mua.utils.errors import ConfigError
 
 
@@ -49,22 +46,19 @@ class NumericOptions(Section):
         return self
 
 
-class NumericScorer:
-    """A number, compared by value; implements :class:`mua.users.scoring.scorer.Scorer`."""
+class NumericScorer(Scorer):
+    """A number, compared by value."""
 
-    forms: ClassVar[Sequence[AnswerForm]] = ("boxed", "tag", "json", "line", "whole")
-
-    def __init__(self, options: NumericOptions) -> None:
-        self.options = options
-        self._point = "," if options.decimal == "comma" else "."
+    def __init__(self, options: Mapping[str, Any], _services: Services) -> None:
+        self.options = options_of(NumericOptions, options, "numeric")
+        if self.options.convert and importlib.util.find_spec("sympy") is None:
+            raise ConfigError("environment.scorer.options.convert: needs sympy: install the extra 'tools' (mua[tools])")
+        self._point = "," if self.options.decimal == "comma" else "."
 
     def check(self, question: Question) -> None:
         for text in accepted_texts(question):
             if self._read(text) is None:
                 raise question.wrong("the right answer must be a number for scorer 'numeric'")
-
-    def correct(self, question: Question) -> str:
-        return accepted_texts(question)[0]
 
     async def score(self, answer: str, question: Question) -> AnswerScore:
         given = self._read(answer)
@@ -77,9 +71,6 @@ class NumericScorer:
             if self.equal(given, reference):
                 return AnswerScore.of(True, reference=text)
         return AnswerScore.of(False, why="another number")
-
-    async def close(self) -> None:
-        """Holds nothing."""
 
     def equal(self, given: WrittenNumber, reference: WrittenNumber) -> bool:
         """Whether both are the same number under the options."""
@@ -113,11 +104,3 @@ def _number(text: str, point: str, words: bool) -> WrittenNumber | None:
     if found is None and words and (digits := digits_of_words(text)) is not None:
         return read_number(digits.replace(".", point), point)
     return found
-
-
-def numeric(options: Mapping[str, Any], services: Services) -> NumericScorer:
-    """Scorer ``numeric``."""
-    read = options_of(NumericOptions, options, "numeric")
-    if read.convert and importlib.util.find_spec("sympy") is None:
-        raise ConfigError("environment.scorer.options.convert: needs sympy: install the extra 'tools' (mua[tools])")
-    return NumericScorer(read)

@@ -1,4 +1,5 @@
-"""What a scorer is: it compares one answer with one reference. A grader finds the answer first.
+"""What a scorer is: it compares one answer with one reference. A grader finds the answer first. Scorers by name, and
+those of one's own by ``package.module:function``.
 
 ::
 
@@ -13,19 +14,37 @@ the policy is never scored.
 from __future__ import annotations
 
 import difflib
+import importlib.util
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Any, ClassVar, Protocol, TypeVar, runtime_checkable
 
 from pydantic import ValidationError
 
 from mua.config.environment import AnswerForm, ScorerConfig
 from mua.config.section import Section
+from mua.environment.endpoint.services import Services
 from mua.types import Json
 from mua.users.scoring.extraction import found_answers
 from mua.utils.errors import ConfigError
+from mua.utils.hooks import call_hook, check_attributes, is_hook
 
 S = TypeVar("S", bound=Section)
+SCORERS: Mapping[str, str] = {
+    "exact": "mua.users.scoring.text_answers:ExactScorer",
+    "numeric": "mua.users.scoring.numeric_answers:NumericScorer",
+    "date": "mua.users.scoring.text_answers:DateScorer",
+    "symbolic": "mua.users.scoring.symbolic_answers:SymbolicScorer",
+    "fuzzy": "mua.users.scoring.text_answers:FuzzyScorer",
+    "f1": "mua.users.scoring.text_answers:F1Scorer",
+    "list": "mua.users.scoring.list_answers:ListScorer",
+    "choice": "mua.users.scoring.text_answers:ChoiceScorer",
+    "code": "mua.users.scoring.code_answers:CodeScorer",
+    "judge": "mua.users.scoring.text_answers:JudgedScorer",
+}
+"""Name -> class, whose module is imported when it is asked for."""
+_NEEDS = {"symbolic": ("math_verify", "math-verify")}
+_KEY = "environment.scorer.name"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +84,12 @@ class AnswerScore:
 
 
 class Scorer(Protocol):
-    """Compares answers with references. One instance serves a run: ``score`` is called concurrently."""
+    """Compares answers with references. One instance serves a run: ``score`` is called concurrently.
 
-    forms: Sequence[AnswerForm]
+    Made with its options and the run's language models. A scorer of one's own may inherit what is the same for most.
+    """
+
+    forms: ClassVar[Sequence[AnswerForm]] = ("boxed", "tag", "json", "line", "whole")
     """Where answers are looked for, if the configuration does not say."""
 
     def check(self, question: Question) -> None:
@@ -78,12 +100,15 @@ class Scorer(Protocol):
 
     def correct(self, question: Question) -> str:
         """An answer that is right, as a policy would write it; for gold moves."""
+        return accepted_texts(question)[0]
 
     async def score(self, answer: str, question: Question) -> AnswerScore:
         """What ``answer`` is worth. Raises only for what is no fault of whoever wrote it."""
+        ...
 
     async def close(self) -> None:
         """Give back processes and connections. The scorer may be used again afterwards."""
+        return None
 
 
 @runtime_checkable
@@ -146,3 +171,24 @@ def options_of(form: type[S], options: Mapping[str, Any], scorer: str) -> S:
         near = difflib.get_close_matches(key, known, n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(known) or 'none'}"
         raise ConfigError(f"{here}: scorer {scorer!r} has no such option; {hint}") from None
+
+
+def grader(config: ScorerConfig, services: Services | None = None) -> Grader:
+    """What finds and scores answers under ``config``; :class:`ConfigError` for what cannot be had."""
+    return Grader(make_scorer(config.name, config.options, services or Services()), config)
+
+
+def make_scorer(name: str, options: Mapping[str, Any], services: Services) -> Scorer:
+    """The scorer ``name``; raises as :func:`grader`."""
+    if name in _NEEDS and importlib.util.find_spec(_NEEDS[name][0]) is None:
+        raise ConfigError(f"{_KEY}: scorer {name!r} needs {_NEEDS[name][1]}: install the extra 'tools' (mua[tools])")
+    path = SCORERS.get(name, name)
+    if not is_hook(path):
+        near = difflib.get_close_matches(name, SCORERS, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise ConfigError(
+            f"{_KEY}: unknown scorer {name!r}; known: {', '.join(sorted(SCORERS))}, or package.module:function{hint}"
+        )
+    scorer: Scorer = call_hook(_KEY, path, options, services)
+    check_attributes(_KEY, path, scorer)
+    return scorer

@@ -3,21 +3,40 @@ r"""Answers that are mathematics: expressions, equations, intervals, sets, matri
 math-verify and sympy do the work in processes of their own (:mod:`symbolic_worker` says by which rules),
 because both may compute without end. What cannot be decided within the processor time of one comparison is wrong: that
 is a property of the answer, and not of how busy the machine is.
+
+::
+
+    compare() ──► queue ──► a thread per process ──► one line out, one line in
+                               │ dead by its own timer (processor time), by memory: decided as "cannot be compared"
+                               └ silent for long by the clock: killed, and a fault of the machine
+
+Processes start when they are first needed and belong to no event loop.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import asyncio
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
-from typing import Any, ClassVar
+from pathlib import Path
+from time import monotonic
+from typing import Any
 
-from mua.config.environment import AnswerForm
 from mua.config.section import NonNegativeFloat, Positive, PositiveFloat, Section
 from mua.environment.endpoint.services import Services
 from mua.types import Json
-from mua.users.scoring.comparison_pool import ComparisonPool
-from mua.users.scoring.scorer import AnswerScore, Question, accepted_texts, options_of
+from mua.users.scoring.scorer import AnswerScore, Question, Scorer, accepted_texts, options_of
 from mua.users.scoring.written_numbers import read_number
+from mua.utils.errors import EnvironmentFault
 
 LONGEST = 1_000
 """Characters of an expression that is compared."""
@@ -43,15 +62,13 @@ class SymbolicOptions(Section):
     """Processes; each takes about 120 MiB and, when it starts, two seconds."""
 
 
-class SymbolicScorer:
-    """Mathematics; implements :class:`mua.users.scoring.scorer.Scorer`."""
+class SymbolicScorer(Scorer):
+    """Mathematics."""
 
-    forms: ClassVar[Sequence[AnswerForm]] = ("boxed", "tag", "json", "line", "whole")
-
-    def __init__(self, options: SymbolicOptions) -> None:
-        self._options = options
-        self._pool = ComparisonPool(options.workers, options.cpu_seconds, options.wall_seconds)
-        self._rules: Json = {"relative": options.relative, "absolute": options.absolute}
+    def __init__(self, options: Mapping[str, Any], _services: Services) -> None:
+        read = options_of(SymbolicOptions, options, "symbolic")
+        self._pool = ComparisonPool(read.workers, read.cpu_seconds, read.wall_seconds)
+        self._rules: Json = {"relative": read.relative, "absolute": read.absolute}
         self._known: dict[tuple[str, str], Json] = {}
 
     def check(self, question: Question) -> None:
@@ -79,9 +96,6 @@ class SymbolicScorer:
                     raise question.wrong(f"scorer 'symbolic' cannot work with the right answer ({found['why']})")
         finally:
             self._pool.close()
-
-    def correct(self, question: Question) -> str:
-        return accepted_texts(question)[0]
 
     async def score(self, answer: str, question: Question) -> AnswerScore:
         why = "not equal"
@@ -122,6 +136,173 @@ def _balanced(text: str) -> bool:
     return depth == 0
 
 
-def symbolic(options: Mapping[str, Any], services: Services) -> SymbolicScorer:
-    """Scorer ``symbolic``; :class:`ConfigError` without the packages of extra ``tools``."""
-    return SymbolicScorer(options_of(SymbolicOptions, options, "symbolic"))
+# ---- processes that compare
+
+START_SECONDS = 120.0
+_ROOT = Path(__file__).resolve().parents[3]
+_MOST_COMPARISONS = 5_000
+"""After so many a process is replaced: sympy's caches grow."""
+_LONGEST_ANSWER = 4_096
+
+
+class MathProcess:
+    """One process. Used by one thread at a time."""
+
+    def __init__(self) -> None:
+        """Raises :class:`EnvironmentFault` when it does not start."""
+        kept = {name: os.environ[name] for name in ("PATH", "LANG", "TMPDIR") if name in os.environ}
+        path = os.pathsep.join(dict.fromkeys([str(_ROOT), *(one for one in sys.path if one)]))
+        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - closed by close()
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "mua.users.scoring.symbolic_worker"],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._stderr, start_new_session=True,
+            env=kept | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+        )  # fmt: skip
+        self.compared = 0
+        try:
+            ready = self._line(START_SECONDS)
+        except BaseException:
+            self.close()
+            raise
+        if ready != '"ready"':
+            self._stderr.seek(0)
+            said = self._stderr.read(100_000).decode("utf-8", "replace").strip().rpartition("\n")[2][:300]
+            self.close()
+            raise EnvironmentFault(f"scorer 'symbolic': its process does not start: {said or 'no answer in time'}")
+
+    def ask(self, request: Json, seconds: float) -> Json | None:
+        """The answer to ``request``; None if the process ended over it. Raises TimeoutError after ``seconds``."""
+        self.compared += 1
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(json.dumps(request).encode() + b"\n")
+            self._process.stdin.flush()
+        except OSError:
+            return None
+        line = self._line(seconds)
+        answer: Json | None = json.loads(line) if line else None
+        return answer
+
+    def ended_by(self) -> int:
+        """How it ended: an exit status, negative for a signal."""
+        try:
+            return self._process.wait(5.0)
+        except subprocess.TimeoutExpired:
+            self.close()
+            return self._process.returncode or 0
+
+    def close(self) -> None:
+        """Kill it."""
+        if self._process.poll() is None:
+            self._process.kill()
+        self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout, self._stderr):
+            if pipe is not None:
+                try:
+                    pipe.close()
+                except OSError:
+                    continue
+
+    def _line(self, seconds: float) -> str:
+        """The next line; empty where the process ends first."""
+        assert self._process.stdout is not None
+        descriptor, end, found = self._process.stdout.fileno(), monotonic() + seconds, bytearray()
+        while not found.endswith(b"\n"):
+            left = end - monotonic()
+            if left <= 0 or not select.select([descriptor], [], [], left)[0]:
+                raise TimeoutError
+            data = os.read(descriptor, _LONGEST_ANSWER)
+            if not data or len(found) > _LONGEST_ANSWER:
+                return ""
+            found += data
+        return found.decode().strip()
+
+
+class ComparisonPool:
+    """Up to ``workers`` processes; see the module's docstring."""
+
+    def __init__(self, workers: int, cpu_seconds: float, wall_seconds: float) -> None:
+        """``cpu_seconds``: processor time of one comparison; ``wall_seconds``: by the clock, for a busy machine."""
+        self._workers, self._cpu, self._wall = workers, cpu_seconds, wall_seconds
+        self._guard = threading.Lock()
+        self._threads: ThreadPoolExecutor | None = None
+        self._idle: list[MathProcess] = []
+        self._all: set[MathProcess] = set()
+
+    async def compare(self, answer: str, reference: str, rules: Json) -> Json:
+        """``{"equal": bool}``, ``{"unreadable": True}`` for a reference that is no mathematics, or ``{"why": text}``
+        where the answer cannot be compared. Raises :class:`EnvironmentFault` for what is no fault of the answer."""
+        request: Json = {"answer": answer, "reference": reference, "rules": rules, "seconds": self._cpu}
+        return await asyncio.get_running_loop().run_in_executor(self._running(), self._compared, request)
+
+    def read(self, references: Iterable[str], rules: Json) -> Iterator[Json]:
+        """What :meth:`compare` says of each reference whatever the answer is, in order; blocks."""
+        requests = [{"answer": None, "reference": one, "rules": rules, "seconds": self._cpu} for one in references]
+        return self._running().map(self._compared, requests)
+
+    def _running(self) -> ThreadPoolExecutor:
+        with self._guard:
+            if self._threads is None:
+                self._threads = ThreadPoolExecutor(self._workers, thread_name_prefix="compare")
+            return self._threads
+
+    def close(self) -> None:
+        """Kill the processes; comparisons under way raise. The pool may be used again."""
+        with self._guard:
+            threads, self._threads = self._threads, None
+            self._idle.clear()
+            processes, self._all = self._all, set()
+        if threads is not None:
+            threads.shutdown(wait=False, cancel_futures=True)
+        for process in processes:
+            process.close()
+
+    def _compared(self, request: Json) -> Json:
+        ended = 0
+        for _ in range(2):  # a process may end by what came before
+            process = self._taken()
+            try:
+                answer = process.ask(request, self._wall)
+            except TimeoutError:
+                self._gone(process)
+                raise EnvironmentFault(
+                    f"scorer 'symbolic': no verdict within {self._wall:g} s by the clock; the machine is too busy: "
+                    "raise environment.scorer.options.wall_seconds, or lower workers"
+                ) from None
+            except BaseException:
+                self._gone(process)
+                raise
+            if answer is not None:
+                self._back(process)
+                return answer
+            ended = process.ended_by()
+            self._gone(process)
+            if ended == -signal.SIGPROF:
+                return {"why": f"the comparison takes more than {self._cpu:g} s of processor time"}
+        if ended == -signal.SIGKILL:
+            raise EnvironmentFault("scorer 'symbolic': its process was killed twice; is the machine out of memory?")
+        return {"why": "the comparison crashes"}
+
+    def _taken(self) -> MathProcess:
+        with self._guard:
+            if self._idle:
+                return self._idle.pop()
+        process = MathProcess()
+        with self._guard:
+            if self._threads is not None:
+                self._all.add(process)
+                return process
+        process.close()
+        raise EnvironmentFault("scorer 'symbolic' is closed")
+
+    def _back(self, process: MathProcess) -> None:
+        with self._guard:
+            if self._threads is not None and process.compared < _MOST_COMPARISONS:
+                self._idle.append(process)
+                return
+        self._gone(process)
+
+    def _gone(self, process: MathProcess) -> None:
+        with self._guard:
+            self._all.discard(process)
+        process.close()

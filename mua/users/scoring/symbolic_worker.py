@@ -114,9 +114,7 @@ def readable(reference: str) -> bool:
 def _clean(text: str) -> str:
     """Without ``$``, sizes of brackets, and commands that change nothing; one form of signs and spaces."""
     text = text.strip().strip("$").strip()
-    text = re.sub(
-        r"\\(?:left|right|big|Big|bigg|Bigg)[lr]?(?![A-Za-z])\s?\.?|\\displaystyle|\\(?:quad|qquad)", " ", text
-    )
+    text = _SIZES.sub(" ", text)
     text = _AND.sub(", ", text)
     text = text.replace(r"\lbrace", r"\{").replace(r"\rbrace", r"\}").replace("bmatrix", "pmatrix")
     text = re.sub(r"(?<![\\A-Za-z])(?:infinity|oo)(?![A-Za-z])|∞", r"\\infty ", text)

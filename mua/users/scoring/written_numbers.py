@@ -13,6 +13,8 @@ import unicodedata
 from collections.abc import Mapping
 from dataclasses import dataclass
 from decimal import Decimal
+from functools import cache
+from typing import Any
 
 LONGEST = 2_000
 """Characters of a number: products of two such numbers are exact."""
@@ -199,3 +201,157 @@ def near(
     if absolute and apart <= EXACT.multiply(Decimal(repr(absolute)), under):
         return True
     return bool(relative and apart <= EXACT.multiply(Decimal(repr(relative)), theirs.copy_abs()))
+
+
+# ---- units that are multiples of each other, by sympy's table, exactly: no temperatures, currencies, years and months
+
+_PREFIXED = {
+    "m": ("meter", "kcmµun"), "g": ("gram", "kmµun"), "l": ("liter", "cmdµ"), "s": ("second", "mµun"),
+    "Hz": ("hertz", "kMG"), "N": ("newton", "kmM"), "J": ("joule", "kmMG"), "W": ("watt", "kmMG"),
+    "Pa": ("pascal", "khMG"), "V": ("volt", "kmµM"), "A": ("ampere", "mµk"), "Ω": ("ohm", "kmM"),
+    "C": ("coulomb", "mµ"), "F": ("farad", "mµunp"), "T": ("tesla", "mµ"), "mol": ("mole", "mµk"),
+}  # fmt: skip
+_PREFIXES = {"G": 9, "M": 6, "k": 3, "h": 2, "d": -1, "c": -2, "m": -3, "u": -6, "µ": -6, "n": -9, "p": -12}
+_SI_NAMES = {
+    "min": "minute", "h": "hour", "d": "day", "ft": "foot", "in": "inch", "yard": "yard", "yd": "yard",
+    "mi": "mile", "lb": "pound", "bar": "bar", "tonne": "tonne", "t": "tonne",
+}  # fmt: skip
+_LITERS = {"mL": "ml", "cL": "cl", "dL": "dl"}
+
+
+def ratio(unit: str, other: str) -> tuple[Decimal, Decimal] | None:
+    """Numerator and denominator of how many ``other`` one ``unit`` is; None where neither is a multiple of the other.
+
+    Units as :func:`unit_of` gives them, with a power (``m^2``), or divided (``km / h``).
+    """
+    ours, theirs = _size(unit), _size(other)
+    if ours is None or theirs is None or ours[1] != theirs[1]:
+        return None
+    found = ours[0] / theirs[0]
+    return Decimal(int(found.p)), Decimal(int(found.q))
+
+
+@cache
+def _size(unit: str) -> tuple[Any, Any] | None:
+    """The unit in units of SI, a rational number, and its dimensions."""
+    import sympy
+
+    size, dimensions, sign = sympy.Integer(1), dict[Any, int](), 1
+    for part in unit.split(" "):
+        if part in ("*", "/"):
+            sign = -1 if part == "/" else 1
+            continue
+        name, _, power = part.partition("^")
+        found = _one(name)
+        if found is None or len(power) > 2:
+            return None
+        times = sign * int(power or 1)
+        size *= found[0] ** times
+        for dimension, count in found[1].items():
+            dimensions[dimension] = dimensions.get(dimension, 0) + times * count
+        sign = 1
+    kept = frozenset((dimension, count) for dimension, count in dimensions.items() if count)
+    return (size, kept) if isinstance(size, sympy.Rational) and kept else None
+
+
+def _one(name: str) -> tuple[Any, dict[Any, int]] | None:
+    from sympy import Rational
+    from sympy.physics import units
+    from sympy.physics.units.systems.si import SI, dimsys_SI
+
+    name, exponent = _LITERS.get(name, name), 0
+    quantity = _SI_NAMES.get(name)
+    if quantity is None:
+        symbol = next((s for s in (name, name[1:]) if s in _PREFIXED and (s == name or name[0] in _PREFIXED[s][1])), "")
+        if not symbol:
+            return None
+        quantity = _PREFIXED[symbol][0]
+        exponent = _PREFIXES[name[0]] if symbol != name else 0
+    unit = getattr(units, quantity)
+    dimension = dimsys_SI.get_dimensional_dependencies(SI.get_quantity_dimension(unit))
+    size = SI.get_quantity_scale_factor(unit) * Rational(10) ** exponent
+    return size, {one: int(count) for one, count in dimension.items()}
+
+
+# ---- numbers in English words: as a whole, in the order that English has, or none
+
+LONGEST_WORDS = 300
+"""Characters."""
+_ONES = {
+    "zero": 0, "one": 1, "two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "eight": 8, "nine": 9,
+    "ten": 10, "eleven": 11, "twelve": 12, "thirteen": 13, "fourteen": 14, "fifteen": 15, "sixteen": 16,
+    "seventeen": 17, "eighteen": 18, "nineteen": 19,
+}  # fmt: skip
+_TENS = {
+    "twenty": 20, "thirty": 30, "forty": 40, "fifty": 50, "sixty": 60, "seventy": 70, "eighty": 80, "ninety": 90,
+}  # fmt: skip
+_SCALE_WORDS = {"thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
+_TOKEN = re.compile(r"[a-z]+|\d+|\S")
+
+
+def digits_of_words(text: str) -> str | None:
+    """``text`` in digits, a unit behind it kept; None where it does not begin with a number in words, or is none."""
+    tidied = text[: LONGEST_WORDS + 1].strip().removesuffix(".").casefold()
+    words = _TOKEN.findall(tidied.replace("-", " ").replace("\u2010", " "))
+    if len(text) > LONGEST_WORDS or not words:
+        return None
+    sign = "-" if words[0] in ("minus", "negative") else ""
+    words = words[1:] if sign else words
+    known = {*_ONES, *_TENS, *_SCALE_WORDS, "hundred", "and", "point", "a"}
+    length = next((at for at, word in enumerate(words) if word not in known), len(words))
+    if words[length - 1 : length] == ["and"]:
+        return None
+    point = "point" in words[:length]
+    at = words.index("point") if point else length
+    number, decimals = words[:at], words[at + 1 : length]
+    whole = _whole(number)
+    if whole is None or (point and not decimals) or any(_ONES.get(word, 10) > 9 for word in decimals):
+        return None
+    found = f"{sign}{whole}" + ("." + "".join(str(_ONES[word]) for word in decimals) if point else "")
+    rest = words[length:]
+    return found if not rest else None if not re.fullmatch("[a-z%°$€£¥]+", rest[0]) else f"{found} {' '.join(rest)}"
+
+
+def _whole(words: list[str]) -> int | None:
+    """The value of a whole number's words; None where they are in no order that English has."""
+    total, before, group = 0, 10**15, list[str]()
+    for word in [*words, ""]:
+        scale = _SCALE_WORDS.get(word) if word else 1
+        if scale is None:
+            group.append(word)
+            continue
+        if scale == 1 and not group and total:
+            break
+        value = 1 if group == ["a"] and scale > 1 and not total else _below_thousand(group, first=not total)
+        if value is None or scale >= before:
+            return None
+        total, before, group = total + value * scale, scale, []
+    return total
+
+
+def _below_thousand(words: list[str], *, first: bool) -> int | None:
+    if not words:
+        return None
+    if words[0] == "and":  # one thousand and five
+        words = words[1:]
+        if first or "hundred" in words:
+            return None
+    hundreds = 0
+    if "hundred" in words:
+        at = words.index("hundred")
+        count = 1 if words[:at] == ["a"] else _ONES.get(words[0]) if at == 1 else None
+        if not count or (count > 9 and count % 10 == 0):
+            return None
+        hundreds, words = 100 * count, words[at + 1 :]
+        if words[:1] == ["and"]:
+            words = words[1:]
+            if not words:
+                return None
+        if not words:
+            return hundreds
+    if len(words) == 1:
+        value = _ONES.get(words[0], _TENS.get(words[0]))
+        return None if value is None or (hundreds and not value) else hundreds + value
+    if len(words) == 2 and words[0] in _TENS and 0 < _ONES.get(words[1], 0) < 10:
+        return hundreds + _TENS[words[0]] + _ONES[words[1]]
+    return None

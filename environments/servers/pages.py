@@ -17,14 +17,13 @@ from collections import OrderedDict
 from dataclasses import asdict
 from time import monotonic
 
-from mua.config.tools import PagesConfig
+from environments.servers.corpus import Corpus
+from environments.servers.fetching import Fetcher
+from environments.servers.page_text import CUT, Page, PageError
+from environments.servers.parsers import Parsers
+from environments.servers.transport import Resolve
+from environments.servers.web_settings import PagesConfig
 from mua.environment.endpoint.services import JsonCache
-from mua.environment.reading.corpus import Corpus
-from mua.environment.reading.fetching import Fetcher
-from mua.environment.reading.page import CUT, Page
-from mua.environment.reading.page_error import PageError
-from mua.environment.reading.parsers import Parsers
-from mua.environment.reading.transport import Resolve
 
 _REMEMBERED_CHARACTERS = 64_000_000
 

@@ -1,4 +1,4 @@
-"""Bytes of a page to text: character set, main text by trafilatura, else all text of the body by lxml.
+"""Bytes of a page to text: character set, main text by trafilatura, else all text of the body by lxml; PDF by pypdf.
 
 Runs in a process of its own (:mod:`parse_worker`): what others wrote may make a parser run for minutes or
 end its process.
@@ -7,15 +7,21 @@ end its process.
 from __future__ import annotations
 
 import codecs
+import io
+import logging
 import re
+from dataclasses import dataclass
 from typing import Any, NamedTuple
-
-from mua.environment.reading.pdf_text import pdf_text
 
 MAIN, WHOLE, PLAIN, PDF = "main", "whole", "plain", "pdf"
 """How a text was found: the main text of an HTML page, all text of its body, or a page that is text
 already, or all pages of a PDF."""
 LONGEST_TITLE = 300
+MOST_PAGES = 500
+"""Pages of one PDF that are read; of a longer one the first."""
+CUT = "only the first {} characters of the page were kept"
+_NEAR = 0.1
+"""How much shorter a part may be for it to end at the end of a line or word."""
 
 _META = re.compile(rb'<meta[^>]{1,200}?charset\s*=\s*["\']?\s*([\w.:-]{1,40})', re.IGNORECASE)
 _MARKS = ((codecs.BOM_UTF8, "utf-8"), (codecs.BOM_UTF16_LE, "utf-16-le"), (codecs.BOM_UTF16_BE, "utf-16-be"))
@@ -43,6 +49,54 @@ _BLOCKS = tuple(
         "h5 h6 header hr li main nav ol option p pre section summary table tr ul"
     ).split()
 )
+
+
+class PageError(Exception):
+    """The page cannot be had, or the call is refused: by what the policy asked for, or by what the web answered.
+
+    Its text is for the policy, in one line.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """A page as text."""
+
+    url: str
+    """Of the last redirect."""
+    title: str
+    text: str
+    how: str = PLAIN
+    """How the text was found; one of ``MAIN``, ``WHOLE``, ``PLAIN`` and ``PDF``."""
+    cut: str = ""
+    """What of the page is not in ``text``, as words; empty: nothing."""
+
+    def heading(self) -> str:
+        """Title, address and what a reader has to know of the text, a line each."""
+        lines = [f"Title: {self.title}"] if self.title else []
+        lines.append(f"URL: {self.url}")
+        if self.how not in (MAIN, PLAIN, PDF):
+            lines.append("Text: everything on the page, since no main text was found")
+        return "\n".join([*lines, f"Cut: {self.cut}"] if self.cut else lines)
+
+
+def parts_of(text: str, longest: int) -> list[str]:
+    """``text`` in parts of at most ``longest`` characters, each to the end of a line or word where one is near.
+
+    Parts follow on one another: joined they are the text.
+    """
+    parts, at = [], 0
+    while at < len(text):
+        end = at + longest
+        if end < len(text):
+            near = end - max(1, int(longest * _NEAR))
+            for mark in ("\n", " "):
+                if (found := text.rfind(mark, near, end)) >= 0:
+                    end = found + 1
+                    break
+        parts.append(text[at:end])
+        at = end
+    return parts or [""]
 
 
 class PageText(NamedTuple):
@@ -152,3 +206,29 @@ def _clean(text: str) -> str:
     for end in _ENDS:
         text = text.replace(end, "\n")
     return _CONTROL.sub("\ufffd", text)
+
+
+def pdf_text(body: bytes, longest: int) -> tuple[str, str, bool]:
+    """Title, text, and whether pages were left out: those beyond :data:`MOST_PAGES`, or ``longest`` characters.
+
+    Pages are apart by a blank line. Of an encrypted PDF the user's password must be empty. Raises whatever pypdf
+    raises.
+    """
+    import pypdf
+
+    logging.getLogger("pypdf").setLevel(logging.CRITICAL)  # a line for each thing that is broken
+    reader = pypdf.PdfReader(io.BytesIO(body), strict=False)
+    if reader.is_encrypted and not reader.decrypt(""):
+        raise ValueError("the PDF has a password")
+    texts, characters = list[str](), 0
+    for number, page in enumerate(reader.pages):
+        if number >= MOST_PAGES or characters > longest:
+            return _title(reader), "\n\n".join(texts), True
+        texts.append(page.extract_text())
+        characters += len(texts[-1]) + 2
+    return _title(reader), "\n\n".join(texts), False
+
+
+def _title(reader: object) -> str:
+    title = getattr(getattr(reader, "metadata", None), "title", None)
+    return title if isinstance(title, str) else ""

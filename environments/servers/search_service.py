@@ -16,9 +16,9 @@ from urllib.parse import quote
 
 import httpx
 
-from mua.config.tools import SearchTool
+from environments.servers.page_text import PageError
+from environments.servers.web_settings import SearchTool
 from mua.environment.endpoint.services import JsonCache
-from mua.environment.reading.page_error import PageError
 from mua.types import Json
 from mua.utils.errors import EnvironmentFault
 from mua.utils.masking import mask_credentials

@@ -1,9 +1,12 @@
-"""One rollout's sandbox: its calls, and its end.
+"""A sandbox for programs that a policy wrote: its start by bubblewrap, its calls, and its end.
 
 ::
 
-    start() ──► backend's command ──► inside.py, process 1 of the sandbox ──► one tree of processes a call
-                 dies with us            ends with its input                    killed when the call ends
+    start() ──► command (bwrap) ──► sandbox_inside.py, process 1 of the sandbox ──► one tree of processes per call
+                 dies with us         ends with its input                            killed when the call ends
+
+Scorer ``code`` runs tests in it. The tool server ``environments.servers.sandbox`` offers it to policies, and brings
+containers of Docker and Apptainer, which run the same ``sandbox_inside.py``.
 """
 
 from __future__ import annotations
@@ -12,19 +15,42 @@ import asyncio
 import json
 import logging
 import os
+import platform
+import random
+import shutil
 import signal
+import sys
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated, Literal, TypeAlias
 
-from mua.config.tools import ProgramKind, SandboxConfig
-from mua.sandbox.backends import Launch, check_backend, launch
-from mua.utils.errors import EnvironmentFault
+from pydantic import Field
+
+from mua.config.section import Positive, PositiveFloat, Section
+from mua.utils.errors import ConfigError, EnvironmentFault
 from mua.utils.strict_json import unpaired_surrogate
+
+ProgramKind: TypeAlias = Literal["python", "shell"]
 
 log = logging.getLogger(__name__)
 
-INSIDE = Path(__file__).with_name("inside.py")
+INSIDE = Path(__file__).with_name("sandbox_inside.py")
+MIB = 1024 * 1024
+PYTHON = "/usr/bin/python3"
+BOOT = """\
+import json, os, sys
+text = b""
+while not text.endswith(b"\\n"):
+    text += os.read(0, 65536) or sys.exit("no program came")
+exec(compile(json.loads(text), "inside.py", "exec"))
+"""
+"""Takes the program that runs inside from the first line of its input, which shows it to nobody and fits any image."""
+VARIABLES = {
+    "PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": "/work", "LANG": "C.UTF-8", "TMPDIR": "/tmp", "PYTHONHASHSEED": "0",
+}  # fmt: skip
+_SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc/alternatives", "/etc/ld.so.cache")
 LONGEST_PROGRAM = 100_000
 """Bytes of one program; Linux takes 131,072 as one argument."""
 _FORKS = """\
@@ -59,11 +85,113 @@ class SandboxResult:
     """The sandbox ended in the call, and its files with it."""
 
 
+class SandboxLimits(Section):
+    """What one sandbox may use. The system in it is read-only."""
+
+    call_seconds: PositiveFloat = 20.0
+    """Deadline of one call by the clock; everything the call started is then killed."""
+    cpu_seconds: Positive = 20
+    """Processor time of each process."""
+    memory_mib: Positive = 512
+    """Memory of all processes together, looked at every 50 ms, and the limit of each process's address space."""
+    processes: Positive = 64
+    """Processes and threads at once."""
+    disk_mib: Positive = 64
+    """Size of the working folder and of /tmp, each; they live in memory."""
+    files: Positive = 50_000
+    """Files and folders that programs may have at once."""
+    output_bytes: Annotated[int, Field(ge=64, le=400_000)] = 8000
+    """Longest output of a call in bytes; its head and tail are kept, and the number of bytes cut is said."""
+    start_seconds: PositiveFloat = 30.0
+    """Deadline of starting one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """How one sandbox is started and ended."""
+
+    command: list[str]
+    variables: dict[str, str]
+    """Of the program that starts the sandbox, never of the sandbox."""
+    end: list[str] | None = None
+    """What ends it where killing the command is not enough."""
+    inherits: tuple[int, ...] = ()
+    """File descriptors that the command needs."""
+
+
+def check_bubblewrap() -> str:
+    """The path of bubblewrap. Raises :class:`ConfigError` where it cannot be used on this machine."""
+    if sys.platform != "linux" or platform.machine() not in ("x86_64", "aarch64"):
+        raise ConfigError("sandboxes need Linux on x86_64 or aarch64")
+    if (bwrap := shutil.which("bwrap")) is None:
+        raise ConfigError("sandboxes need the program bwrap, which is not on PATH; install the package bubblewrap")
+    if not Path(PYTHON).exists():
+        raise ConfigError(f"bubblewrap needs {PYTHON}; install Debian's package python3")
+    if os.geteuid() == 0 and shutil.which("setpriv") is None:
+        raise ConfigError("started as root, bubblewrap needs setpriv; install Debian's package util-linux")
+    return bwrap
+
+
+def limits_text(limits: SandboxLimits, *, counted: bool = True) -> str:
+    """For ``sandbox_inside.py``; ``counted``: whether the kernel counts the user's processes for this sandbox alone."""
+    return json.dumps({
+        "cpu": limits.cpu_seconds, "memory": limits.memory_mib * MIB, "disk": limits.disk_mib * MIB,
+        "processes": limits.processes if counted else None, "files": limits.files,
+    })  # fmt: skip
+
+
+def bubblewrap(config: SandboxLimits, info: int) -> Launch:
+    """Nothing of the machine but its system, read-only, is in it. Raises as :func:`check_bubblewrap`.
+
+    Started as root, each sandbox gets a user id of its own that exists nowhere else, so that the kernel's limit on
+    processes counts (it exempts root) and no sandbox owns a file of the machine. By ``setpriv``, because Python changes
+    users only in a copy of itself, which takes long where it is large.
+    """
+    command = [check_bubblewrap(), "--info-fd", str(info), "--unshare-all", "--unshare-user", "--uid", "65534",
+               "--gid", "65534", "--die-with-parent", "--new-session", "--as-pid-1", "--clearenv",
+               "--hostname", "sandbox", "--cap-drop", "ALL"]  # fmt: skip
+    for path in _SYSTEM:
+        if Path(path).is_symlink():
+            command += ["--symlink", os.readlink(path), path]
+        elif Path(path).exists():
+            command += ["--ro-bind", path, path]
+    size = str(config.disk_mib * MIB)
+    command += ["--proc", "/proc", "--dev", "/dev", "--size", "1048576", "--tmpfs", "/dev/shm"]
+    command += ["--size", size, "--tmpfs", "/tmp", "--size", size, "--tmpfs", "/work", "--chdir", "/work"]
+    for name, value in VARIABLES.items():
+        command += ["--setenv", name, value]
+    command += ["--remount-ro", "/dev", "--remount-ro", "/", PYTHON, "-I", "-c", BOOT, limits_text(config)]
+    user, group = (_unused(Path(f"/proc/self/{kind}_map")) for kind in ("uid", "gid"))
+    if os.geteuid() == 0 and user is not None and group is not None:
+        identity = ["--reuid", str(user), "--regid", str(group), "--clear-groups"]
+        command = [str(shutil.which("setpriv")), *identity, "--", *command]
+    return Launch(command, {}, inherits=(info,))
+
+
+def _unused(ids: Path) -> int | None:
+    """An id that nobody else has, of those that there are here; None in a namespace of one id, whose root is limited.
+
+    A container without root on its host has some ten thousand ids, in which two sandboxes may rarely meet.
+    """
+    ranges = [tuple(map(int, line.split())) for line in ids.read_text(encoding="ascii").splitlines()]
+    first, _, count = max(ranges, key=lambda one: one[2])
+    if count >= 1 << 31:
+        return random.SystemRandom().randrange(1 << 20, 1 << 30)
+    low = max(first, 1)
+    return random.SystemRandom().randrange(low, first + count) if first + count > low else None
+
+
 class Sandbox:
     """Lives from :meth:`start` to :meth:`close`; files in ``/work`` last that long. Calls come one at a time."""
 
-    def __init__(self, config: SandboxConfig) -> None:
+    def __init__(
+        self, config: SandboxLimits, backend: str = "bubblewrap",
+        launch: Callable[[SandboxLimits, int], Launch] = bubblewrap,
+    ) -> None:  # fmt: skip
+        """``launch`` says how to start it, given the descriptor that its first process is written to."""
         self._config = config
+        self._backend = backend
+        self._start_command = launch
         self._launch: Launch | None = None
         self._process: asyncio.subprocess.Process | None = None
         self._first = -1
@@ -78,16 +206,15 @@ class Sandbox:
 
     async def start(self) -> None:
         """Raises :class:`ConfigError` without its backend, :class:`EnvironmentFault` for one that fails."""
-        check_backend(self._config)
         told, tell = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         try:
-            self._launch = launch(self._config, tell)
+            self._launch = self._start_command(self._config, tell)
             await self._start(self._launch)
             self._know_first(told)
             result = await self._run("shell", "exit 7", self._config.start_seconds)
             if result.code != 7:
                 why = result.fault or result.output.strip() or f"exit status {result.code}"
-                raise EnvironmentFault(f"sandbox ({self._config.backend}) runs no program: {why}", passing=True)
+                raise EnvironmentFault(f"sandbox ({self._backend}) runs no program: {why}", passing=True)
         except BaseException:
             self._know_first(told)
             await self.close()
@@ -95,10 +222,6 @@ class Sandbox:
         finally:
             os.close(told)
             os.close(tell)
-
-    async def python(self, code: str) -> SandboxResult:
-        """Run ``code`` as a program of its own; variables are not kept, files are."""
-        return await self.run("python", code)
 
     async def shell(self, command: str) -> SandboxResult:
         """Run ``command`` with ``bash``, or ``sh`` where there is none, in the working folder."""
@@ -126,10 +249,10 @@ class Sandbox:
         made = result.output.strip()
         if result.code != 0 or not made.isdigit():
             why = result.fault or result.output.strip()[-500:] or f"exit status {result.code}"
-            raise EnvironmentFault(f"sandbox ({self._config.backend}) runs no Python: {why}")
+            raise EnvironmentFault(f"sandbox ({self._backend}) runs no Python: {why}")
         if int(made) > most:
             raise EnvironmentFault(
-                f"sandbox ({self._config.backend}): this machine does not keep it to {most} processes; start the run "
+                f"sandbox ({self._backend}): this machine does not keep it to {most} processes; start the run "
                 "as a user that the kernel does not take for root"
             )
 
@@ -161,7 +284,7 @@ class Sandbox:
             pass_fds=start.inherits,
         )  # fmt: skip
         assert self._process.stdin is not None
-        name = f"sandbox ({self._config.backend})"
+        name = f"sandbox ({self._backend})"
         try:
             self._process.stdin.write(json.dumps(INSIDE.read_text(encoding="utf-8")).encode() + b"\n")
             async with asyncio.timeout(self._config.start_seconds):
@@ -260,7 +383,7 @@ class Sandbox:
                 if first >= 0:
                     await _ended(first)
         except TimeoutError:
-            log.warning("sandbox (%s): it does not end", self._config.backend)
+            log.warning("sandbox (%s): it does not end", self._backend)
 
 
 async def _ended(pidfd: int) -> None:

@@ -1,4 +1,4 @@
-"""The section ``environment.tools``: programs in a sandbox, pages to read and search, beside the domain's own tools."""
+"""Settings of the tool server ``web``: ``pages``, the tools ``read_page``, ``browse`` and ``search``, and ``judge``."""
 
 from __future__ import annotations
 
@@ -9,55 +9,8 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, SecretStr, model_validator
 
-from mua.config.section import TOOL_NAME, NonNegative, NonNegativeFloat, Positive, PositiveFloat, Section
-
-
-class SandboxConfig(Section):
-    """What one rollout's sandbox may use. The system in it is read-only."""
-
-    backend: Literal["bubblewrap", "docker", "apptainer"] = "bubblewrap"
-    """What keeps programs in: namespaces of this machine's system, or a container of ``image``."""
-    image: str = ""
-    """Docker: an image that is on the machine; Apptainer: a SIF file or folder. It needs Python 3.9 or later as
-    ``python3``, and ``sh``. Bubblewrap takes none: it shows the system of this machine."""
-    network: bool = False
-    """Whether programs reach the network; Docker alone can, because the others would share the network of this machine
-    with the ports of its engines."""
-    call_seconds: PositiveFloat = 20.0
-    """Deadline of one call by the clock, in place of ``environment.call_seconds``; everything the call started is then
-    killed."""
-    cpu_seconds: Positive = 20
-    """Processor time of each process."""
-    memory_mib: Positive = 512
-    """Memory of all processes together, looked at every 50 ms, and the limit of each process's address space."""
-    processes: Positive = 64
-    """Processes and threads at once."""
-    disk_mib: Positive = 64
-    """Size of the working folder and of /tmp, each; they live in memory."""
-    files: Positive = 50_000
-    """Files and folders that programs may have at once."""
-    output_bytes: Annotated[int, Field(ge=64, le=400_000)] = 8000
-    """Longest output of a call in bytes; its head and tail are kept, and the number of bytes cut is said."""
-    ready: NonNegative = 4
-    """Sandboxes started in advance. 0: each starts when its rollout first calls a tool."""
-    start_seconds: PositiveFloat = 30.0
-    """Deadline of starting one."""
-
-    @model_validator(mode="after")
-    def _fits_its_backend(self) -> Self:
-        if self.backend == "bubblewrap" and self.image:
-            raise ValueError("image belongs to the backends docker and apptainer; leave it out, or set backend")
-        if self.backend != "bubblewrap" and not self.image:
-            raise ValueError(f"backend {self.backend} needs image; it takes what is on the machine and pulls none")
-        if self.image.startswith("-"):
-            raise ValueError(f"image {self.image!r} is no name of an image")
-        if self.network and self.backend != "docker":
-            raise ValueError(
-                f"network: with backend {self.backend} programs would share this machine's network, and so reach the "
-                "ports of its engines; set it to false, or take backend docker"
-            )
-        return self
-
+from mua.config.environment import LlmConfig
+from mua.config.section import NonNegative, NonNegativeFloat, Positive, PositiveFloat, Section
 
 _HOST = re.compile(r"(?P<host>\[[0-9a-fA-F:.]+\]|[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?)(?::(?P<port>[0-9]{1,5}))?")
 
@@ -142,24 +95,15 @@ class PagesConfig(Section):
         return self
 
 
-class ReadingTool(Section):
-    """How the policy knows a tool."""
-
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{0,64}$")] = ""
-    """Empty: the name of its key."""
-    description: str = ""
-    """What the policy is told of it; empty: what it does."""
-
-
-class ReadPageTool(ReadingTool):
+class ReadPageTool(Section):
     """Gives a page in parts; ``{}`` for the defaults."""
 
     page_characters: Annotated[int, Field(ge=200, le=100_000)] = 8000
     """Characters that one call gives."""
 
 
-class BrowseTool(ReadingTool):
-    """Answers a question from a page, by the endpoint of ``judge.llm``; ``{}`` for the defaults."""
+class BrowseTool(Section):
+    """Answers a question from a page, by the endpoint ``judge``; ``{}`` for the defaults."""
 
     part_characters: Annotated[int, Field(ge=1000, le=400_000)] = 40_000
     """Characters of a page that one request holds; a longer page is read in parts."""
@@ -171,7 +115,7 @@ class BrowseTool(ReadingTool):
     """Longest answer from one part; a longer one is asked for again."""
 
 
-class SearchTool(ReadingTool):
+class SearchTool(Section):
     """Searches ``pages.corpus``, or asks the service at ``url``; ``{}`` for the defaults."""
 
     count: Annotated[int, Field(ge=1, le=20)] = 5
@@ -221,84 +165,36 @@ class SearchTool(ReadingTool):
         return self
 
 
-def check_reading(pages: PagesConfig, readers: bool, search: SearchTool | None) -> None:
-    """Raises ValueError where keys of ``environment.tools`` do not go together; ``readers``: some tool reads pages."""
-    if not readers and search is None:
-        if pages != PagesConfig():
-            raise ValueError("pages has no tool that reads them; add read_page: {}, browse: {} or search: {}")
-        return
-    if search is not None and not search.url and pages.corpus is None:
-        raise ValueError("search has nothing to search: give pages.corpus, pages of your own, or search.url, a service")
-    asked = {"allow", "block", "cache"} if search is not None and search.url else set()
-    of_web = {"allow", "block", "cache", "allow_private", "fetch_seconds", "page_bytes", "redirects", "per_host",
-              "fresh_seconds", "user_agent"}  # fmt: skip
-    web = readers and pages.corpus is None
-    if not web and (idle := sorted((of_web - asked) & pages.model_fields_set)):
-        raise ValueError(f"pages.{idle[0]} belongs to pages of the web, and no tool reads any; leave it out")
+class WebSettings(Section):
+    """What the tool server reads and offers. A tool that is null is not offered."""
 
-
-ProgramKind = Literal["python", "shell"]
-ReadingKind = Literal["read_page", "browse", "search"]
-
-
-class SandboxedTool(Section):
-    """How the policy knows a tool that runs programs in the rollout's sandbox; ``{}`` for the defaults."""
-
-    name: str = ""
-    """Empty: the name of its key."""
-    description: str = ""
-    """What the policy is told of it; empty: what it does and within which limits."""
-
-    @model_validator(mode="after")
-    def _name(self) -> Self:
-        if self.name and not TOOL_NAME.fullmatch(self.name):
-            raise ValueError(f"name {self.name!r}: at most 64 letters, digits, - and _")
-        return self
-
-
-class ToolsConfig(Section):
-    """Which tools, for which domains."""
-
-    python: SandboxedTool | None = None
-    """Runs a Python program; null: not offered."""
-    shell: SandboxedTool | None = None
-    """Runs a command of the shell in the same sandbox; null: not offered."""
-    sandbox: SandboxConfig = SandboxConfig()
-    """Where both run. Each rollout has a sandbox of its own, which ends with it."""
     read_page: ReadPageTool | None = None
-    """Gives a page in parts; null: not offered."""
+    """Gives a page in parts."""
     browse: BrowseTool | None = None
-    """Answers a question from a page; null: not offered. Needs the section ``judge``."""
+    """Answers a question from a page. Needs ``judge``."""
     search: SearchTool | None = None
-    """Finds pages; null: not offered."""
+    """Finds pages."""
     pages: PagesConfig = PagesConfig()
-    """What the three read (docs/reading.md)."""
-    domains: list[str] = []
-    """Only tasks of these domains get the tools; empty: all."""
-
-    @property
-    def sandboxed(self) -> dict[ProgramKind, SandboxedTool]:
-        """Those that run in a sandbox, with their names."""
-        given: dict[ProgramKind, SandboxedTool | None] = {"python": self.python, "shell": self.shell}
-        return {kind: tool.model_copy(update={"name": tool.name or kind}) for kind, tool in given.items() if tool}
-
-    @property
-    def reading(self) -> dict[ReadingKind, ReadingTool]:
-        """Those that read pages, with their names."""
-        given: dict[ReadingKind, ReadingTool | None] = {
-            "read_page": self.read_page, "browse": self.browse, "search": self.search,
-        }  # fmt: skip
-        return {kind: tool.model_copy(update={"name": tool.name or kind}) for kind, tool in given.items() if tool}
+    """What the three read."""
+    judge: LlmConfig | None = None
+    """The endpoint that ``browse`` asks."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        kinds: dict[str, str] = {}
-        names: dict[str, str] = {kind: tool.name for kind, tool in self.sandboxed.items()}
-        names |= {kind: tool.name for kind, tool in self.reading.items()}
-        for kind, name in names.items():
-            if (first := kinds.setdefault(name, kind)) != kind:
-                raise ValueError(f"{first} and {kind} are both called {name!r}; give one of them another name")
-        check_reading(self.pages, self.read_page is not None or self.browse is not None, self.search)
-        if not self.sandboxed and self.sandbox != SandboxConfig():
-            raise ValueError("sandbox has no tool that runs in it; add python: {} or shell: {}")
+        pages, search = self.pages, self.search
+        readers = self.read_page is not None or self.browse is not None
+        if not readers and search is None:
+            raise ValueError("there is no tool; add read_page: {}, browse: {} or search: {}")
+        if (self.browse is None) != (self.judge is None):
+            raise ValueError("browse and judge, the endpoint that it asks, belong together; add or leave out both")
+        if search is not None and not search.url and pages.corpus is None:
+            raise ValueError(
+                "search has nothing to search: give pages.corpus, pages of your own, or search.url, a service"
+            )
+        asked = {"allow", "block", "cache"} if search is not None and search.url else set()
+        of_web = {"allow", "block", "cache", "allow_private", "fetch_seconds", "page_bytes", "redirects", "per_host",
+                  "fresh_seconds", "user_agent"}  # fmt: skip
+        web = readers and pages.corpus is None
+        if not web and (idle := sorted((of_web - asked) & pages.model_fields_set)):
+            raise ValueError(f"pages.{idle[0]} belongs to pages of the web, and no tool reads any; leave it out")
         return self

@@ -1,7 +1,7 @@
 """Which hosts and addresses may be read, so that no page leads into the network that the run is in.
 
 A URL is checked as text, by name and port, and every address of its host where the connection is made
-(:mod:`mua.environment.reading.transport`): a name says nothing about where it leads.
+(:mod:`environments.servers.transport`): a name says nothing about where it leads.
 
 Refused are all addresses that are not public (IANA's special-purpose registries, RFC 6890): loopback, private,
 link-local with the metadata services of clouds, carrier NAT, multicast, reserved, and every IPv6 address that carries
@@ -19,8 +19,8 @@ from ipaddress import IPv4Address, IPv6Address
 
 import httpx
 
-from mua.config.tools import PagesConfig, host_and_port
-from mua.environment.reading.page_error import PageError
+from environments.servers.page_text import PageError
+from environments.servers.web_settings import PagesConfig, host_and_port
 from mua.utils.strict_json import broken_at, printable
 
 LONGEST_URL = 4000

@@ -12,10 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from mua.environment.reading.page import CUT, Page
-from mua.environment.reading.page_error import PageError
-from mua.environment.reading.page_text import LONGEST_TITLE
-from mua.environment.reading.parsers import Parsers
+from environments.servers.page_text import CUT, LONGEST_TITLE, Page, PageError
+from environments.servers.parsers import Parsers
 from mua.utils.errors import ConfigError
 from mua.utils.strict_json import JsonError, open_file, printable, read_file, read_json
 

@@ -21,8 +21,7 @@ import subprocess
 import sys
 from contextlib import suppress
 
-from mua.environment.reading.page_error import PageError
-from mua.environment.reading.page_text import PageText
+from environments.servers.page_text import PageError, PageText
 from mua.types import Json
 from mua.utils.cores import all_cores
 from mua.utils.errors import ConfigError, EnvironmentFault
@@ -32,7 +31,7 @@ log = logging.getLogger(__name__)
 START_SECONDS = 60.0
 _PAGES = 2000
 """Of one process."""
-_WALL = 3.0
+_WALL = 6.0
 """Deadline as a multiple of the CPU time: other work of the machine takes its turns between."""
 _QUEUE = 12.0
 """How long a page waits for a free process, likewise, besides the time of starting one."""
@@ -64,7 +63,7 @@ class Parsers:
         self, body: bytes, *, html: bool, charset: str = "", url: str = "", links: bool = True,
         longest: int = 1_000_000, pdf: bool = False,
     ) -> PageText:  # fmt: skip
-        """The text of one page, as :func:`mua.environment.reading.page_text.page_text`.
+        """The text of one page, as :func:`environments.servers.page_text.page_text`.
 
         Raises :class:`PageError` for a page that no text can be made of, and as :meth:`start`.
         """
@@ -132,7 +131,7 @@ class _Process:
         path = os.pathsep.join(os.path.abspath(folder) for folder in sys.path)
         with theirs, all_cores():
             process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "mua.environment.reading.parse_worker"],
+                [sys.executable, "-P", "-m", "environments.servers.parse_worker"],
                 stdin=theirs.fileno(),
                 stdout=2,
                 env=kept | {"PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"},

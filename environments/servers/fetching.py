@@ -25,10 +25,10 @@ from typing import Literal, TypeAlias
 import httpcore
 import httpx
 
-from mua.config.tools import PagesConfig
-from mua.environment.reading.hosts import HostRules
-from mua.environment.reading.page_error import PageError
-from mua.environment.reading.transport import CheckedTransport, Resolve, SystemResolver
+from environments.servers.hosts import HostRules
+from environments.servers.page_text import PageError
+from environments.servers.transport import CheckedTransport, Resolve, SystemResolver
+from environments.servers.web_settings import PagesConfig
 
 Kind: TypeAlias = Literal["html", "text", "pdf"]
 _HTML = re.compile(r"(text/html|application/xhtml\+xml)")
@@ -36,6 +36,8 @@ _TEXT = re.compile(r"text/[\w.+-]+|application/(json|xml|javascript|yaml|x-yaml|
 _CHARSET = re.compile(r'charset\s*=\s*["\']?([^\s"\';]+)', re.IGNORECASE)
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _STEP = 2**16
+_MOST_PIECES, _SMALLEST_MEAN = 20_000, 16
+"""How many pieces of a body may have fewer bytes in the mean."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +188,7 @@ async def _decoded(answer: httpx.Response) -> AsyncIterator[bytes]:
     """The body without its content coding, in pieces of at most :data:`_STEP` bytes whatever it inflates to."""
     coding = answer.headers.get("content-encoding", "identity").strip().lower()
     if coding in ("", "identity"):
-        async for raw in answer.aiter_raw():
+        async for raw in _received(answer):
             for at in range(0, len(raw), _STEP):
                 yield raw[at : at + _STEP]
         return
@@ -194,7 +196,7 @@ async def _decoded(answer: httpx.Response) -> AsyncIterator[bytes]:
         raise PageError("the host compresses the page in a way that nobody asked for")
     inflater = _Inflater(coding == "deflate")
     try:
-        async for raw in answer.aiter_raw():
+        async for raw in _received(answer):
             inflater.take(raw)
             while piece := inflater.some():
                 yield piece
@@ -203,6 +205,18 @@ async def _decoded(answer: httpx.Response) -> AsyncIterator[bytes]:
         raise PageError("the host's compressed answer is broken") from None
     if not inflater.complete:
         raise PageError("the connection broke before the page was complete")
+
+
+async def _received(answer: httpx.Response) -> AsyncIterator[bytes]:
+    """The body as it comes. Raises :class:`PageError` for one in chunks of a few bytes, since each chunk costs time."""
+    pieces = size = 0
+    async for raw in answer.aiter_raw():
+        pieces, size = pieces + 1, size + len(raw)
+        if pieces > _MOST_PIECES and size < _SMALLEST_MEAN * pieces:
+            raise PageError("the page comes in pieces too small to be read")
+        if not pieces % 100:
+            await asyncio.sleep(0)
+        yield raw
 
 
 class _Inflater:

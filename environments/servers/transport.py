@@ -25,8 +25,8 @@ from urllib.parse import unquote, urlsplit
 import httpcore
 import httpx
 
-from mua.environment.reading.hosts import HostRules
-from mua.environment.reading.page_error import PageError
+from environments.servers.hosts import HostRules
+from environments.servers.page_text import PageError
 from mua.utils.errors import EnvironmentFault
 from mua.utils.strict_json import printable
 
@@ -119,7 +119,7 @@ class ProxyBackend(httpcore.AnyIOBackend):
         try:
             return await super().connect_tcp(host, port, timeout, local_address, socket_options)
         except (httpcore.ConnectError, httpcore.ConnectTimeout) as error:
-            raise EnvironmentFault(f"environment.tools.pages.proxy {self._shown}: no connection: {error}") from None
+            raise EnvironmentFault(f"pages.proxy {self._shown}: no connection: {error}") from None
 
 
 class CheckedTransport(httpx.AsyncBaseTransport):
@@ -166,7 +166,7 @@ class CheckedTransport(httpx.AsyncBaseTransport):
         """What a proxy says that wants another name and password is about the configuration, not about a page."""
         if self._proxied and status.startswith("407"):
             raise EnvironmentFault(
-                "environment.tools.pages.proxy asks for a name and password (407); write http://NAME:PASSWORD@HOST:PORT"
+                "pages.proxy asks for a name and password (407); write http://NAME:PASSWORD@HOST:PORT"
             )
 
     async def aclose(self) -> None:

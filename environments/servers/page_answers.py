@@ -9,10 +9,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from mua.config.tools import BrowseTool
+from environments.servers.page_text import Page, parts_of
+from environments.servers.web_settings import BrowseTool
 from mua.environment.endpoint.chat import Completion, Message
 from mua.environment.endpoint.services import ChatClient
-from mua.environment.reading.page import Page, parts_of
 from mua.utils.errors import Refusal, UserFaultKind
 from mua.utils.seeds import derived_seed
 
@@ -28,7 +28,7 @@ _RULES = """You read a web page for somebody who cannot see it, and answer one q
 
 
 class PageAnswers:
-    """Asks ``judge.llm``. What it raises is :class:`JudgeFault`."""
+    """Asks ``judge``. What it raises is :class:`JudgeFault`."""
 
     def __init__(self, config: BrowseTool, judge: ChatClient) -> None:
         self._config = config
@@ -69,7 +69,7 @@ class PageAnswers:
         def accept(reply: Completion) -> Refusal | None:
             if len(reply.text) <= longest:
                 return None
-            reason = f"{len(reply.text)} characters, and {longest} are the most (environment.tools.browse)"
+            reason = f"{len(reply.text)} characters, and {longest} are the most (browse)"
             return Refusal(UserFaultKind.TOO_LONG, reason)
 
         # The same for all rollouts that ask the same of the same text.

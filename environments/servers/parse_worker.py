@@ -1,4 +1,4 @@
-"""A process that makes text of pages: ``python -m mua.environment.reading.parse_worker``, started by :mod:`parsers`.
+"""A process that makes text of pages: ``python -m environments.servers.parse_worker``, started by :mod:`parsers`.
 
 ::
 
@@ -16,7 +16,7 @@ import resource
 import signal
 import socket
 
-from mua.environment.reading.page_text import page_text
+from environments.servers.page_text import page_text
 
 _MEMORY = 2**31
 

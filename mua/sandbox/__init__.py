@@ -1,1 +1,0 @@
-"""Programs of a policy in a namespace of their own, gone with their rollout."""
