@@ -121,5 +121,6 @@ async def test_a_host_that_refuses_does_not_bring_the_key_into_errors_and_logs(
         with pytest.raises(EngineError, match=" 401") as refused:
             await server.start(tmp_path)
         await server.stop()
-    assert "did not stop it: ClientResponseError: 401" in caplog.text
+    assert "did not stop it" in caplog.text
+    assert " 401" in caplog.text
     assert "a-secret-key" not in str(refused.value) + caplog.text

@@ -284,6 +284,7 @@ judge: {{llm: {{base_url: "http://127.0.0.1:1/v1", model: m, api_key: {key}}}}}
 
 
 def test_a_sampler_needs_the_configuration_of_the_run(tmp_path: Path) -> None:
+    from mua.config.environment import EnvironmentConfig
     from mua.config.load import load_config
     from mua.observe.provenance import provenance
     from mua.store.starts import RunningPart
@@ -350,8 +351,9 @@ def test_a_sampler_of_another_mua_or_other_code_is_refused(
         name, value, dist = "book_shop", "books.shop", Dist
 
     monkeypatch.setattr(rollout_worker, "entry_points", lambda group: [Point])
-    assert made_with(["book_shop"])["packages"]["books"] == "2.0"
-    assert "books" not in made_with(["help_desk"])["packages"]
+    with_books = config.model_copy(update={"environment": EnvironmentConfig(name="book_shop")})
+    assert made_with(with_books)["packages"]["books"] == "2.0"
+    assert "books" not in made_with(config)["packages"]
 
 
 def test_the_digest_of_code_sees_changed_files(tmp_path: Path) -> None:

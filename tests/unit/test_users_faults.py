@@ -200,8 +200,8 @@ async def test_a_kind_of_user_may_come_from_outside(outside: ModuleType) -> None
     ("kind", "words"),
     [
         ("nowhere_at_all:make", "nowhere_at_all cannot be imported"),
-        ("outside_users:other", "has no callable 'other'"),
-        ("outside_users:wrong", "gave int, which is no user"),
+        ("outside_users:other", "has no 'other'"),
+        ("outside_users:wrong", "int lacks open, reply, close"),
     ],
 )
 def test_a_factory_that_cannot_be_had_is_named(outside: ModuleType, kind: str, words: str) -> None:
