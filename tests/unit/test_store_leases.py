@@ -21,6 +21,7 @@ import pytest
 import sqlalchemy as sa
 
 import mua
+from mua.config.environment import EnvironmentConfig
 from mua.engine.router_client import CONTRACT
 from mua.rollout.rollout_worker import configuration_of, made_with, secrets_of
 from mua.store import database, leases
@@ -284,7 +285,6 @@ judge: {{llm: {{base_url: "http://127.0.0.1:1/v1", model: m, api_key: {key}}}}}
 
 
 def test_a_sampler_needs_the_configuration_of_the_run(tmp_path: Path) -> None:
-    from mua.config.environment import EnvironmentConfig
     from mua.config.load import load_config
     from mua.observe.provenance import provenance
     from mua.store.starts import RunningPart
