@@ -52,9 +52,7 @@ class UserLeaks:
                 found: Any = get_domain(name)
                 if isinstance(found, Configurable):
                     given = dict(self._config.get("environment") or {})
-                    section = EnvironmentConfig.model_validate(
-                        given | {"name": name, "mix": {}, "mcp": [], "tools": {}}
-                    )
+                    section = EnvironmentConfig.model_validate(given | {"name": name, "mix": {}, "mcp": []})
                     found = found.configured(section, Services(None, None))
                 self._tasks[name] = {
                     task.id: task for split in ("train", "validation", "test") for task in found.tasks(split)
