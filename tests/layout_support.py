@@ -173,14 +173,14 @@ def _two_runs(own: dict[str, Any], expected: dict[str, Any]) -> dict[str, float]
     (plain, reference), (second, other) = runs = [(own[run], expected[run]) for run in ("plain", "second")]
     largest = max(np.abs(values).max() for values in reference["gradients"].values())
     return {
-        "loss": _apart(plain["policy/loss"], reference["policy/loss"]),
+        "loss": _apart(plain["train/loss"], reference["train/loss"]),
         "gradient": furthest(plain["gradients"], reference["gradients"]) / float(largest),
-        "norm": max(abs(own["policy/grad_norm"][0] / alone["policy/grad_norm"][0] - 1) for own, alone in runs),
+        "norm": max(abs(own["train/grad_norm"][0] / alone["train/grad_norm"][0] - 1) for own, alone in runs),
         "weights": furthest(plain["weights"], reference["weights"]),
         "logprobs": _apart(plain["logprobs"], reference["logprobs"]),
-        "distributed_loss": _apart(second["policy/loss"][:STEPS], other["policy/loss"][:STEPS]),
+        "distributed_loss": _apart(second["train/loss"][:STEPS], other["train/loss"][:STEPS]),
         "distributed_weights": furthest(second["weights"], other["weights"]),
-        "alone": _apart(second["policy/loss"][STEPS:], other["policy/loss"][STEPS:]),
+        "alone": _apart(second["train/loss"][STEPS:], other["train/loss"][STEPS:]),
         "load": max((abs(second["load"][key] / value - 1) for key, value in other["load"].items()), default=0.0),
     }
 
@@ -209,10 +209,16 @@ def reference_of(folder: str) -> dict[str, Any]:
 
 
 POLICY_KEYS = (
-    "policy/loss", "policy/grad_norm", "policy/entropy", "policy/tokens", "policy/ratio", "policy/logprob",
-    "policy/ratio_max",
+    "train/loss", "train/grad_norm", "train/entropy", "train/tokens", "train/ratio", "train/logprob",
+    "train/ratio_max",
 )  # fmt: skip
-CRITIC_KEYS = ("critic/loss", "critic/grad_norm", "critic/clip_fraction", "critic/value", "critic/return")
+CRITIC_KEYS = (
+    "train/critic/vf_loss",
+    "train/critic/grad_norm",
+    "train/critic/vf_clipfrac",
+    "train/critic/values",
+    "train/critic/returns",
+)
 
 
 def _alike(folder: str, sizes: dict[str, Any], *, merge: bool) -> dict[str, Any]:
@@ -228,8 +234,8 @@ def _alike(folder: str, sizes: dict[str, Any], *, merge: bool) -> dict[str, Any]
         metrics = built.train_step(given, SEQUENCE_LOSS)
         found |= {"policy": {key: metrics[key] for key in POLICY_KEYS}, "gradients": gradients(built)}
         critic = built.train_values(given, ValueLoss(0.2))
-        assert critic["critic/clip_fraction"] > 0, "the bound is part of what is compared"
-        found |= {"critic": {key: critic[key] for key in CRITIC_KEYS}, "merged_share": metrics["policy/merged_share"]}
+        assert critic["train/critic/vf_clipfrac"] > 0, "the bound is part of what is compared"
+        found |= {"critic": {key: critic[key] for key in CRITIC_KEYS}, "merged_share": metrics["train/merged_share"]}
         return found | {"after": np.concatenate(built.values(given.sequences))}
 
 
@@ -277,13 +283,13 @@ def _second(folder: str, sizes: dict[str, Any]) -> dict[str, Any]:
         metrics = [built.train_step(batch(step), LOSS) for step in range(STEPS)]
         weights = exported(built)
         metrics.append(built.train_step(make_batch((9,), temperature=TEMPERATURE), LOSS))
-    load = {key: value for key, value in metrics[0].items() if key.startswith("moe/")}
+    load = {key: value for key, value in metrics[0].items() if key.startswith("train/moe/")}
     return _series(metrics) | {"weights": weights, "load": load}
 
 
 def _series(metrics: list[dict[str, float]]) -> dict[str, Any]:
     """Losses and gradient norms by step, which every rank must report alike."""
-    series = {key: [step[key] for step in metrics] for key in ("policy/loss", "policy/grad_norm")}
+    series = {key: [step[key] for step in metrics] for key in ("train/loss", "train/grad_norm")}
     everywhere: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(everywhere, series)
     assert all(other == series for other in everywhere), f"ranks report different metrics: {everywhere}"

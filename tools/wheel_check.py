@@ -211,7 +211,7 @@ def train(installed: Installed) -> None:
     installed.run("mua", "train", "shop.yaml")
     installed.run("mua", "view", "runs/shop", "--export", "shop.html")
     points = (installed.folder / "runs/shop/evaluations.jsonl").read_text(encoding="utf-8").splitlines()
-    before, *_, after = (json.loads(line)["evaluation/validation_success"] for line in points)
+    before, *_, after = (json.loads(line)["eval/validation_success"] for line in points)
     print(f"success on the validation split: {before:.3f} before rewards, {after:.3f} after them")
     if after <= before:
         raise RuntimeError("nothing was learned")

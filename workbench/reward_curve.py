@@ -17,7 +17,7 @@ def plot_reward_curve(
     metrics_files: Mapping[str, Path],
     png: Path,
     *,
-    metric: str = "reward/mean",
+    metric: str = "rollout/reward/mean",
     baseline: float | None = None,
     baseline_label: str = "after SFT",
     title: str = "Mean reward of the training rollouts",

@@ -32,5 +32,5 @@ def show_rollout(config: ExperimentConfig) -> Json:
     console = Console()
     console.print(render_trajectory(scored[0], family.decode))
     metrics = rollout_metrics([Group(0, "all", trajectories)])
-    console.print(f"{len(trajectories)} episodes, success {metrics['reward/success']:.3f}, traces in {path}")
+    console.print(f"{len(trajectories)} episodes, success {metrics['rollout/success']:.3f}, traces in {path}")
     return {"episodes": len(trajectories), "traces": str(path), "metrics": metrics}

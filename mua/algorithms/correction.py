@@ -111,18 +111,19 @@ def in_band(log_ratio: Floats, advantages: Floats, age: Floats, band: RatioBand)
 def mismatch_metrics(old: Floats, behaviour: Floats) -> dict[str, float]:
     """How far two engines are apart on the same tokens, ``[N]`` log-probabilities each; nothing of none.
 
-    ``probability_error`` is the mean of ``exp(|difference|)``, the multiplicative probability error (1: no
-    difference); ``kl_k3`` the k3 estimate of KL(engine || trainer). The loss reports the same under the same names.
+    ``token_mult_prob_error`` is the mean of ``exp(|difference|)``, the multiplicative probability error (1: no
+    difference); ``train_rollout_kl_k3`` the k3 estimate of KL(engine || trainer). The loss reports the same under the
+    same names.
     """
     if not len(old):
         return {}
     difference = np.clip(old.astype(np.float64) - behaviour.astype(np.float64), -MAX_LOG_RATIO, MAX_LOG_RATIO)
     size = np.abs(difference)
     return {
-        "logprob_difference": float(size.mean()),
-        "logprob_difference_max": float(size.max()),
-        "kl_k3": float((np.exp(difference) - difference - 1).mean()),
-        "probability_error": float(np.exp(size).mean()),
+        "train_rollout_logprob_abs_diff": float(size.mean()),
+        "train_rollout_logprob_abs_diff_max": float(size.max()),
+        "train_rollout_kl_k3": float((np.exp(difference) - difference - 1).mean()),
+        "token_mult_prob_error": float(np.exp(size).mean()),
     }
 
 
@@ -145,7 +146,7 @@ def correct_mismatch(batch: TrainBatch, config: AlgorithmConfig, version: int) -
                 s.trained & in_band(np.subtract(*_sides(s)), s.advantages.astype(np.float64), _age(s, version), band)
                 for s in batch
             ]
-        metrics["mismatch/correction/removed"] = 1 - sum(m.sum() for m in stays) / max(
+        metrics["train/tis_masked_fraction"] = 1 - sum(m.sum() for m in stays) / max(
             1, sum(s.trained.sum() for s in batch)
         )
         batch = drop_tokens(batch, stays, config)
@@ -154,8 +155,8 @@ def correct_mismatch(batch: TrainBatch, config: AlgorithmConfig, version: int) -
             weights = [correction_weights(*_sides(s), s.trained, how) for s in batch]
             if batch.sequences:
                 found = np.concatenate([w[s.trained] for s, w in zip(batch, weights, strict=True)])
-                metrics["mismatch/correction/weight"] = float(found.mean())
-                metrics["mismatch/correction/cut"] = float(((found == how.high) | (found == 0)).mean())
+                metrics["train/tis"] = float(found.mean())
+                metrics["train/tis_clipfrac"] = float(((found == how.high) | (found == 0)).mean())
             batch = batch.with_advantages([s.advantages * w for s, w in zip(batch, weights, strict=True)])
     if config.old_logprobs == "engine":
         batch = replace(batch, sequences=[replace(s, old_logprobs=s.behaviour_logprobs) for s in batch])
@@ -198,7 +199,7 @@ def _mismatch_by_age(batch: TrainBatch, version: int) -> dict[str, float]:
     found: dict[str, float] = {}
     for name, chosen in (("fresh", age <= 0), ("stale", age > 0)):
         values = mismatch_metrics(old[chosen], behaviour[chosen])
-        found |= {f"mismatch/{name}/{key}": value for key, value in values.items()}
+        found |= {f"train/{name}/{key}": value for key, value in values.items()}
     return found
 
 

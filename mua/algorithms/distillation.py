@@ -68,8 +68,8 @@ def distill(batch: TrainBatch, how: DistillationConfig) -> tuple[TrainBatch, dic
         advantages.append(rewarded + how.coefficient * own)
     found = np.concatenate(divergences)
     metrics = {
-        "policy/distillation/reverse_kl": float(found.mean()),
-        "policy/distillation/reverse_kl_k3": float((np.exp(-found) - 1 + found).mean()),
-        "policy/distillation/difference_max": float(np.abs(found).max()),
+        "train/opd_reverse_kl": float(found.mean()),
+        "train/opd_reverse_kl_k3": float((np.exp(-found) - 1 + found).mean()),
+        "train/opd_difference_max": float(np.abs(found).max()),
     }
     return batch.with_advantages(advantages), metrics

@@ -15,7 +15,7 @@ _PRIME = np.uint64(0x9E3779B97F4A7C15)
 
 
 def diversity(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    """Shares of what is distinct, under ``rollout/said/``; nothing of what nobody said.
+    """Shares of what is distinct, under ``rollout/diversity/``; nothing of what nobody said.
 
     ``distinct_4grams`` of all runs of four sampled tokens within a turn (distinct-n: Li et al. 2016, arXiv:1510.03055),
     ``unique_turns`` of all turns, ``unique_episodes`` of all episodes, each as the sampled tokens.
@@ -33,7 +33,7 @@ def diversity(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     if grams:
         every = np.sort(np.concatenate(grams))  # np.unique, which hashes, takes fourteen times as long
         shares["distinct_4grams"] = (1 + int(np.count_nonzero(every[1:] != every[:-1]))) / len(every)
-    return {f"rollout/said/{name}": share for name, share in shares.items()}
+    return {f"rollout/diversity/{name}": share for name, share in shares.items()}
 
 
 def _turns(segment: Segment) -> list[npt.NDArray[np.int32]]:

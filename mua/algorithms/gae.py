@@ -82,8 +82,9 @@ def estimate_advantages(
     all batches. ``advantage_scale`` comes last.
 
     Returns:
-        the batches, and ``critic/explained_variance`` (1 - Var(R - V) / Var(R) over trained tokens, left out where the
-        returns do not vary), ``critic/value_old``, ``critic/advantage_std`` (before whitening).
+        the batches, and ``train/critic/vf_explained_var`` (1 - Var(R - V) / Var(R) over trained tokens, left out where
+        the
+        returns do not vary), ``train/critic/old_values``, ``train/critic/advantage_std`` (before whitening).
 
     Raises:
         ValueError: a sequence comes without values or turns.
@@ -96,9 +97,9 @@ def estimate_advantages(
         np.concatenate([_known(getattr(s, name), name)[s.trained] for s in trained]).astype(np.float64)
         for name in ("advantages", "values", "returns")
     )
-    metrics = {"critic/value_old": float(values.mean()), "critic/advantage_std": float(advantages.std())}
+    metrics = {"train/critic/old_values": float(values.mean()), "train/critic/advantage_std": float(advantages.std())}
     if (variance := float(returns.var())) > 0:
-        metrics["critic/explained_variance"] = 1.0 - float((returns - values).var()) / variance
+        metrics["train/critic/vf_explained_var"] = 1.0 - float((returns - values).var()) / variance
     if config.gae_whiten:
         advantages = whiten(advantages, np.ones(len(advantages), dtype=np.int64))
     spread = iter(np.split(advantages * config.advantage_scale, np.cumsum([s.trained.sum() for s in trained])))

@@ -152,38 +152,38 @@ class PolicyLoss:
         loss = (tokens.weights * policy.loss).sum()
         ratio = clamp_log_ratio(log_ratio.detach()).exp()
         sums = {
-            "policy/policy_loss": loss.detach(),
-            "policy/ratio": ratio.sum(),
-            "policy/clip_fraction_low": policy.clipped_low.sum().float(),
-            "policy/clip_fraction_high": policy.clipped_high.sum().float(),
-            "policy/advantage_abs": tokens.advantages.abs().sum(),
+            "train/pg_loss": loss.detach(),
+            "train/ratio": ratio.sum(),
+            "train/pg_clipfrac_low": policy.clipped_low.sum().float(),
+            "train/pg_clipfrac_high": policy.clipped_high.sum().float(),
+            "train/advantage_abs": tokens.advantages.abs().sum(),
         }
         if self.kl_coefficient > 0:
             if tokens.reference_logprobs is None:
                 raise ValueError("algorithm.kl_coefficient is above 0 but the batch has no reference log-probabilities")
             divergence = kl_estimate(self.kl_estimator, logprobs - tokens.reference_logprobs)
             kl_loss = self.kl_coefficient * (tokens.weights * divergence).sum()
-            sums |= {"policy/kl_loss": kl_loss.detach(), "policy/reference_kl": divergence.detach().sum()}
+            sums |= {"train/kl_loss": kl_loss.detach(), "train/ref_kl": divergence.detach().sum()}
             loss = loss + kl_loss
         if self.entropy_coefficient > 0:
             bonus = self.entropy_coefficient * (tokens.weights * entropy).sum()
-            sums["policy/entropy_loss"] = -bonus.detach()
+            sums["train/entropy_loss"] = -bonus.detach()
             loss = loss - bonus
         # How far the engine's log-probabilities are from the trainer's, for the same ids.
         difference = (current if self.old_logprobs == "engine" else tokens.old_logprobs) - tokens.behaviour_logprobs
         # KL(old || current) on tokens sampled (nearly) from old.
         drift = current - tokens.old_logprobs
         sums |= _common_sums(loss, logprobs, entropy) | {
-            "policy/ppo_kl": -drift.sum(),
-            "policy/ppo_kl_k3": kl_estimate("k3", -drift).sum(),
-            "mismatch/logprob_difference": difference.abs().sum(),
-            "mismatch/kl": -difference.sum(),
-            "mismatch/kl_k3": kl_estimate("k3", -difference).sum(),
-            "mismatch/ratio": clamp_log_ratio(difference).exp().sum(),
-            "mismatch/probability_error": clamp_log_ratio(difference.abs()).exp().sum(),
+            "train/ppo_kl": -drift.sum(),
+            "train/ppo_kl_k3": kl_estimate("k3", -drift).sum(),
+            "train/train_rollout_logprob_abs_diff": difference.abs().sum(),
+            "train/train_rollout_kl": -difference.sum(),
+            "train/train_rollout_kl_k3": kl_estimate("k3", -difference).sum(),
+            "train/train_rollout_ratio": clamp_log_ratio(difference).exp().sum(),
+            "train/token_mult_prob_error": clamp_log_ratio(difference.abs()).exp().sum(),
         }
         # All are at least 0, so that 0 for no tokens leaves every maximum over micro-batches as it is.
-        maxima = {"mismatch/logprob_difference_max": difference.abs(), "policy/ratio_max": ratio}
+        maxima = {"train/train_rollout_logprob_abs_diff_max": difference.abs(), "train/ratio_max": ratio}
         nothing = logprobs.new_zeros(())
         return LossTerms(loss, sums, {name: v.max() if v.numel() else nothing for name, v in maxima.items()})
 
@@ -226,10 +226,10 @@ class ValueLoss:
         loss = (tokens.weights * losses).sum()
         sums = {
             "tokens": torch.tensor(float(values.numel()), device=values.device),
-            "critic/loss": loss.detach(),
-            "critic/value": values.detach().sum(),
-            "critic/return": tokens.returns.sum(),
-            "critic/clip_fraction": clipped.sum().float(),
+            "train/critic/vf_loss": loss.detach(),
+            "train/critic/values": values.detach().sum(),
+            "train/critic/returns": tokens.returns.sum(),
+            "train/critic/vf_clipfrac": clipped.sum().float(),
         }
         return LossTerms(loss, sums, {})
 
@@ -237,22 +237,22 @@ class ValueLoss:
 def _common_sums(loss: Tensor, logprobs: Tensor, entropy: Tensor) -> dict[str, Tensor]:
     return {
         "tokens": torch.tensor(float(logprobs.numel()), device=logprobs.device),
-        "policy/loss": loss.detach(),
-        "policy/entropy": entropy.detach().sum(),
-        "policy/logprob": logprobs.detach().sum(),
+        "train/loss": loss.detach(),
+        "train/entropy": entropy.detach().sum(),
+        "train/logprob": logprobs.detach().sum(),
     }
 
 
 def finish_metrics(sums: Mapping[str, Tensor | float], maxima: Mapping[str, Tensor | float]) -> dict[str, float]:
     """Turn the fully reduced sums and maxima of one optimizer step into metrics; see the module for the names.
 
-    With no trained token there is no mean: only ``policy/tokens`` and the weighted losses are returned. Raises
+    With no trained token there is no mean: only ``train/tokens`` and the weighted losses are returned. Raises
     ``ValueError`` when a name is both a sum and a maximum.
     """
     if shared := sums.keys() & maxima.keys():
         raise ValueError(f"metric names used both as sum and as maximum: {sorted(shared)}")
     tokens = float(sums["tokens"])
-    finished = {"policy/tokens": tokens}
+    finished = {"train/tokens": tokens}
     for name, value in sums.items():
         if name.endswith("loss"):
             finished[name] = float(value)

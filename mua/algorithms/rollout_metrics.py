@@ -12,8 +12,8 @@ from mua.algorithms.diversity import diversity
 from mua.types import Group, Outcome, Provenance, Trajectory
 
 _COUNTED = {
-    "tool_calls/": "tools/calls/",
-    "tool_errors/": "tools/errors/",
+    "tool_calls/": "env/tool_calls/",
+    "tool_errors/": "env/tool_errors/",
     "context/": "rollout/context/",
     "gateway/": "rollout/gateway/",
 }
@@ -42,18 +42,25 @@ def rollout_metrics(
             "rollout/attempts/max": float(max(attempts)),
         }
         # Faults of users by kind, of attempts that were retried too, and flags.
-        metrics |= _totals(everyone, {"user_faults/": "users/faults/", "user_flags/": "users/flags/"})
+        metrics |= _totals(everyone, {"user_faults/": "user/faults/", "user_flags/": "user/flags/"})
     if scored:
         # A trajectory that never called a tool counts as 0.
         counted = _totals(scored, _COUNTED)
-        metrics |= _rewards(scored) | _shapes(scored) | {name: count / len(scored) for name, count in counted.items()}
+        metrics |= (
+            {f"rollout/{name}": value for name, value in _rewards(scored).items()}
+            | _shapes(scored)
+            | {name: count / len(scored) for name, count in counted.items()}
+        )
         metrics |= _tools_used(scored) | diversity(scored) | _length_correlation(scored)
         metrics |= _by_domain(groups) | _group_shares([g for g in groups if g.scored], divide_by_std)
         versions = [s.version[s.loss_mask] for t in scored for s in t.segments]
         sampled = np.concatenate(versions or [np.zeros(0, np.int32)])
         if len(sampled):
             lag = (sampled.max() if version is None else version) - sampled
-            metrics |= {"mismatch/version_lag/mean": float(lag.mean()), "mismatch/version_lag/max": float(lag.max())}
+            metrics |= {
+                "rollout/off_policy_level/mean": float(lag.mean()),
+                "rollout/off_policy_level/max": float(lag.max()),
+            }
     return metrics
 
 
@@ -77,7 +84,7 @@ def _tools_used(scored: Sequence[Trajectory]) -> dict[str, float]:
         for name, count in trajectory.metrics.items()
         if name.startswith("tool_calls/") and count
     )
-    return {f"tools/used/{name}": used[name] / len(scored) for name in sorted(used)}
+    return {f"env/tool_used/{name}": used[name] / len(scored) for name in sorted(used)}
 
 
 def _length_correlation(scored: Sequence[Trajectory]) -> dict[str, float]:
@@ -86,7 +93,7 @@ def _length_correlation(scored: Sequence[Trajectory]) -> dict[str, float]:
     lengths = np.array([t.sampled_tokens for t in scored], np.float64)
     if not rewards.std() or not lengths.std():
         return {}
-    return {"reward/length_correlation": float(np.corrcoef(rewards, lengths)[0, 1])}
+    return {"rollout/reward/length_correlation": float(np.corrcoef(rewards, lengths)[0, 1])}
 
 
 def _rewards(scored: Sequence[Trajectory]) -> dict[str, float]:
@@ -96,7 +103,7 @@ def _rewards(scored: Sequence[Trajectory]) -> dict[str, float]:
         "reward/std": float(rewards.std()),
         "reward/min": float(rewards.min()),
         "reward/max": float(rewards.max()),
-        "reward/success": float(np.mean([t.success for t in scored])),
+        "success": float(np.mean([t.success for t in scored])),
     }
 
 
@@ -114,7 +121,7 @@ def _by_domain(groups: Sequence[Group]) -> dict[str, float]:
             found |= _rewards(scored) | {
                 "turns": float(np.mean([len(t.turn_rewards) for t in scored])),
                 "sampled_tokens": float(np.mean([t.sampled_tokens for t in scored])),
-                "zero_variance": float(np.mean([max(r) == min(r) for r in of_groups if r])),
+                "zero_std": float(np.mean([max(r) == min(r) for r in of_groups if r])),
             }
         found["unscored"] = 1 - len(scored) / len(members)
         metrics |= {f"rollout/domain/{name}/{key}": value for key, value in found.items()}
@@ -128,7 +135,9 @@ def _shapes(scored: Sequence[Trajectory]) -> dict[str, float]:
     provenance = np.zeros(len(Provenance), dtype=np.int64)
     for segment in (s for t in scored for s in t.segments):
         provenance += np.bincount(segment.provenance, minlength=len(Provenance))
-    return {f"rollout/tokens/{kind.name.lower()}": float(provenance[kind]) / len(scored) for kind in Provenance} | {
+    contexts = [kind for kind in Provenance if kind is not Provenance.SAMPLED]
+    return {f"rollout/tokens/{kind.name.lower()}": float(provenance[kind]) / len(scored) for kind in contexts} | {
+        "rollout/response_len/mean": float(provenance[Provenance.SAMPLED]) / len(scored),
         "rollout/tokens/segment_max": float(max(lengths, default=0)),
         "rollout/turns/mean": float(np.mean(turns)),
         "rollout/turns/max": float(max(turns)),
@@ -143,9 +152,9 @@ def _group_shares(groups: Sequence[Group], divide_by_std: bool) -> dict[str, flo
     rewards = [[t.reward for t in group.scored] for group in groups]
     advantages = np.concatenate([group_relative_advantages(r, divide_by_std=divide_by_std) for r in rewards])
     return {
-        "reward/groups/count": float(len(groups)),
-        "reward/groups/zero_variance": float(np.mean([max(r) == min(r) for r in rewards])),
-        "reward/groups/all_correct": float(np.mean([all(t.success for t in g.scored) for g in groups])),
-        "reward/groups/all_wrong": float(np.mean([not any(t.success for t in g.scored) for g in groups])),
-        "reward/advantage/abs_mean": float(np.abs(advantages).mean()),
+        "rollout/groups/count": float(len(groups)),
+        "rollout/groups/zero_std": float(np.mean([max(r) == min(r) for r in rewards])),
+        "rollout/groups/solve_all": float(np.mean([all(t.success for t in g.scored) for g in groups])),
+        "rollout/groups/solve_none": float(np.mean([not any(t.success for t in g.scored) for g in groups])),
+        "rollout/advantage/abs_mean": float(np.abs(advantages).mean()),
     }

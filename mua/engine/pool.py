@@ -354,7 +354,7 @@ class EnginePool:
     def metrics(self) -> dict[str, float]:
         """Requests, tokens and prefix-cache hit rate since the last call, and what is in flight now."""
         counted, self._counters = self._counters, Counter()
-        names = ["requests", "failures", "prompt_tokens", "cached_tokens", "sampled_tokens", "asked_again"]
+        names = ["requests", "failures", "prompt_tokens", "cached_tokens", "sampled_tokens", "retries"]
         nodes = {}
         if self._cluster is not None:
             nodes = {f"engine/nodes_{name}": float(count) for name, count in self._cluster.counts.items()}
@@ -418,7 +418,7 @@ class EnginePool:
                     if not left:
                         raise
                     _log.info("a request of session %s is asked of another engine: %s", session, error)
-                    self._counters["asked_again"] += 1
+                    self._counters["retries"] += 1
                     continue
                 sampled = join_generations(sampled, piece)
                 if len(sampled.ids) >= params.max_new_tokens and piece.finish == "abort":

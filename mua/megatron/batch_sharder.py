@@ -230,14 +230,14 @@ class BatchSharder:
         return [flat[start:end].copy() for start, end in itertools.pairwise(bounds)]
 
     def metrics(self) -> dict[str, float]:
-        """On rank 0, since the last call: ``resources/batch/bytes_sent`` to the others, ``bytes_received_max`` by the
+        """On rank 0, since the last call: ``train/batch/bytes_sent`` to the others, ``bytes_received_max`` by the
         one with most, ``bytes_returned`` with scores. Nothing where there is nobody to send to."""
         if len(self._places) == 1 or dist.get_rank() != 0:
             return {}
         found = {
-            "resources/batch/bytes_sent": float(sum(self._received_by)),
-            "resources/batch/bytes_received_max": float(max(self._received_by)),
-            "resources/batch/bytes_returned": float(self._returned),
+            "train/batch/bytes_sent": float(sum(self._received_by)),
+            "train/batch/bytes_received_max": float(max(self._received_by)),
+            "train/batch/bytes_returned": float(self._returned),
         }
         self._received_by = [0] * len(self._places)
         self._returned = 0

@@ -36,7 +36,7 @@ _KEPT = ("license", "license_name", "license_link", "language")
 """Of the base's front matter: what holds for whatever is made of it."""
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _HUB_CACHE = re.compile(r"models--([A-Za-z0-9][\w.-]*?)--([A-Za-z0-9][\w.-]*)")
-_EVALUATED = re.compile(r"evaluation/(?:(?P<domain>.+)/)?(?P<held_out>held_out_)?(?P<split>\w+)_success")
+_EVALUATED = re.compile(r"eval/(?:(?P<domain>.+)/)?(?P<held_out>held_out_)?(?P<split>\w+)_success")
 _VERSIONS = ("mua", "megatron-core", "torch", "sglang", "transformers")
 
 

@@ -97,8 +97,8 @@ class Network:
 
         Returns:
             metrics, the same on every rank: those of ``terms`` (:func:`mua.algorithms.losses.finish_metrics`); of a
-            policy ``policy/loss`` and ``policy/entropy`` (mean over trained tokens, nats); and, under
-            ``policy/`` or the prefix, ``grad_norm``, ``learning_rate``, ``microbatches``, ``padding_share``,
+            policy ``train/loss`` and ``train/entropy`` (mean over trained tokens, nats); and, under
+            ``train/`` or the prefix, ``grad_norm``, ``learning_rate``, ``microbatches``, ``padding_share``,
             ``merged_share`` (of tokens, that were not computed because another sequence begins with them), ``skipped``,
             ``forward_backward_seconds``, ``optimizer_seconds``, how evenly ranks and micro-batches are loaded
             (:class:`mua.megatron.packing.LoadBalance`), and of the experts' load
@@ -128,13 +128,13 @@ class Network:
         policy = {}
         if "_loss" in sums:
             policy = {
-                "policy/loss": sums.pop("_loss"),
-                "policy/entropy": sums.pop("_entropy") / max(sums["tokens"], 1.0),
+                "train/loss": sums.pop("_loss"),
+                "train/entropy": sums.pop("_entropy") / max(sums["tokens"], 1.0),
             }
         own = {
             "grad_norm": done.grad_norm,
-            "learning_rate": done.learning_rate,
-            "microbatches": float(batch.packed.plan.count),
+            "lr": done.learning_rate,
+            "num_microbatches": float(batch.packed.plan.count),
             "padding_share": batch.packed.plan.padding_share,
             "merged_share": batch.packed.merged_share,
             "skipped": float(not done.applied),
@@ -146,8 +146,8 @@ class Network:
         return (
             finish_metrics(sums, maxima)
             | policy
-            | {(self._prefix or "policy/") + name: value for name, value in own.items()}
-            | {self._prefix + name: value for name, value in experts.items()}
+            | {(self._prefix or "train/") + name: value for name, value in own.items()}
+            | {(self._prefix or "train/") + name: value for name, value in experts.items()}
         )
 
     @torch.no_grad()

@@ -62,17 +62,18 @@ _FREE = {
 }
 """Words that stand for what a run brings, as patterns."""
 _OF_AN_UPDATE = {
-    "grad_norm", "learning_rate", "skipped", "microbatches", "padding_share", "merged_share", "imbalance_tokens",
+    "grad_norm", "lr", "skipped", "num_microbatches", "padding_share", "merged_share", "imbalance_tokens",
     "imbalance_flops", "microbatch_imbalance_tokens", "microbatch_imbalance_flops", "utilisation",
     "forward_backward_seconds", "optimizer_seconds",
 }  # fmt: skip
 STANDS_FOR: Mapping[str, Sequence[str]] = {
     "split": ("train", "validation", "test"),
     "outcome": tuple(Outcome),
-    "provenance": tuple(kind.name.lower() for kind in Provenance),
+    "provenance": tuple(kind.name.lower() for kind in Provenance if kind is not Provenance.SAMPLED),
     "figure": (
-        "mean", "std", "min", "max", "success",
-        "logprob_difference", "logprob_difference_max", "kl_k3", "probability_error",
+        "mean", "std", "min", "max",
+        "train_rollout_logprob_abs_diff", "train_rollout_logprob_abs_diff_max", "train_rollout_kl_k3",
+        "token_mult_prob_error",
     ),
     "of_policy": tuple(sorted(_OF_AN_UPDATE)),
     "of_moe": ("load_max_over_mean", "load_min_over_mean", "load_entropy", "aux_loss", "z_loss"),

@@ -32,9 +32,9 @@ log = logging.getLogger(__name__)
 METRICS_FILE = "metrics.jsonl"
 EVALUATIONS_FILE = "evaluations.jsonl"
 DETAILS_FILE = "details.jsonl"
-COMPARED = ("reward/success", "reward/mean", "evaluation/validation_success", "policy/loss")
+COMPARED = ("rollout/success", "rollout/reward/mean", "eval/validation_success", "train/loss")
 """What TensorBoard's table of hyperparameters shows of a run."""
-EVALUATION = "evaluation/"
+EVALUATION = "eval/"
 """How the names of held-out figures begin. They are of the policy after so many steps, and stand at that number on the
 axis of steps: 0 is before training."""
 TENSORBOARD_FOLDER = "tensorboard"
@@ -233,12 +233,12 @@ def without_evaluation(metrics: Mapping[str, float]) -> dict[str, float]:
 def memory_metrics() -> dict[str, float]:
     """Memory in GiB: resident set sizes, and CUDA's allocator where torch runs on a GPU.
 
-    ``resources/memory/children_gib`` sums the resident sets of all descendants (engines, trainer ranks); pages that
+    ``memory/children_gib`` sums the resident sets of all descendants (engines, trainer ranks); pages that
     processes share are counted once for each of them.
     """
     me = psutil.Process()
-    metrics = {"resources/memory/process_gib": _resident(me) / GIB}
-    metrics["resources/memory/children_gib"] = sum(map(_resident, me.children(recursive=True))) / GIB
+    metrics = {"memory/process_gib": _resident(me) / GIB}
+    metrics["memory/children_gib"] = sum(map(_resident, me.children(recursive=True))) / GIB
     return metrics | _cuda()
 
 
@@ -259,9 +259,9 @@ def _cuda() -> dict[str, float]:
         return {}
     free, total = torch.cuda.mem_get_info()
     return {
-        "resources/memory/cuda_allocated_gib": torch.cuda.memory_allocated() / GIB,
-        "resources/memory/cuda_peak_gib": torch.cuda.max_memory_allocated() / GIB,
-        "resources/memory/cuda_device_used_gib": (total - free) / GIB,
+        "memory/cuda_allocated_gib": torch.cuda.memory_allocated() / GIB,
+        "memory/cuda_peak_gib": torch.cuda.max_memory_allocated() / GIB,
+        "memory/cuda_device_used_gib": (total - free) / GIB,
     }
 
 
@@ -274,9 +274,9 @@ def histograms_of(trajectories: Iterable[Trajectory]) -> dict[str, Values]:
     if not scored:
         return {}
     return {
-        "reward/of_episodes": np.array([t.reward for t in scored], np.float64),
-        "rollout/sampled_tokens_of_episodes": np.array([t.sampled_tokens for t in scored], np.float64),
-        "rollout/turns_of_episodes": np.array([len(t.turn_rewards) for t in scored], np.float64),
+        "rollout/reward/histogram": np.array([t.reward for t in scored], np.float64),
+        "rollout/response_len/histogram": np.array([t.sampled_tokens for t in scored], np.float64),
+        "rollout/turns/histogram": np.array([len(t.turn_rewards) for t in scored], np.float64),
     }
 
 

@@ -133,7 +133,9 @@ class Learner:
         """All that is trained, by the names checkpoints know."""
         if critic_steps is not None:
             chunks = load_chunks(config.model, megatron, critic=True)
-            self.networks["critic"] = Network(chunks, megatron, config.critic.optimizer, critic_steps, prefix="critic/")
+            self.networks["critic"] = Network(
+                chunks, megatron, config.critic.optimizer, critic_steps, prefix="train/critic/"
+            )
 
     @property
     def critic(self) -> Network:
@@ -260,8 +262,9 @@ class Learner:
         """One optimizer step of the critic on the whole batch; otherwise as :meth:`train_step`.
 
         Returns:
-            metrics: ``critic/loss``; ``critic/value``, ``critic/return`` and ``critic/clip_fraction``, means over
-            trained tokens; ``critic/grad_norm``, ``critic/learning_rate`` and so on as of the policy.
+            metrics: ``train/critic/vf_loss``; ``train/critic/values``, ``train/critic/returns`` and
+            ``train/critic/vf_clipfrac``, means over
+            trained tokens; ``train/critic/grad_norm``, ``train/critic/lr`` and so on as of the policy.
 
         Raises:
             MuaError: as :meth:`train_step`.
@@ -274,7 +277,7 @@ class Learner:
     def _train_values(self, batch: GlobalBatch | None, loss: ValueLossFunction) -> dict[str, float]:
         self._prepare_step()
         metrics = self.critic.train(self._sharder.shard(batch), value_terms(loss))
-        del metrics["policy/tokens"]  # the policy's step counts them
+        del metrics["train/tokens"]  # the policy's step counts them
         return metrics
 
     def values(self, sequences: Sequence[TrainSequence]) -> list[Float32Array]:

@@ -106,7 +106,7 @@ class Phases:
         self._roll_out()
 
     def take(self) -> dict[str, float]:
-        """What was in use since the last call: ``resources/memory/<phase>_<what>_gib``, of this rank.
+        """What was in use since the last call: ``memory/<phase>_<what>_gib``, of this rank.
 
         On a device ``what`` is ``device_allocated`` (tensors), ``device_reserved`` (with what torch caches) and
         ``device_free``, of all processes; without one it is ``resident``.
@@ -134,4 +134,4 @@ class Phases:
 
     def _note(self, phase: str) -> None:
         found = device_memory.in_use() or process_memory()
-        self._in_use |= {f"resources/memory/{phase}_{what}": value for what, value in found.items()}
+        self._in_use |= {f"memory/{phase}_{what}": value for what, value in found.items()}

@@ -45,7 +45,7 @@ from mua.types import Float32Array, Group, Json, TrainBatch, TrainSequence, Traj
 from mua.utils.hooks import call_hook, check_number, wrong_result
 
 log = logging.getLogger(__name__)
-_SHOWN = {"reward": "reward/mean", "success": "reward/success"}
+_SHOWN = {"reward": "rollout/reward/mean", "success": "rollout/success"}
 """What the line of progress shows of a step's metrics."""
 
 
@@ -143,7 +143,7 @@ class SpeedObserver(Observer):
             "time/overlap_efficiency": overlap_efficiency(seconds, generating),
             "time/step_seconds": step,
             "time/sampled_tokens_per_second": done.metrics["engine/sampled_tokens"] / step,
-            "time/trained_tokens_per_second": done.metrics["policy/tokens"] / step,
+            "time/trained_tokens_per_second": done.metrics["train/tokens"] / step,
         }
 
 
@@ -223,12 +223,12 @@ class RunRecord(Observer):
         self._stack.__exit__(*error)
 
     def metrics(self) -> dict[str, float]:
-        """What writing took since the last call, under ``resources/store/``: ``cpu_seconds`` of the writer's thread,
+        """What writing took since the last call, under ``rollout/store/``: ``cpu_seconds`` of the writer's thread,
         ``waited_seconds`` of those who waited for room in its queue, ``bytes`` and ``rows`` given to it."""
         done, before = self.writer.figures, self._figures
         found = {
-            "resources/store/cpu_seconds": done.cpu_seconds, "resources/store/waited_seconds": done.blocked_seconds,
-            "resources/store/bytes": float(done.bytes), "resources/store/rows": float(done.rows),
+            "rollout/store/cpu_seconds": done.cpu_seconds, "rollout/store/waited_seconds": done.blocked_seconds,
+            "rollout/store/bytes": float(done.bytes), "rollout/store/rows": float(done.rows),
         }  # fmt: skip
         self._figures = found
         return {name: value - before.get(name, 0.0) for name, value in found.items()}

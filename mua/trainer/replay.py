@@ -43,13 +43,13 @@ StoredUses: TypeAlias = dict[tuple[str, int], dict[str, Any]]
 CHANGEABLE = ("algorithm.", "critic.value_clip=")
 """What a replay may set: what decides the loss of a batch that is there, of a learner that is the same."""
 SHOWN = (
-    "policy/tokens", "policy/loss", "policy/grad_norm", "policy/entropy", "policy/ratio",
-    "policy/clip_fraction_low", "policy/clip_fraction_high", "policy/advantage_abs", "mismatch/kl_k3",
-    "rollout/filters/groups_kept", "moe/replay_agreement", "critic/loss",
-    "critic/grad_norm", "critic/explained_variance",
+    "train/tokens", "train/loss", "train/grad_norm", "train/entropy", "train/ratio",
+    "train/pg_clipfrac_low", "train/pg_clipfrac_high", "train/advantage_abs", "train/train_rollout_kl_k3",
+    "rollout/filters/groups_kept", "train/moe/replay_agreement", "train/critic/vf_loss",
+    "train/critic/grad_norm", "train/critic/vf_explained_var",
 )  # fmt: skip
 """Metrics that are shown, stored and replayed."""
-COMPARED = ("policy/loss", "policy/grad_norm", "critic/loss", "critic/grad_norm")
+COMPARED = ("train/loss", "train/grad_norm", "train/critic/vf_loss", "train/critic/grad_norm")
 """Of which these must agree."""
 OF_THE_LEARNER = ("model", "megatron", "optimizer", "critic", "rollout", "trainer")
 """Sections that a learner is built from, or a batch is made by, beside ``algorithm``."""

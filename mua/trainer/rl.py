@@ -332,7 +332,7 @@ def learn(
     with timeline.phase(TrainerPhase.BATCH):
         batches, found = _make_batches(config, learner, groups, version, timeline)
         if not batches:  # every group agreed with itself or was filtered out: nothing pulls the policy anywhere
-            return {"policy/tokens": 0.0} | found
+            return {"train/tokens": 0.0} | found
         learned.batches, learned.epochs = batches, config.algorithm.epochs
         metrics = _take_steps(config, learner, version, timeline, learned)
         learned.digests = learner.gradient_digests() if learner.watches_gradients else {}
@@ -371,7 +371,7 @@ def _take_steps(
     with timeline.phase(TrainerPhase.OPTIMIZER):
         for epoch, batch in itertools.product(range(algorithm.epochs), learned.batches):
             keep = learned.keeps_logprobs and trains and not algorithm.recomputes and epoch == 0
-            metrics = {"policy/tokens": batch.denominators["tokens"]}
+            metrics = {"train/tokens": batch.denominators["tokens"]}
             if has_critic:
                 metrics |= learner.train_values(batch, ValueLoss(config.critic.value_clip))
             if trains:

@@ -44,10 +44,17 @@ from mua.utils.atomic import replace_text
 from mua.utils.errors import DamagedCheckpoint, EngineError, ModelError, MuaError, Preempted, RunStopped
 from mua.utils.strict_json import JsonError, read_file, read_json
 
-SKIPPED = ("policy/skipped", "critic/skipped")
+SKIPPED = ("train/skipped", "train/critic/skipped")
 """Metrics: share of a step's updates that were left out because their gradient norm was not finite."""
 
-_LOGGED = ("reward/mean", "reward/success", "policy/loss", "policy/entropy", "policy/grad_norm", "time/step_seconds")
+_LOGGED = (
+    "rollout/reward/mean",
+    "rollout/success",
+    "train/loss",
+    "train/entropy",
+    "train/grad_norm",
+    "time/step_seconds",
+)
 """Metrics of a step that the log has a line of."""
 
 log = logging.getLogger(__name__)
@@ -139,8 +146,8 @@ class Run:
         if self._skipped >= self._config.trainer.max_skipped_steps:
             raise RunStopped(
                 f"trainer.max_skipped_steps: the gradient norm of the last {self._skipped} steps with an update, to "
-                f"step {step}, was not finite, so they changed nothing; look at policy/loss, policy/grad_norm and "
-                f"policy/ratio in {self._config.output / METRICS_FILE}, and at the data and the weights of model.path; "
+                f"step {step}, was not finite, so they changed nothing; look at train/loss, train/grad_norm and "
+                f"train/ratio in {self._config.output / METRICS_FILE}, and at the data and the weights of model.path; "
                 "then lower optimizer.learning_rate, or begin again from an earlier checkpoint"
             )
 
@@ -181,7 +188,7 @@ class Run:
 
     def evaluated(self, step: int, metrics: Mapping[str, float]) -> bool:
         """``metrics`` hold an evaluation after ``step``; whether no policy of the run was better before."""
-        name = f"evaluation/{self._config.evaluation.split}_success"
+        name = f"eval/{self._config.evaluation.split}_success"
         if name not in metrics or not self.learned:
             return False
         if self.best is not None and metrics[name] <= self.best["success"]:

@@ -79,7 +79,7 @@ def loop(
             run.log(step, metrics | trainer_metrics(run.timeline.take(), ()))
             if run.due(config.trainer.save_every, step):
                 run.save(step)
-            shown |= {name: metrics[name] for name in ("policy/loss", "evaluation/loss") if name in metrics}
+            shown |= {name: metrics[name] for name in ("train/loss", "eval/loss") if name in metrics}
             progress.advance(note=", ".join(f"{name} {value:.3f}" for name, value in shown.items()))
 
 
@@ -104,4 +104,4 @@ def validation_metrics(
         return {}
     loss = nats / tokens
     perplexity = math.exp(loss) if loss < math.log(np.finfo(np.float64).max) else math.inf
-    return {"evaluation/loss": loss, "evaluation/perplexity": perplexity, "evaluation/tokens": float(tokens)}
+    return {"eval/loss": loss, "eval/perplexity": perplexity, "eval/tokens": float(tokens)}

@@ -26,8 +26,9 @@ from mua.view.viewed_runs import NotThere, ViewedRun
 SHOWN_POINTS = 1000
 """Of one curve: more than a screen has columns are thinned out."""
 FIRST_CURVES = (
-    "reward/success", "reward/mean", "policy/entropy", "mismatch/logprob_difference", "mismatch/kl", "policy/grad_norm",
-    "rollout/tokens/sampled", "rollout/turns/mean", "mismatch/version_lag/mean", "time/overlap_efficiency",
+    "rollout/success", "rollout/reward/mean", "train/entropy", "train/train_rollout_logprob_abs_diff",
+    "train/train_rollout_kl", "train/grad_norm",
+    "rollout/response_len/mean", "rollout/turns/mean", "rollout/off_policy_level/mean", "time/overlap_efficiency",
 )  # fmt: skip
 """Drawn before anybody chooses, where the run has them."""
 STAGES, EPISODE_STAGES = "time/", "time/episode_"
@@ -307,7 +308,7 @@ def _event(kind: str, at: float | None, step: int | None, text: str) -> Json:
 def step_list(connection: Connection, run: ViewedRun) -> list[Json]:
     """A row a step with the figures that a list needs; of an imported run those that its groups name."""
     lines = {line["step"]: line for line in step_lines(connection, run)}
-    kept = ("reward/success", "reward/mean", "policy/loss", "policy/grad_norm")
+    kept = ("rollout/success", "rollout/reward/mean", "train/loss", "train/grad_norm")
     rows = []
     for row in list_steps(connection, run.id):
         metrics = (row.pop("metrics") or {}) | lines.get(row["step"], {})
@@ -317,8 +318,8 @@ def step_list(connection: Connection, run: ViewedRun) -> list[Json]:
     t, c = trajectories.c, tasks.c
     imported = (
         sa.select(c.taken_step.label("step"), sa.func.count().label("trajectories"),
-                  sa.func.sum(t.sampled_tokens).label("tokens"), sa.func.avg(t.reward).label("reward/mean"),
-                  sa.func.avg(_one(t.success)).label("reward/success"))
+                  sa.func.sum(t.sampled_tokens).label("tokens"), sa.func.avg(t.reward).label("rollout/reward/mean"),
+                  sa.func.avg(_one(t.success)).label("rollout/success"))
         .select_from(tasks.join(trajectories, same_task()))
         .where(c.run_id == run.id, c.taken_step.is_not(None))
         .group_by(c.taken_step).order_by(c.taken_step)

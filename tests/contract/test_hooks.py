@@ -136,7 +136,7 @@ def use_family(path: str) -> Any:
 
 
 def use_after_step(path: str) -> Any:
-    done = DoneStep(3, [GROUP], [], None, Learned(), metrics={"policy/entropy": 1.0})
+    done = DoneStep(3, [GROUP], [], None, Learned(), metrics={"train/entropy": 1.0})
     HookObserver(path).stepped(done)
     return done.metrics
 
@@ -193,7 +193,7 @@ EXPECTED: dict[str, Callable[[Any], bool]] = {
     "user.kind": lambda found: found == (f"About {TASKS[0].id}: please hurry.", True),
     "environment.name": lambda found: found == (10, True),
     "model.chat_family": lambda found: found.startswith("<|im_start|>system\nBe brief.\nHelp."),
-    "trainer.after_step": lambda found: found == {"policy/entropy": 1.0, "research/longest_episode": 1.0},
+    "trainer.after_step": lambda found: found == {"train/entropy": 1.0, "research/longest_episode": 1.0},
 }
 
 
@@ -228,7 +228,7 @@ BAD = [
     ("environment.reward", "async def hook(task, messages, evaluation): return float('inf')", "inf"),
     ("environment.reward", "async def hook(task, messages, evaluation): raise ValueError('no')", "raised"),
     ("environment.reward", "def hook(task, messages, evaluation): return True", "True"),
-    ("trainer.after_step", "def hook(step, metrics, groups): return {'policy/entropy': 1.0}", "already"),
+    ("trainer.after_step", "def hook(step, metrics, groups): return {'train/entropy': 1.0}", "already"),
     ("trainer.after_step", "def hook(step, metrics, groups): return {'a': float('nan')}", "nan"),
     ("trainer.after_step", "def hook(step, metrics, groups): return {1: 1.0}", "dict"),
 ]  # fmt: skip

@@ -148,7 +148,7 @@ def test_an_engine_that_is_killed_comes_back_and_no_episode_is_missing(recipe: P
     lines = metrics_of(output)
     assert [line["step"] for line in lines] == [0, 1]
     assert lines[0]["engine/restarts"] == 1
-    assert lines[0]["engine/asked_again"] >= 1  # the turn, and not the episode
+    assert lines[0]["engine/retries"] >= 1  # the turn, and not the episode
     assert [line["rollout/trajectories/count"] for line in lines] == [EPISODES, EPISODES]
     assert [line["rollout/trajectories/unscored"] for line in lines] == [0, 0]
     assert min(t.attempts for t in read_traces(output / "traces" / "step_000000.jsonl")) == 1

@@ -27,9 +27,9 @@ def test_mua_eval_of_the_best_checkpoint_repeats_what_training_said_of_it(recipe
     best = (out / "checkpoints" / "best").readlink().name
     step = int(best.removeprefix("step_"))
     curves = evaluations_of(out)
-    found = {at: line["evaluation/validation_success"] for at, line in curves.items() if at}
+    found = {at: line["eval/validation_success"] for at, line in curves.items() if at}
     assert step == max(found, key=lambda at: (found[at], -at))
-    assert {at for at, line in curves.items() if "evaluation/test_success" in line} == {0, step}
+    assert {at for at, line in curves.items() if "eval/test_success" in line} == {0, step}
     assert {p.name for p in (out / "checkpoints").iterdir()} == {"best", best, "step_00000003"}
     report = json.loads((out / "report.json").read_text())
     assert (report["split"], report["first"]["step"], report["final"]["step"]) == ("test", 0, step)
@@ -41,7 +41,7 @@ def test_mua_eval_of_the_best_checkpoint_repeats_what_training_said_of_it(recipe
         mua("eval", recipe, weights, f"output={folder}", f"evaluation.split={split}", *JUDGED, cwd=tmp_path)
         result = json.loads((folder / "evaluation.json").read_text())
         said_then = curves[step] if split == "validation" else report["final"]
-        numbers = [said_then[f"evaluation/{split}_success{end}"] for end in ("", "_low", "_high")]
+        numbers = [said_then[f"eval/{split}_success{end}"] for end in ("", "_low", "_high")]
         assert numbers == [result["success"][name] for name in ("mean", "low", "high")]
         in_training = read_traces(out / "evaluations" / split / f"step_{step:06d}.jsonl")
         played = [{(t.task_id, t.sample): (t.messages, t.outcome) for t in read} for read in

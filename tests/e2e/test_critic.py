@@ -18,10 +18,11 @@ GAE = (
     "critic.optimizer.learning_rate=1.0e-3", *DETERMINISTIC,
 )  # fmt: skip
 COMPARED = (
-    "critic/loss", "critic/value", "critic/return", "critic/clip_fraction", "critic/grad_norm", "critic/value_old",
-    "critic/explained_variance", "critic/advantage_std",
+    "train/critic/vf_loss", "train/critic/values", "train/critic/returns", "train/critic/vf_clipfrac",
+    "train/critic/grad_norm", "train/critic/old_values",
+    "train/critic/vf_explained_var", "train/critic/advantage_std",
 )  # fmt: skip
-OF_POLICY = ("policy/loss", "policy/grad_norm", "policy/logprob")
+OF_POLICY = ("train/loss", "train/grad_norm", "train/logprob")
 
 
 @pytest.fixture(scope="module")
@@ -37,13 +38,13 @@ def test_the_critic_learns_alone_and_then_with_the_policy(straight: Path) -> Non
     lines = metrics_of(straight)
     assert [line["step"] for line in lines] == list(range(STEPS))
     assert not {*OF_POLICY} & lines[0].keys(), "the policy learned during the critic's warm-up"
-    assert lines[0]["critic/value_old"] == 0, "a new critic says 0"
+    assert lines[0]["train/critic/old_values"] == 0, "a new critic says 0"
     for line in lines:
         assert all(math.isfinite(line[name]) for name in COMPARED)
-        assert line["critic/grad_norm"] > 0
-        assert line["policy/tokens"] > 0
-    assert all(line["critic/value_old"] != 0 and line["policy/grad_norm"] > 0 for line in lines[1:])
-    assert lines[1]["mismatch/logprob_difference"] < 1e-4, "the engines sampled with other weights"
+        assert line["train/critic/grad_norm"] > 0
+        assert line["train/tokens"] > 0
+    assert all(line["train/critic/old_values"] != 0 and line["train/grad_norm"] > 0 for line in lines[1:])
+    assert lines[1]["train/train_rollout_logprob_abs_diff"] < 1e-4, "the engines sampled with other weights"
 
 
 @pytest.mark.slow
@@ -78,5 +79,5 @@ def test_two_ranks_train_like_one(recipe: Path, straight: Path, tmp_path: Path) 
     lines = metrics_of(tmp_path / "out")
     assert len(lines) == 2
     for ours, theirs in zip(lines, metrics_of(straight), strict=False):
-        names = [name for name in (*COMPARED, *OF_POLICY) if name in theirs and name != "critic/clip_fraction"]
+        names = [name for name in (*COMPARED, *OF_POLICY) if name in theirs and name != "train/critic/vf_clipfrac"]
         assert {n: ours[n] for n in names} == pytest.approx({n: theirs[n] for n in names}, rel=1e-3, abs=1e-5)

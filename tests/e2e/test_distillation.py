@@ -96,9 +96,9 @@ def test_a_run_is_scored_by_its_teacher(workshop: Workshop, teacher: dict[str, s
     distillation = ["advantage=none", f"distillation={json.dumps(teacher | {'only': True, 'concurrency': 8})}"]
     mua("train", workshop.recipe, *LEARNING, *(f"algorithm.{key}" for key in distillation), cwd=tmp_path)
     lines = metrics_of(tmp_path / "out")
-    assert all(line["policy/distillation/reverse_kl_k3"] > 0 for line in lines)
+    assert all(line["train/opd_reverse_kl_k3"] > 0 for line in lines)
     assert all(line["engine/teacher/retries"] == 0 and line["engine/teacher/requests"] >= 24 for line in lines)
-    assert all(line["mismatch/fresh/logprob_difference"] < 1e-3 for line in lines)
+    assert all(line["train/fresh/train_rollout_logprob_abs_diff"] < 1e-3 for line in lines)
     trajectory = next(read_traces(tmp_path / "out" / "traces"))
     assert trajectory.segments[0].teacher_logprobs is not None
     assert (trajectory.segments[0].teacher_logprobs[trajectory.segments[0].loss_mask] < 0).all()

@@ -42,7 +42,7 @@ def test_environments_are_trained_together_and_judged_apart(recipe: Path, tmp_pa
         }
         assert math.isclose(sum(shares.values()), 1.0)
         assert line["rollout/domain/graded_desk/reward/std"] > 0
-        assert line["policy/grad_norm"] > 0
+        assert line["train/grad_norm"] > 0
         assert not [name for name in line if name.startswith(f"rollout/domain/{HELD_OUT}")]
     held_out, prefix = evaluations_of(tmp_path / "out"), "evaluation"
     for line in (held_out[0], held_out[2]):

@@ -52,7 +52,7 @@ def test_the_agent_is_sampled_as_the_built_in_one_is_and_trains(
     assert any(_turns_before(t) >= 2 for t in built_in.values()), "no episode is long enough to compare"
     steps = metrics_of(played)
     assert len(steps) == 2
-    assert all(np.isfinite(step["policy/grad_norm"]) for step in steps)
+    assert all(np.isfinite(step["train/grad_norm"]) for step in steps)
     for trajectory in (*mine.values(), *_by_place(played, 1).values()):
         assert trajectory.scored, trajectory.error
         assert len(trajectory.segments) == 1
@@ -76,4 +76,4 @@ def test_retail_on_the_engine(tmp_path: Path) -> None:
     appended, calls = shares([*mine.values(), *episodes(played, 1).values()])
     assert calls >= 32
     assert appended / calls >= 0.95
-    assert all(np.isfinite(step["policy/grad_norm"]) and step["policy/grad_norm"] > 0 for step in metrics_of(played))
+    assert all(np.isfinite(step["train/grad_norm"]) and step["train/grad_norm"] > 0 for step in metrics_of(played))

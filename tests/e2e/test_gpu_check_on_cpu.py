@@ -76,7 +76,7 @@ def test_every_check_runs_on_a_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert figures(found["parity-dense"])["float32: log-probabilities off by"] < 1e-5
     assert figures(found["ipc"])["tensors"] > 20
     assert "every tensor in every engine equals the trainer's" in states["doctor-sync"][1]
-    assert figures(found["rl"])["mismatch/logprob_difference"] < 1e-4
+    assert figures(found["rl"])["train/train_rollout_logprob_abs_diff"] < 1e-4
     page = (tmp_path / "out" / gpu_check.PAGE).read_text()
     assert f"{len(CHECKS) - len(CUDA_ONLY)} ok, 0 failed, {len(CUDA_ONLY)} skipped" in page
     assert all(f"| {check.name} | " in page for check in CHECKS)

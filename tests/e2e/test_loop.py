@@ -27,14 +27,15 @@ from workbench.timeline import EPISODE_PARTS
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # a busy machine; the fixtures' runs count too
 
 FIELD_NAMES = {
-    "step", "reward/mean", "reward/std", "reward/success", "policy/loss", "policy/entropy", "policy/ppo_kl",
-    "policy/clip_fraction_low", "policy/clip_fraction_high", "mismatch/logprob_difference", "mismatch/kl",
-    "policy/grad_norm",
-    "policy/learning_rate", "rollout/turns/mean", "rollout/tokens/sampled",
+    "step", "rollout/reward/mean", "rollout/reward/std", "rollout/success", "train/loss", "train/entropy",
+    "train/ppo_kl",
+    "train/pg_clipfrac_low", "train/pg_clipfrac_high", "train/train_rollout_logprob_abs_diff", "train/train_rollout_kl",
+    "train/grad_norm",
+    "train/lr", "rollout/turns/mean", "rollout/response_len/mean",
     "rollout/tokens/user", "rollout/tokens/tool", "rollout/tokens/template",
-    "reward/advantage/abs_mean", "mismatch/version_lag/max", "time/engine_slots_used", "time/overlap_efficiency",
+    "rollout/advantage/abs_mean", "rollout/off_policy_level/max", "time/engine_slots_used", "time/overlap_efficiency",
     "engine/prefix_cache_hit_rate", "engine/restarts", "engine/sync/bytes", "time/sampled_tokens_per_second",
-    "time/trained_tokens_per_second", "resources/memory/process_gib", "resources/memory/children_gib",
+    "time/trained_tokens_per_second", "memory/process_gib", "memory/children_gib",
 }  # fmt: skip
 
 
@@ -58,8 +59,8 @@ def test_fine_tuning_learns_the_conversations(workshop: Workshop, tuned: Path) -
     assert [line["step"] for line in lines] == list(range(24))
     held_out = evaluations_of(tuned)
     assert list(held_out) == [12, 24]
-    assert held_out[12]["evaluation/loss"] > held_out[24]["evaluation/loss"] > 0
-    assert lines[0]["policy/loss"] > 2 * lines[-1]["policy/loss"] > 0
+    assert held_out[12]["eval/loss"] > held_out[24]["eval/loss"] > 0
+    assert lines[0]["train/loss"] > 2 * lines[-1]["train/loss"] > 0
     assert sorted(p.name for p in (tuned / "checkpoints").iterdir()) == ["step_00000012", "step_00000024"]
     assert not same_weights(tensors(workshop.model), tensors(tuned / "hf"))
 
@@ -72,9 +73,9 @@ def test_training_writes_the_fields_metrics(tuned: Path, trained: Path) -> None:
         assert all(isinstance(value, int | float) and math.isfinite(value) for value in line.values())
         assert math.isclose(sum(line[f"rollout/outcome/{kind}"] for kind in Outcome), 1.0)
         assert line["rollout/trajectories/count"] == GROUPS * SIZE
-        assert line["policy/grad_norm"] > 0
-        assert line["policy/entropy"] > 0
-        assert line["mismatch/version_lag/max"] == 0
+        assert line["train/grad_norm"] > 0
+        assert line["train/entropy"] > 0
+        assert line["rollout/off_policy_level/max"] == 0
         phases = [line[f"time/{phase}_seconds"] for phase in TrainerPhase]
         assert math.isclose(sum(phases), line["time/step_seconds"])
         assert math.isclose(sum(line[f"time/engine_{activity}"] for activity in EngineActivity), 1.0)
@@ -86,10 +87,10 @@ def test_training_writes_the_fields_metrics(tuned: Path, trained: Path) -> None:
     assert {name.partition("/")[0] for line in lines for name in line if name != "step"} <= set(catalogue.GROUPS)
     settings, *details = [json.loads(line) for line in (trained / "details.jsonl").read_text().splitlines()]
     assert settings["hyperparameters"]["trainer.steps"] == STEPS
-    assert [sum(d["histograms"]["reward/of_episodes"]["counts"]) for d in details] == [GROUPS * SIZE] * STEPS
+    assert [sum(d["histograms"]["rollout/reward/histogram"]["counts"]) for d in details] == [GROUPS * SIZE] * STEPS
     assert all("user: " in text for d in details for text in d["texts"].values())
     log = (trained / "logs" / "train.log").read_text()
-    assert [f"step {step}: reward/mean" in log for step in range(STEPS)] == [True] * STEPS
+    assert [f"step {step}: rollout/reward/mean" in log for step in range(STEPS)] == [True] * STEPS
     assert "mua train is done" in log
     assert not same_weights(tensors(tuned / "hf"), tensors(trained / "hf"))
 

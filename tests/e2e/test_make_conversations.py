@@ -51,4 +51,4 @@ async def test_a_killed_collection_goes_on_and_its_result_trains(recipe: Path, t
     sft = [f"sft={{{data}, validation: 0.5, validate_every: 1}}", "trainer.steps=2"]
     await asyncio.to_thread(mua, "sft", recipe, *sft, cwd=tmp_path)
     metrics = [json.loads(line) for line in (tmp_path / "out" / "evaluations.jsonl").read_text().splitlines()]
-    assert [line["evaluation/loss"] > 0 for line in metrics] == [True, True]
+    assert [line["eval/loss"] > 0 for line in metrics] == [True, True]

@@ -75,18 +75,11 @@ def test_a_whole_run_keeps_to_one_gpu(workshop: Workshop, tmp_path: Path, patch:
     lines = metrics_of(tmp_path / "out")
     assert [line["step"] for line in lines] == [0, 1, 2]
     assert {
-        "resources/memory/train_end_device_allocated_gib",
-        "resources/memory/train_end_device_reserved_gib",
+        "memory/train_end_device_allocated_gib",
+        "memory/train_end_device_reserved_gib",
     } <= lines[0].keys()
-    assert (
-        lines[0]["resources/memory/train_end_device_reserved_gib"]
-        > lines[0]["resources/memory/train_end_device_allocated_gib"]
-        > 0
-    )
-    assert (
-        lines[0]["resources/memory/rollout_begin_device_reserved_gib"]
-        < lines[0]["resources/memory/train_end_device_allocated_gib"]
-    )
+    assert lines[0]["memory/train_end_device_reserved_gib"] > lines[0]["memory/train_end_device_allocated_gib"] > 0
+    assert lines[0]["memory/rollout_begin_device_reserved_gib"] < lines[0]["memory/train_end_device_allocated_gib"]
     assert lines[-1]["engine/restarts"] >= 3
     for path in ("/generate", "/health_generate", "/flush_cache", "/update_weights_from_tensor"):
         assert any(ledger.answered[label, path] for label in ledger.engines), path

@@ -62,7 +62,7 @@ def test_steps_are_refilled_and_a_killed_run_continues_with_the_same_tasks(recip
         assert line["rollout/filters/missing"] == GROUPS - good
         assert line["rollout/filters/extra_episodes"] == SIZE * line["rollout/filters/dropped"]
         assert good == GROUPS or len(groups) == GROUPS + EXTRA
-        assert line["mismatch/version_lag/max"] == 0
+        assert line["rollout/off_policy_level/max"] == 0
         assert line["rollout/curriculum/known"] == min(1.0, next_ordinal / 5)
 
     two_steps = cut / "out" / "checkpoints" / "step_00000002"
@@ -91,7 +91,7 @@ def test_an_oversampled_run_trains_no_group_twice_and_nothing_stale(
         chosen += ["algorithm.correction=truncate", "algorithm.refill.carry_versions=1"]
     mua("train", recipe, *chosen, "rollout.concurrency=4", cwd=tmp_path)
     lines = metrics_of(tmp_path / "out")
-    assert all(line["mismatch/version_lag/max"] <= 2 * staleness for line in lines)
+    assert all(line["rollout/off_policy_level/max"] <= 2 * staleness for line in lines)
     assert sum(line["rollout/filters/cancelled"] for line in lines) > 0
     assert (sum(line["rollout/filters/carried"] for line in lines) > 0) == bool(staleness)
     for step, line in enumerate(lines):

@@ -44,5 +44,7 @@ def test_recorded_choices_of_experts_are_replayed(workshop: Workshop, tmp_path: 
     mua("train", workshop.recipe, f"model.path={model}", *steps, *choices, *layout, *DETERMINISTIC, cwd=tmp_path)
     found = replayed(tmp_path / "out", 1, cwd=tmp_path)  # by way of step 0
     assert found["from"] == 0
-    agreement = metrics_of(tmp_path / "out")[1]["moe/replay_agreement"]
-    assert found["replayed"]["moe/replay_agreement"] == agreement < 1, "the trainer alone would have chosen the same"
+    agreement = metrics_of(tmp_path / "out")[1]["train/moe/replay_agreement"]
+    assert found["replayed"]["train/moe/replay_agreement"] == agreement < 1, (
+        "the trainer alone would have chosen the same"
+    )

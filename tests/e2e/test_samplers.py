@@ -168,7 +168,7 @@ def test_what_samplers_had_ended_ahead_is_trained_after_a_kill_within_its_bound_
         assert len(ordinals) == len(set(ordinals)) == steps * GROUPS
         assert list(verify(connection)) == []
     assert [line["step"] for line in metrics_of(output)] == list(range(steps))
-    assert 0 < max(line["mismatch/version_lag/max"] for line in metrics_of(output)) <= 2
+    assert 0 < max(line["rollout/off_policy_level/max"] for line in metrics_of(output)) <= 2
     assert_nothing_left(tmp_path)
 
 

@@ -33,7 +33,7 @@ def test_one_step_of_the_mixture_of_experts_recipe(tmp_path: Path) -> None:
     (metrics,) = read_metrics(tmp_path / "out" / "metrics.jsonl")
     assert metrics["engine/sampled_tokens"] > 0
     assert metrics["engine/sync/bytes"] > 0
-    assert metrics["mismatch/logprob_difference_max"] < 1e-4  # trainer and engine agree on what was sampled
-    assert metrics["moe/replay_agreement"] > 0.99  # in float32 both make the same choices, but for a rare tie
-    assert 0 < metrics["policy/grad_norm"] < float("inf")
+    assert metrics["train/train_rollout_logprob_abs_diff_max"] < 1e-4  # trainer and engine agree on what was sampled
+    assert metrics["train/moe/replay_agreement"] > 0.99  # in float32 both make the same choices, but for a rare tie
+    assert 0 < metrics["train/grad_norm"] < float("inf")
     assert (tmp_path / "out" / "hf" / "config.json").is_file()

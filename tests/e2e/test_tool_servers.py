@@ -102,7 +102,7 @@ def test_a_policy_is_trained_on_a_servers_tools(recipe: Path, tmp_path: Path) ->
     settings = ["environment.name=served_desk", server, f"model.path={caller(recipe, tmp_path)}", "trainer.steps=1"]
     mua("train", recipe, *settings, cwd=tmp_path)
     (step,) = metrics_of(tmp_path / "out")
-    assert step["policy/grad_norm"] > 0
+    assert step["train/grad_norm"] > 0
     traces = list(read_traces(tmp_path / "out" / "traces"))
     assert all(trace.scored for trace in traces)
     told = [message["content"] for trace in traces for message in trace.messages if message["role"] == "tool"]

@@ -17,13 +17,13 @@ pytestmark = pytest.mark.timeout(900)  # a busy machine; the fixtures' runs coun
 
 STEPS = 2
 SAME = (
-    "reward/mean",
-    "policy/loss",
-    "policy/grad_norm",
-    "policy/entropy",
-    "policy/tokens",
-    "policy/logprob",
-    "reward/advantage/abs_mean",
+    "rollout/reward/mean",
+    "train/loss",
+    "train/grad_norm",
+    "train/entropy",
+    "train/tokens",
+    "train/logprob",
+    "rollout/advantage/abs_mean",
 )
 
 
@@ -33,7 +33,7 @@ def test_two_ranks_train_like_one(recipe: Path, trained: Path, tmp_path: Path) -
     lines = metrics_of(tmp_path / "out")
     assert [line["step"] for line in lines] == list(range(STEPS))
     for line, single in zip(lines, metrics_of(trained), strict=False):
-        assert line["policy/microbatches"] >= 2
+        assert line["train/num_microbatches"] >= 2
         assert {name: line[name] for name in SAME} == pytest.approx(
             {name: single[name] for name in SAME}, rel=1e-4, abs=1e-6
         )

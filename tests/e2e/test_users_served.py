@@ -187,8 +187,8 @@ async def episodes(served: Served, **settings: object) -> list[Trajectory]:
     await runner.close()
     await services.close()
     judged = [t for t in group.trajectories if t.scored]
-    assert metrics["users/judge/requests"] >= len(judged)
-    assert metrics["users/llm/requests"] >= 4
+    assert metrics["judge/llm/requests"] >= len(judged)
+    assert metrics["user/llm/requests"] >= 4
     return group.trajectories
 
 

@@ -109,7 +109,7 @@ def trained(output: Path, steps: int = STEPS) -> list[Trajectory]:
             assert (segment.loss_mask == (segment.provenance == Provenance.SAMPLED)).all()
             assert (segment.version[~segment.loss_mask] < 0).all() or not segment.loss_mask.all()
     assert any(t.scored for t in found), "nobody could be talked with"
-    assert any(line["policy/grad_norm"] > 0 for line in lines)
+    assert any(line["train/grad_norm"] > 0 for line in lines)
     counted = {name: sum(t.metrics.get(name, 0) for t in found) for name in kinds}
     assert {name: sum(line.get(name, 0) for line in lines) for name in kinds} == counted
     return found
@@ -149,10 +149,10 @@ def test_a_policy_is_trained_with_a_served_user_and_a_served_judge(
     judged = [t for t in found if t.scored]
     assert all(t.details["judged"] is t.success for t in judged)
     lines = metrics_of(tmp_path / "out")
-    assert sum(line["users/judge/verdicts"] for line in lines) >= len(judged)
-    assert sum(line["users/llm/requests"] for line in lines) >= len(found)
+    assert sum(line["judge/llm/verdicts"] for line in lines) >= len(judged)
+    assert sum(line["user/llm/requests"] for line in lines) >= len(found)
     flags = [flag["kind"] for t in judged for m in t.messages for flag in m.get("flags", ())]
-    assert sum(v for line in lines for name, v in line.items() if name.startswith("users/flags/")) == len(flags)
+    assert sum(v for line in lines for name, v in line.items() if name.startswith("user/flags/")) == len(flags)
     assert set(flags) <= set(UserFaultKind)
 
 

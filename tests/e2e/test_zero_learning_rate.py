@@ -25,11 +25,11 @@ def test_engine_and_trainer_agree_on_every_token(recipe: Path, tuned: Path, tmp_
     lines = metrics_of(tmp_path / "out")
     assert len(lines) == STEPS
     for line in lines:
-        assert 0 < line["mismatch/logprob_difference"] < 1e-4
-        assert line["mismatch/logprob_difference_max"] < 1e-3
-        assert line["policy/tokens"] > 8 * 4  # all groups were measured, also those without an advantage
+        assert 0 < line["train/train_rollout_logprob_abs_diff"] < 1e-4
+        assert line["train/train_rollout_logprob_abs_diff_max"] < 1e-3
+        assert line["train/tokens"] > 8 * 4  # all groups were measured, also those without an advantage
         assert line["engine/sync/bytes"] > 0
-        assert line["policy/grad_norm"] > 0
+        assert line["train/grad_norm"] > 0
     before, after = load_file(tuned / "hf" / "model.safetensors"), load_file(tmp_path / "out/hf/model.safetensors")
     assert before.keys() == after.keys()
     for name in before:

@@ -144,7 +144,7 @@ def _episodes() -> tuple[bytes, ...]:
         with EpisodeStore(path, policy="p", setting="s") as store:
             for number in range(4):
                 store.add(Key("desk", f"task-{number}", "d", 0), _trajectory(number))
-            store.add_roles({"users/llm/requests": 3.0, "users/llm/p50_seconds": 0.5})
+            store.add_roles({"user/llm/requests": 3.0, "user/llm/p50_seconds": 0.5})
         return tuple(path.read_bytes().splitlines())
 
 
@@ -191,7 +191,7 @@ def _comparison(folder: Path, rng: random.Random) -> list[str]:
 
 
 def _metrics(folder: Path, rng: random.Random) -> list[str]:
-    lines = tuple(json.dumps({"step": n, "reward/mean": 0.5, "loss": None}).encode() for n in range(4))
+    lines = tuple(json.dumps({"step": n, "rollout/reward/mean": 0.5, "loss": None}).encode() for n in range(4))
     path, data = folder / "metrics.jsonl", _damaged(lines, rng)
     path.write_bytes(data)
     _, error, faults = outcome(lambda: [line["step"] + 1 for line in read_metrics(path)], (MuaError,))

@@ -89,8 +89,8 @@ def train(
         losses = []
         for step in range(first, last):
             batch = with_values(make_batch(seed=step))
-            losses.append(built.train_step(batch, CrossEntropyLoss())["policy/loss"])
-            losses.append(built.train_values(batch, ValueLoss(0.2))["critic/loss"])
+            losses.append(built.train_step(batch, CrossEntropyLoss())["train/loss"])
+            losses.append(built.train_values(batch, ValueLoss(0.2))["train/critic/vf_loss"])
         weights = exported(built)
         if out is not None:
             built.save(Path(out), {"next": last}, background=True)
@@ -161,14 +161,14 @@ def loads_alike(model: str, checkpoint: str, layout: dict[str, Any]) -> bool:
     """Whether every parameter of this rank is, bit for bit, what ``load_hf`` puts there; a step then trains alike."""
     with backend(Path(model), **layout) as built:
         expected = [parameter.detach().clone() for parameter in built.policy.parameters()]
-        loss = built.train_step(make_batch(), CrossEntropyLoss())["policy/loss"]
+        loss = built.train_step(make_batch(), CrossEntropyLoss())["train/loss"]
         after = [parameter.detach().clone() for parameter in built.policy.parameters()]
     with backend(Path(model), **layout) as built:
         for parameter in built.policy.parameters():
             parameter.data.fill_(torch.nan)
         assert built.load(Path(checkpoint)) == {"step": 0}
         same = all(torch.equal(a, b) for a, b in zip(built.policy.parameters(), expected, strict=True))
-        same &= built.train_step(make_batch(), CrossEntropyLoss())["policy/loss"] == loss
+        same &= built.train_step(make_batch(), CrossEntropyLoss())["train/loss"] == loss
         return same and all(torch.equal(a, b) for a, b in zip(built.policy.parameters(), after, strict=True))
 
 

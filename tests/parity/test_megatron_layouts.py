@@ -136,7 +136,7 @@ def hf_train(model: transformers.PreTrainedModel, batch: TrainBatch) -> dict[str
         groups, lr=OPTIMIZER.learning_rate, betas=(OPTIMIZER.beta1, OPTIMIZER.beta2), eps=OPTIMIZER.epsilon,
         weight_decay=OPTIMIZER.weight_decay,
     )  # fmt: skip
-    result: dict[str, Any] = {"policy/loss": [], "policy/entropy": [], "policy/grad_norm": []}
+    result: dict[str, Any] = {"train/loss": [], "train/entropy": [], "train/grad_norm": []}
     for step in range(STEPS):
         adam.zero_grad()
         losses, entropies, logprobs = zip(*(_hf_terms(model, one) for one in batch.sequences), strict=True)
@@ -147,9 +147,9 @@ def hf_train(model: transformers.PreTrainedModel, batch: TrainBatch) -> dict[str
         if step == 0:
             result["gradients"] = saved(model, "grad")
         adam.step()
-        result["policy/loss"].append(loss.item())
-        result["policy/entropy"].append(float(torch.cat(entropies).mean()))
-        result["policy/grad_norm"].append(float(norm))
+        result["train/loss"].append(loss.item())
+        result["train/entropy"].append(float(torch.cat(entropies).mean()))
+        result["train/grad_norm"].append(float(norm))
     result["weights"] = saved(model, "data")
     return result
 
@@ -225,7 +225,7 @@ def test_a_single_process_is_transformers(what: str, name: str, trained: Results
     elif what == "metrics":
         for step, metrics in enumerate(own[what]):
             tolerance = 1e-5 if step == 0 else 1e-4
-            for key in ("policy/loss", "policy/entropy", "policy/grad_norm"):
+            for key in ("train/loss", "train/entropy", "train/grad_norm"):
                 assert metrics[key] == pytest.approx(reference[key][step], rel=tolerance, abs=1e-7), (key, step)
     else:
         assert_same(own[what], reference[what], 1e-6 if what == "gradients" else 2e-5)
@@ -248,7 +248,7 @@ def norms_by_objective(folder: str) -> dict[str, float]:
     for objective in ("grpo", "gspo"):
         with backend(Path(folder)) as built:
             loss = PolicyLoss(0.2, 0.3, 0.0, objective=objective)
-            found[objective] = built.train_step(make_batch(), loss)["policy/grad_norm"]
+            found[objective] = built.train_step(make_batch(), loss)["train/grad_norm"]
     return found
 
 

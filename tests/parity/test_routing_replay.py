@@ -100,7 +100,7 @@ def replayed(folder: str, sizes: dict[str, Any], mode: str) -> dict[str, Any]:
     with backend(Path(folder), **settings) as built:
         logprobs = np.concatenate(built.log_probabilities(batch.sequences, TEMPERATURE))
         metrics = built.train_step(batch, LOSS)
-        return {"logprobs": logprobs, "gradients": gradients(built), "agreement": metrics["moe/replay_agreement"]}
+        return {"logprobs": logprobs, "gradients": gradients(built), "agreement": metrics["train/moe/replay_agreement"]}
 
 
 def routed_freely(folder: str, mode: str) -> dict[str, Any]:
@@ -108,7 +108,7 @@ def routed_freely(folder: str, mode: str) -> dict[str, Any]:
     batch = recorded_batch()
     with backend(Path(folder), routing_replay=mode) as built:
         logprobs = np.concatenate(built.log_probabilities(batch.sequences, TEMPERATURE))
-        return {"logprobs": logprobs, "norm": built.train_step(batch, LOSS)["policy/grad_norm"]}
+        return {"logprobs": logprobs, "norm": built.train_step(batch, LOSS)["train/grad_norm"]}
 
 
 @pytest.fixture(scope="module")

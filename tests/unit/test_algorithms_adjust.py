@@ -60,10 +60,10 @@ def test_weights_of_the_mismatch_multiply_advantages():
     plain = batch_of(sequence([-1.0 + math.log(3.0)] * 2, [-1.0] * 2, [1.0, 1.0]))
     cut, metrics = adjust_batch(plain, config(correction="truncate", correction_high=2.0), VERSION)
     np.testing.assert_allclose(cut.sequences[0].advantages, [0.0, 2.0, 2.0], rtol=1e-6)
-    assert (metrics["mismatch/correction/weight"], metrics["mismatch/correction/cut"]) == pytest.approx((2.0, 1.0))
+    assert (metrics["train/tis"], metrics["train/tis_clipfrac"]) == pytest.approx((2.0, 1.0))
     masked, metrics = adjust_batch(plain, config(correction="mask", correction_low=0.5, correction_high=2.0), VERSION)
     assert not masked.sequences[0].advantages.any()
-    assert metrics["mismatch/correction/cut"] == 1.0
+    assert metrics["train/tis_clipfrac"] == 1.0
     np.testing.assert_array_equal(masked.sequences[0].weights, plain.sequences[0].weights)
 
 
@@ -86,12 +86,12 @@ def test_mismatch_is_reported_apart_for_fresh_and_stale_tokens():
         sequence([-1.0, -1.0], [-1.0, -1.1], [1.0, 1.0], age=[0, 2]), sequence([-1.0], [-1.3], [1.0], age=1)
     )
     _, metrics = adjust_batch(plain, config(minibatches=2), VERSION)
-    assert metrics["mismatch/fresh/logprob_difference_max"] == 0.0
-    assert metrics["mismatch/fresh/probability_error"] == 1.0
-    assert metrics["mismatch/stale/logprob_difference"] == pytest.approx(0.2, rel=1e-5)
-    assert metrics["mismatch/stale/logprob_difference_max"] == pytest.approx(0.3, rel=1e-5)
+    assert metrics["train/fresh/train_rollout_logprob_abs_diff_max"] == 0.0
+    assert metrics["train/fresh/token_mult_prob_error"] == 1.0
+    assert metrics["train/stale/train_rollout_logprob_abs_diff"] == pytest.approx(0.2, rel=1e-5)
+    assert metrics["train/stale/train_rollout_logprob_abs_diff_max"] == pytest.approx(0.3, rel=1e-5)
     kl = (math.exp(0.1) - 1.1 + math.exp(0.3) - 1.3) / 2
-    assert metrics["mismatch/stale/kl_k3"] == pytest.approx(kl, rel=1e-4)
+    assert metrics["train/stale/train_rollout_kl_k3"] == pytest.approx(kl, rel=1e-4)
     all_fresh, all_fresh_metrics = adjust_batch(batch_of(plain.sequences[1]), config(minibatches=2), VERSION - 1)
     assert not any(name.startswith("mismatch_stale") for name in all_fresh_metrics)
     assert len(all_fresh) == 1
@@ -231,7 +231,7 @@ def test_the_band_with_the_engines_old_values_is_agentrls_grpo(trajectories, agg
     )
     every = [token for segments in trajectories for segment in segments for token in segment]
     gone = sum(not kept(*token, cap=cap, decay=decay) for token in every)
-    assert metrics["mismatch/correction/removed"] == pytest.approx(gone / len(every))
+    assert metrics["train/tis_masked_fraction"] == pytest.approx(gone / len(every))
     assert banded.denominators["tokens"] == len(every) - gone
 
 
@@ -290,7 +290,7 @@ def test_every_estimator_can_be_taken_from_the_advantage(estimator: str, value: 
 def test_a_batch_that_leaves_the_band_whole_is_empty():
     banded, metrics = adjust_batch(batch_of(sequence([-1.0], [-5.0], [1.0])), config(**WIDTH), VERSION)
     assert len(banded) == 0
-    assert metrics["mismatch/correction/removed"] == 1.0
+    assert metrics["train/tis_masked_fraction"] == 1.0
 
 
 def test_versions_and_trajectories_reach_the_batch():

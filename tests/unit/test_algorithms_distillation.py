@@ -113,7 +113,7 @@ def test_the_expected_gradient_is_that_of_the_divergence(objective: str, discoun
     (gradient,) = torch.autograd.grad(loss, parameters)
     expected = 2.0 * slopes(logits, teacher, prefixes_fixed=discount == 0)
     np.testing.assert_allclose(gradient.numpy(), expected, atol=2e-6)
-    assert metrics["policy/distillation/difference_max"] > 1
+    assert metrics["train/opd_difference_max"] > 1
 
 
 def flat(batch: TrainBatch, name: str) -> torch.Tensor:
@@ -145,7 +145,7 @@ def test_a_policy_that_is_its_teacher_has_nothing_to_learn():
     members = [sampled(w, of_sequence(logits, w), of_sequence(logits, w)) for w in SEQUENCES[:4]]
     batch, metrics = adjust_batch(make_batch([Group(0, "t", members)], config(), 1.0), config(), 0)
     assert not any(s.advantages.any() for s in batch)
-    assert metrics["policy/distillation/reverse_kl"] == metrics["policy/distillation/reverse_kl_k3"] == 0.0
+    assert metrics["train/opd_reverse_kl"] == metrics["train/opd_reverse_kl_k3"] == 0.0
 
 
 def test_rewards_and_teacher_add_up_and_rewards_can_be_left_out():
@@ -158,8 +158,8 @@ def test_rewards_and_teacher_add_up_and_rewards_can_be_left_out():
         batch, metrics = adjust_batch(make_batch([Group(0, "t", members)], setting, 1.0), setting, 0)
         for sequence, reward in zip(batch, of_reward, strict=True):
             np.testing.assert_allclose(sequence.advantages, [0.0, reward + 0.5, reward - 0.5], rtol=1e-6)
-        assert metrics["policy/distillation/reverse_kl"] == 0.0
-        assert metrics["policy/distillation/reverse_kl_k3"] == pytest.approx(math.cosh(1) - 1)
+        assert metrics["train/opd_reverse_kl"] == 0.0
+        assert metrics["train/opd_reverse_kl_k3"] == pytest.approx(math.cosh(1) - 1)
 
 
 def test_groups_without_a_difference_are_worth_training_with_a_teacher():

@@ -178,7 +178,7 @@ def test_whitening_is_over_all_minibatches_and_leaves_returns_alone() -> None:
     raw = np.concatenate([s.advantages[s.trained] for b in plain for s in b])
     found = np.concatenate([s.advantages[s.trained] for b in white for s in b])
     np.testing.assert_allclose(found, 2 * (raw - raw.mean()) / raw.std(), rtol=1e-5, atol=1e-6)
-    assert metrics["critic/advantage_std"] == pytest.approx(raw.std(), rel=1e-5)
+    assert metrics["train/critic/advantage_std"] == pytest.approx(raw.std(), rel=1e-5)
     for ours, theirs in zip([s for b in plain for s in b], [s for b in white for s in b], strict=True):
         assert np.array_equal(ours.returns, theirs.returns)
 
@@ -191,13 +191,13 @@ def test_explained_variance() -> None:
         np.concatenate([getattr(s, name)[s.trained] for s in done]).astype(np.float64) for name in ("values", "returns")
     )
     expected = 1 - np.var(returns - values) / np.var(returns)
-    assert metrics["critic/explained_variance"] == pytest.approx(expected, rel=1e-5)
+    assert metrics["train/critic/vf_explained_var"] == pytest.approx(expected, rel=1e-5)
     knowing = replace(batch, sequences=[replace(s, values=s.returns) for s in done])
-    assert estimate_advantages([knowing], AlgorithmConfig(**settings))[1]["critic/explained_variance"] == pytest.approx(
-        1.0
-    )
+    assert estimate_advantages([knowing], AlgorithmConfig(**settings))[1][
+        "train/critic/vf_explained_var"
+    ] == pytest.approx(1.0)
     flat = batch_of([trajectory([segment("uSS", "000")], [1.0])])
-    assert "critic/explained_variance" not in estimate_advantages([flat], AlgorithmConfig(**settings))[1]
+    assert "train/critic/vf_explained_var" not in estimate_advantages([flat], AlgorithmConfig(**settings))[1]
 
 
 def test_shaping_is_part_of_the_last_turns_reward_and_nothing_else_is_lost() -> None:
@@ -269,9 +269,9 @@ def test_the_loss_of_a_batch_weighs_its_tokens() -> None:
     )
     metrics = finish_metrics(terms.sums, terms.maxima)
     assert terms.loss.item() == pytest.approx(expected, rel=1e-5)
-    assert metrics["critic/loss"] == pytest.approx(expected, rel=1e-5)
-    assert metrics["critic/value"] == pytest.approx(values.mean().item())
-    assert metrics["critic/return"] == pytest.approx(target.mean().item())
+    assert metrics["train/critic/vf_loss"] == pytest.approx(expected, rel=1e-5)
+    assert metrics["train/critic/values"] == pytest.approx(values.mean().item())
+    assert metrics["train/critic/returns"] == pytest.approx(target.mean().item())
     halves = [ValueLoss(clip=0.1)(values[part], _part(tokens, part)) for part in (slice(0, 2), slice(2, 6))]
     assert sum(half.loss.item() for half in halves) == pytest.approx(expected, rel=1e-5)
 

@@ -125,8 +125,8 @@ def test_only_the_clipped_side_loses_its_gradient(ratio: float, losing_sign: int
 
 def test_bounds_are_not_symmetric():
     lp, given = single(1.25, 1.0)
-    assert run(PolicyLoss(0.2, 0.3, 0.0), lp, given).sums["policy/clip_fraction_high"].item() == 0
-    assert run(PolicyLoss(0.3, 0.2, 0.0), lp, given).sums["policy/clip_fraction_high"].item() == 1
+    assert run(PolicyLoss(0.2, 0.3, 0.0), lp, given).sums["train/pg_clipfrac_high"].item() == 0
+    assert run(PolicyLoss(0.3, 0.2, 0.0), lp, given).sums["train/pg_clipfrac_high"].item() == 1
 
 
 @pytest.mark.parametrize("difference", [-1.0, -0.1, 0.0, 0.4, 2.0])
@@ -139,7 +139,7 @@ def test_k3_gradient_is_its_closed_form(difference: float):
     terms = run(PolicyLoss(LOW, HIGH, 0.25), lp, given)
     terms.loss.backward()
     assert lp.grad.item() == pytest.approx(0.5 * 0.25 * (1 - math.exp(difference)), abs=1e-12)
-    assert terms.sums["policy/reference_kl"].item() == pytest.approx(math.exp(difference) - difference - 1, abs=1e-12)
+    assert terms.sums["train/ref_kl"].item() == pytest.approx(math.exp(difference) - difference - 1, abs=1e-12)
 
 
 def test_k3_estimates_the_kl_without_bias():
@@ -191,26 +191,26 @@ def expected_metrics(lp: list[float], given: TokenTensors, trainer: list[float])
     gaps = [t - b for t, b in zip(trainer, behaviour, strict=True)]
     reference = [r - v for r, v in zip(given.reference_logprobs.tolist(), lp, strict=True)]
     return {
-        "policy/tokens": n,
-        "policy/entropy": 0.7,
-        "policy/logprob": math.fsum(lp) / n,
-        "policy/ratio": math.fsum(ratios) / n,
-        "policy/ratio_max": max(ratios),
-        "policy/advantage_abs": math.fsum(map(abs, advantages)) / n,
-        "policy/clip_fraction_low": sum(r < 1 - LOW and a < 0 for r, a in zip(ratios, advantages, strict=True)) / n,
-        "policy/clip_fraction_high": sum(r > 1 + HIGH and a > 0 for r, a in zip(ratios, advantages, strict=True)) / n,
-        "policy/ppo_kl": -math.fsum(map(math.log, ratios)) / n,
-        "policy/ppo_kl_k3": math.fsum(r - 1 - math.log(r) for r in ratios) / n,
-        "policy/reference_kl": math.fsum(math.exp(x) - x - 1 for x in reference) / n,
-        "mismatch/logprob_difference": math.fsum(map(abs, gaps)) / n,
-        "mismatch/logprob_difference_max": max(map(abs, gaps)),
-        "mismatch/kl": -math.fsum(gaps) / n,
-        "mismatch/kl_k3": math.fsum(math.exp(g) - g - 1 for g in gaps) / n,
-        "mismatch/ratio": math.fsum(map(math.exp, gaps)) / n,
-        "mismatch/probability_error": math.fsum(math.exp(abs(g)) for g in gaps) / n,
-        "policy/loss": brute_force(lp, given, 0.1),
-        "policy/policy_loss": brute_force(lp, given, 0.0),
-        "policy/kl_loss": brute_force(lp, given, 0.1) - brute_force(lp, given, 0.0),
+        "train/tokens": n,
+        "train/entropy": 0.7,
+        "train/logprob": math.fsum(lp) / n,
+        "train/ratio": math.fsum(ratios) / n,
+        "train/ratio_max": max(ratios),
+        "train/advantage_abs": math.fsum(map(abs, advantages)) / n,
+        "train/pg_clipfrac_low": sum(r < 1 - LOW and a < 0 for r, a in zip(ratios, advantages, strict=True)) / n,
+        "train/pg_clipfrac_high": sum(r > 1 + HIGH and a > 0 for r, a in zip(ratios, advantages, strict=True)) / n,
+        "train/ppo_kl": -math.fsum(map(math.log, ratios)) / n,
+        "train/ppo_kl_k3": math.fsum(r - 1 - math.log(r) for r in ratios) / n,
+        "train/ref_kl": math.fsum(math.exp(x) - x - 1 for x in reference) / n,
+        "train/train_rollout_logprob_abs_diff": math.fsum(map(abs, gaps)) / n,
+        "train/train_rollout_logprob_abs_diff_max": max(map(abs, gaps)),
+        "train/train_rollout_kl": -math.fsum(gaps) / n,
+        "train/train_rollout_kl_k3": math.fsum(math.exp(g) - g - 1 for g in gaps) / n,
+        "train/train_rollout_ratio": math.fsum(map(math.exp, gaps)) / n,
+        "train/token_mult_prob_error": math.fsum(math.exp(abs(g)) for g in gaps) / n,
+        "train/loss": brute_force(lp, given, 0.1),
+        "train/pg_loss": brute_force(lp, given, 0.0),
+        "train/kl_loss": brute_force(lp, given, 0.1) - brute_force(lp, given, 0.0),
     }
 
 
@@ -259,10 +259,10 @@ def test_no_trained_token_gives_a_zero_loss_with_a_graph_and_no_means():
     terms = run(PolicyLoss(LOW, HIGH, 0.1), logprobs_of(0), tokens(0))
     terms.loss.backward()
     assert finish_metrics(terms.sums, terms.maxima) == {
-        "policy/tokens": 0.0,
-        "policy/loss": 0.0,
-        "policy/policy_loss": 0.0,
-        "policy/kl_loss": 0.0,
+        "train/tokens": 0.0,
+        "train/loss": 0.0,
+        "train/pg_loss": 0.0,
+        "train/kl_loss": 0.0,
     }
 
 
@@ -336,7 +336,7 @@ def test_an_entropy_bonus_pulls_towards_more_entropy() -> None:
     terms = PolicyLoss(LOW, HIGH, 0.0, entropy_coefficient=0.1)(lp, entropy, given)
     (gradient,) = torch.autograd.grad(terms.loss, entropy)
     torch.testing.assert_close(gradient, -0.1 * given.weights)
-    assert terms.sums["policy/entropy_loss"].item() == pytest.approx(-0.1 * (given.weights * entropy).sum().item())
+    assert terms.sums["train/entropy_loss"].item() == pytest.approx(-0.1 * (given.weights * entropy).sum().item())
 
 
 def test_a_correction_needs_log_probabilities_of_its_own() -> None:

@@ -51,11 +51,11 @@ def test_metrics_of_an_example_counted_by_hand():
     assert unknown(metrics) == []
     root_half = 1 / (math.sqrt(0.5) + 1e-6)
     expected = {
-        "reward/mean": 0.75,
-        "reward/std": math.sqrt(3) / 4,
-        "reward/min": 0.0,
-        "reward/max": 1.0,
-        "reward/success": 0.75,
+        "rollout/reward/mean": 0.75,
+        "rollout/reward/std": math.sqrt(3) / 4,
+        "rollout/reward/min": 0.0,
+        "rollout/reward/max": 1.0,
+        "rollout/success": 0.75,
         "rollout/outcome/user_stop": 2 / 7,
         "rollout/outcome/terminal_tool": 1 / 7,
         "rollout/outcome/max_turns": 1 / 7,
@@ -79,23 +79,23 @@ def test_metrics_of_an_example_counted_by_hand():
         "rollout/tokens/user": 0.75,
         "rollout/tokens/tool": 0.25,
         "rollout/tokens/template": 0.25,
-        "rollout/tokens/sampled": 9 / 4,
+        "rollout/response_len/mean": 9 / 4,
         "rollout/tokens/segment_max": 4.0,
         "rollout/segments/mean": 1.25,
         "rollout/segments/max": 2.0,
-        "tools/calls/find": 0.5,
-        "tools/errors/find": 0.25,
-        "tools/used/find": 0.25,
-        "rollout/said/unique_turns": 2 / 5,
-        "rollout/said/unique_episodes": 2 / 4,
-        "reward/length_correlation": -1.0,
-        "reward/groups/count": 2.0,
-        "reward/groups/zero_variance": 0.5,
-        "reward/groups/all_correct": 0.5,
-        "reward/groups/all_wrong": 0.0,
-        "reward/advantage/abs_mean": 0.25 * root_half,
-        "mismatch/version_lag/mean": (8 * 1 + 1 * 3) / 9,
-        "mismatch/version_lag/max": 3.0,
+        "env/tool_calls/find": 0.5,
+        "env/tool_errors/find": 0.25,
+        "env/tool_used/find": 0.25,
+        "rollout/diversity/unique_turns": 2 / 5,
+        "rollout/diversity/unique_episodes": 2 / 4,
+        "rollout/reward/length_correlation": -1.0,
+        "rollout/groups/count": 2.0,
+        "rollout/groups/zero_std": 0.5,
+        "rollout/groups/solve_all": 0.5,
+        "rollout/groups/solve_none": 0.0,
+        "rollout/advantage/abs_mean": 0.25 * root_half,
+        "rollout/off_policy_level/mean": (8 * 1 + 1 * 3) / 9,
+        "rollout/off_policy_level/max": 3.0,
     }
     assert metrics.keys() == expected.keys()
     assert metrics == pytest.approx(expected, rel=1e-12)
@@ -114,30 +114,30 @@ def test_diversity_counts_what_is_sampled_within_a_turn() -> None:
     three = [says([1, 2, 3, 4, 5]), says([1, 2, 3, 4, 5], [1, 2, 3, 5]), says([1, 2], [3, 4])]
     found = diversity(three)
     assert found == {
-        "rollout/said/distinct_4grams": 3 / 5,
-        "rollout/said/unique_turns": 4 / 5,
-        "rollout/said/unique_episodes": 1.0,
+        "rollout/diversity/distinct_4grams": 3 / 5,
+        "rollout/diversity/unique_turns": 4 / 5,
+        "rollout/diversity/unique_episodes": 1.0,
     }
-    assert diversity([says([1, 2], [3, 4]), says([1, 2, 3, 4])])["rollout/said/unique_episodes"] == 1.0
+    assert diversity([says([1, 2], [3, 4]), says([1, 2, 3, 4])])["rollout/diversity/unique_episodes"] == 1.0
     assert diversity([says([1, 2]), says([1, 2])]) == {
-        "rollout/said/unique_turns": 0.5, "rollout/said/unique_episodes": 0.5
+        "rollout/diversity/unique_turns": 0.5, "rollout/diversity/unique_episodes": 0.5
     }  # fmt: skip
     assert diversity([]) == diversity([says([])]) == {}
 
 
 def test_without_a_version_the_lag_counts_from_the_newest_token():
-    assert rollout_metrics(example())["mismatch/version_lag/max"] == 2.0
+    assert rollout_metrics(example())["rollout/off_policy_level/max"] == 2.0
 
 
 def test_advantage_follows_the_division_by_std():
-    assert rollout_metrics(example(), divide_by_std=False)["reward/advantage/abs_mean"] == pytest.approx(0.25)
+    assert rollout_metrics(example(), divide_by_std=False)["rollout/advantage/abs_mean"] == pytest.approx(0.25)
 
 
 def test_nothing_scored_reports_outcomes_and_no_rewards():
     metrics = rollout_metrics([Group(0, "a", [trajectory(0.0, Outcome.TIMEOUT)])])
     assert metrics["rollout/trajectories/unscored"] == 1.0
-    assert "reward/mean" not in metrics
-    assert "reward/groups/zero_variance" not in metrics
+    assert "rollout/reward/mean" not in metrics
+    assert "rollout/groups/zero_std" not in metrics
 
 
 def test_no_groups_give_no_metrics():
@@ -157,7 +157,7 @@ def test_several_domains_are_told_apart_and_one_alone_is_not() -> None:
     assert found["rollout/domain/gyms/turtle/reward/mean"] == 0.25
     assert [found[f"rollout/domain/{n}/unscored"] for n in ("retail", "gyms/turtle", "telecom")] == [0.0, 0.5, 1.0]
     assert [found[f"rollout/domain/{n}/share"] for n in ("retail", "gyms/turtle", "telecom")] == [0.4, 0.4, 0.2]
-    assert [found[f"rollout/domain/{n}/zero_variance"] for n in ("retail", "gyms/turtle")] == [0.0, 1.0]
+    assert [found[f"rollout/domain/{n}/zero_std"] for n in ("retail", "gyms/turtle")] == [0.0, 1.0]
     assert found["rollout/domain/retail/turns"] == 1.0
     assert not any(name.startswith("rollout/domain/telecom/reward") for name in found)
     assert not any(name.startswith("rollout/domain/") for name in rollout_metrics([one]))

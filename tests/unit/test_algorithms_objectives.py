@@ -244,10 +244,10 @@ def test_mismatch_in_numbers():
     found = mismatch_metrics(np.log([0.5, 0.25]), np.log([0.25, 0.25]))
     assert found == pytest.approx(
         {
-            "logprob_difference": math.log(2) / 2,
-            "logprob_difference_max": math.log(2),
-            "kl_k3": (1 - math.log(2)) / 2,
-            "probability_error": 1.5,
+            "train_rollout_logprob_abs_diff": math.log(2) / 2,
+            "train_rollout_logprob_abs_diff_max": math.log(2),
+            "train_rollout_kl_k3": (1 - math.log(2)) / 2,
+            "token_mult_prob_error": 1.5,
         }
     )
     assert mismatch_metrics(np.zeros(0), np.zeros(0)) == {}

@@ -33,7 +33,7 @@ def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder.mkdir(parents=True)
     with Store.open(folder / "store.sqlite") as store:
         write_run(store)
-    lines = [{"step": step, "reward/mean": step / 4} for step in range(STEPS)]
+    lines = [{"step": step, "rollout/reward/mean": step / 4} for step in range(STEPS)]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     return folder
 

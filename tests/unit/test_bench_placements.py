@@ -115,7 +115,7 @@ def test_a_weight_update_pauses_and_prefills_anew() -> None:
     tokens = 10 + 5 / 1.1
     left = 100 - tokens
     assert second["time/wait_seconds"] == pytest.approx((20 + round(tokens)) / 10 + round(left) * 1.1)
-    assert second["mismatch/version_lag/max"] == 0  # it ended under the weights of the step before its own
+    assert second["rollout/off_policy_level/max"] == 0  # it ended under the weights of the step before its own
 
 
 async def test_slots_go_to_the_lowest_number_and_survive_cancellation() -> None:
@@ -150,6 +150,6 @@ def test_every_placement_uses_all_gpus_and_no_step_is_shorter_than_what_it_consi
         together = placement.trainer_gpus + placement.engine_gpus
         assert together == (8 if placement.name == "separate" else 16)
         assert placement.training_seconds < placement.step_seconds
-        assert placement.found["mismatch/version_lag/max"] <= placement.staleness
+        assert placement.found["rollout/off_policy_level/max"] <= placement.staleness
     turns = next(placement for placement in found if placement.name == "in turns")
     assert turns.step_seconds > turns.generation_seconds + turns.training_seconds

@@ -50,25 +50,25 @@ def healthy(
         lines.append(
             {
                 "step": step,
-                "reward/mean": won.mean(),
-                "reward/success": won.mean(),
-                "policy/tokens": tokens * groups * size,
-                "policy/entropy": entropy * calm**at * draw.normal(1, 0.05),
-                "policy/grad_norm": abs(draw.lognormal(-1, 0.4)),
-                "policy/skipped": 0.0,
-                "policy/learning_rate": 1e-6,
-                "policy/ppo_kl_k3": 0.0,
-                "policy/clip_fraction_low": 0.0,
-                "policy/clip_fraction_high": 0.0,
-                "mismatch/logprob_difference": 0.012,
-                "mismatch/kl_k3": 4e-4,
-                "mismatch/version_lag/mean": 0.0,
-                "mismatch/version_lag/max": 0.0,
-                "reward/groups/count": float(groups),
-                "reward/groups/zero_variance": float(np.mean(won.all(1) | ~won.any(1))),
-                "reward/groups/all_correct": float(np.mean(won.all(1))),
-                "reward/groups/all_wrong": float(np.mean(~won.any(1))),
-                "rollout/tokens/sampled": tokens * longer**at * draw.normal(1, 0.08),
+                "rollout/reward/mean": won.mean(),
+                "rollout/success": won.mean(),
+                "train/tokens": tokens * groups * size,
+                "train/entropy": entropy * calm**at * draw.normal(1, 0.05),
+                "train/grad_norm": abs(draw.lognormal(-1, 0.4)),
+                "train/skipped": 0.0,
+                "train/lr": 1e-6,
+                "train/ppo_kl_k3": 0.0,
+                "train/pg_clipfrac_low": 0.0,
+                "train/pg_clipfrac_high": 0.0,
+                "train/train_rollout_logprob_abs_diff": 0.012,
+                "train/train_rollout_kl_k3": 4e-4,
+                "rollout/off_policy_level/mean": 0.0,
+                "rollout/off_policy_level/max": 0.0,
+                "rollout/groups/count": float(groups),
+                "rollout/groups/zero_std": float(np.mean(won.all(1) | ~won.any(1))),
+                "rollout/groups/solve_all": float(np.mean(won.all(1))),
+                "rollout/groups/solve_none": float(np.mean(~won.any(1))),
+                "rollout/response_len/mean": tokens * longer**at * draw.normal(1, 0.08),
                 "rollout/trajectories/count": float(groups * size),
                 "rollout/trajectories/unscored": 0.0,
                 "rollout/outcome/length": 0.03,
@@ -77,12 +77,12 @@ def healthy(
                 "rollout/outcome/judge_error": 0.0,
                 "rollout/outcome/environment_error": 0.0,
                 "rollout/turns/cut_by_time": 0.0,
-                "tools/calls/get": 3.0,
-                "tools/errors/get": max(0.0, draw.normal(0.5, 0.1)),
+                "env/tool_calls/get": 3.0,
+                "env/tool_errors/get": max(0.0, draw.normal(0.5, 0.1)),
             }
         )
     for line in lines:
-        line["policy/tokens"] = line["rollout/tokens/sampled"] * groups * size
+        line["train/tokens"] = line["rollout/response_len/mean"] * groups * size
     return lines
 
 
@@ -107,39 +107,39 @@ def first_of(lines: Lines, **more: Any) -> tuple[str, int] | None:
 
 
 EXPLODING: dict[str, dict[str, Any]] = {
-    "engine_mismatch": {"mismatch__logprob_difference": 0.3, "mismatch__kl_k3": 0.06},
+    "engine_mismatch": {"train__train_rollout_logprob_abs_diff": 0.3, "train__train_rollout_kl_k3": 0.06},
     "stale_data": {
-        "mismatch__version_lag__mean": 3.0,
-        "mismatch__version_lag__max": 4.0,
-        "mismatch__kl_k3": 0.1,
-        "mismatch__logprob_difference": 0.3,
+        "rollout__off_policy_level__mean": 3.0,
+        "rollout__off_policy_level__max": 4.0,
+        "train__train_rollout_kl_k3": 0.1,
+        "train__train_rollout_logprob_abs_diff": 0.3,
     },
-    "large_steps": {"policy/grad_norm": 40.0},
+    "large_steps": {"train/grad_norm": 40.0},
     "failing_user": {
         "rollout__outcome__user_error": 0.3,
         "rollout__trajectories__unscored": 0.3,
-        "policy/tokens": lambda t, v: 0.7 * v,
+        "train/tokens": lambda t, v: 0.7 * v,
     },
-    "tool_errors": {"tools__errors__get": 2.4},
+    "tool_errors": {"env__tool_errors__get": 2.4},
     "truncation": {"rollout__outcome__length": 0.6},
     "length_explosion": {
-        "rollout__tokens__sampled": lambda t, v: v * min(4.0, 1.4 ** (t + 1)),
-        "reward/success": 0.3,
-        "policy/tokens": lambda t, v: v * min(4.0, 1.4 ** (t + 1)),
+        "rollout__response_len__mean": lambda t, v: v * min(4.0, 1.4 ** (t + 1)),
+        "rollout/success": 0.3,
+        "train/tokens": lambda t, v: v * min(4.0, 1.4 ** (t + 1)),
     },
     "entropy_collapse": {
-        "policy__entropy": lambda t, v: v * max(0.02, 0.6 ** (t + 1)),
-        "reward/success": 0.3,
-        "reward__groups__zero_variance": 0.9,
+        "train__entropy": lambda t, v: v * max(0.02, 0.6 ** (t + 1)),
+        "rollout/success": 0.3,
+        "rollout__groups__zero_std": 0.9,
     },
-    "wrong_tokens": {"policy/tokens": lambda t, v: 2 * v},
-    "leaking_user": {"users__flags__leaks_instruction": 12.0},
+    "wrong_tokens": {"train/tokens": lambda t, v: 2 * v},
+    "leaking_user": {"user__flags__leaks_instruction": 12.0},
     "agreeing_groups": {
-        "reward__groups__zero_variance": 1.0,
-        "reward__groups__all_wrong": 1.0,
-        "reward__groups__all_correct": 0.0,
-        "reward/success": 0.0,
-        "reward__mean": 0.0,
+        "rollout__groups__zero_std": 1.0,
+        "rollout__groups__solve_none": 1.0,
+        "rollout__groups__solve_all": 0.0,
+        "rollout/success": 0.0,
+        "rollout__reward__mean": 0.0,
     },
 }
 
@@ -168,7 +168,7 @@ def test_a_disease_in_the_metrics_is_named_from_where_it_begins(cause: str, step
 def test_texts_that_are_long_from_the_second_step_on_are_compared_with_the_first() -> None:
     for seed in range(3):
         lines = healthy(9, seed=seed)
-        long = changed(lines, 1, rollout__tokens__sampled=lambda t, v: 2.6 * v, reward__success=0.3)
+        long = changed(lines, 1, rollout__response_len__mean=lambda t, v: 2.6 * v, rollout__success=0.3)
         found = first_of(long)
         assert found is not None, seed
         assert found[0] == "length_explosion"
@@ -273,7 +273,7 @@ def lines_of(episodes: list[SeenEpisode]) -> Lines:
     lines = healthy(1 + max(e.step for e in episodes))
     for line in lines:
         rewards = [e.reward for e in episodes if e.step == line["step"] and e.scored]
-        line["reward/mean"] = line["reward/success"] = float(np.mean(rewards))
+        line["rollout/reward/mean"] = line["rollout/success"] = float(np.mean(rewards))
     return lines
 
 
@@ -351,7 +351,7 @@ def test_groups_agree_because_their_members_do_or_because_of_their_tasks(alike: 
         return replace(e, success=won, reward=float(won), said=said, told=said)
 
     episodes = [settled(e) for e in played()]
-    lines = changed(lines_of(episodes), 8, reward__groups__zero_variance=1.0)
+    lines = changed(lines_of(episodes), 8, rollout__groups__zero_std=1.0)
     found = first_of(lines, episodes=episodes)
     assert found is not None
     assert found[0] == named

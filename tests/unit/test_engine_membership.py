@@ -91,7 +91,7 @@ async def test_requests_of_one_that_leaves_end_there_and_new_ones_go_elsewhere(t
         assert [path for path in guest.asked if path == "/generate"] == ["/generate"]
         assert [path for path in own.asked if path == "/generate"] == ["/generate"]
         assert [engine.label for engine in pool._engines] == ["engine 0"]
-        assert pool.metrics()["engine/asked_again"] == 0
+        assert pool.metrics()["engine/retries"] == 0
 
 
 async def test_what_still_runs_when_its_time_is_over_is_asked_of_another(tmp_path: Path) -> None:
@@ -109,7 +109,7 @@ async def test_what_still_runs_when_its_time_is_over_is_asked_of_another(tmp_pat
         await pool.drain(visitor.engines)
         await pool.remove(visitor.engines)
         assert (await running).ids.tolist() == [7, 8]
-        assert pool.metrics()["engine/asked_again"] == 1
+        assert pool.metrics()["engine/retries"] == 1
         assert pool.metrics()["engine/failures"] == 0
 
 

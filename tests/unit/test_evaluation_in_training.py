@@ -115,9 +115,9 @@ def test_one_round_evaluates_training_domains_and_those_held_out(tmp_path: Path)
     with rollouts:
         found = evaluate_in_training(loaded, rollouts, Progress(enabled=False), "validation", 0)
     names = ("", "held_out_", "help_desk/", "gyms/function/", "gyms/telepathy/")
-    assert {found[f"evaluation/{name}validation_success"] for name in names} == {0.0}
-    assert {found[f"evaluation/{name}validation_unscored"] for name in names} == {0.0}
-    bounds = {name: found[f"evaluation/{name}validation_success_high"] for name in names}
+    assert {found[f"eval/{name}validation_success"] for name in names} == {0.0}
+    assert {found[f"eval/{name}validation_unscored"] for name in names} == {0.0}
+    bounds = {name: found[f"eval/{name}validation_success_high"] for name in names}
     assert bounds["held_out_"] == bounds["help_desk/"] > bounds[""] > 0  # two tasks each, four together
 
 
@@ -164,27 +164,25 @@ def test_training_domains_and_held_out_ones_are_never_mixed() -> None:
         *episodes("quiz", "s"),
     ]
     found = training_metrics(played, {"shop": 2.0, "desk": 1.0}, "test", EvaluationConfig())
-    assert found["evaluation/test_success"] == pytest.approx((1 + 0.5 + 0) / 3)
-    assert found["evaluation/held_out_test_success"] == pytest.approx(0.5)
-    assert found["evaluation/shop/test_success"] == pytest.approx(0.75)
-    assert (found["evaluation/desk/test_success"], found["evaluation/quiz/test_success"]) == (0.0, 1.0)
-    assert found["evaluation/gym/test_unscored"] == 0.75
-    assert found["evaluation/held_out_test_unscored"] == pytest.approx(3 / 5)
+    assert found["eval/test_success"] == pytest.approx((1 + 0.5 + 0) / 3)
+    assert found["eval/held_out_test_success"] == pytest.approx(0.5)
+    assert found["eval/shop/test_success"] == pytest.approx(0.75)
+    assert (found["eval/desk/test_success"], found["eval/quiz/test_success"]) == (0.0, 1.0)
+    assert found["eval/gym/test_unscored"] == 0.75
+    assert found["eval/held_out_test_unscored"] == pytest.approx(3 / 5)
     by_task = interval_of(EvaluationConfig(), [1.0, 0.5, 0.0])  # four samples more of a task would be no more evidence
-    assert (found["evaluation/test_success_low"], found["evaluation/test_success_high"]) == by_task[1:]
+    assert (found["eval/test_success_low"], found["eval/test_success_high"]) == by_task[1:]
 
 
 def test_a_single_domain_has_one_name_and_an_unscored_part_no_success() -> None:
     alone = training_metrics(episodes("shop", "s", "f"), {"shop": 1.0}, "validation", EvaluationConfig())
-    assert set(alone) == {
-        f"evaluation/validation_{name}" for name in ("success", "success_low", "success_high", "unscored")
-    }
+    assert set(alone) == {f"eval/validation_{name}" for name in ("success", "success_low", "success_high", "unscored")}
     beside = training_metrics(
         [*episodes("shop", "s"), *episodes("quiz", "-")], {"shop": 1.0}, "test", EvaluationConfig()
     )
-    assert "evaluation/quiz/test_success" not in beside
-    assert "evaluation/held_out_test_success" not in beside
-    assert beside["evaluation/held_out_test_unscored"] == 1.0
+    assert "eval/quiz/test_success" not in beside
+    assert "eval/held_out_test_success" not in beside
+    assert beside["eval/held_out_test_unscored"] == 1.0
 
 
 class ReadingPool(ScriptedPool):
@@ -232,7 +230,7 @@ def test_training_and_mua_eval_play_the_same_episodes_and_give_the_same_numbers(
     evaluate(alone)
 
     result = json.loads((tmp_path / "eval" / "evaluation.json").read_text())["domains"]["help_desk"]["success"]
-    prefix = "evaluation/help_desk/validation" if len(domains) > 1 else "evaluation/validation"
+    prefix = "eval/help_desk/validation" if len(domains) > 1 else "eval/validation"
     ours = [found[f"{prefix}_success{end}"] for end in ("", "_low", "_high")]
     assert ours == [result["mean"], result["low"], result["high"]]
     assert 0 <= ours[1] < ours[0] < ours[2] < 1

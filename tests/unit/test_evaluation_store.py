@@ -42,7 +42,7 @@ def test_what_is_added_is_there_again(tmp_path: Path) -> None:
     with store(path) as first:
         assert KEY not in first
         first.add(KEY, trajectory())
-        first.add_roles({"users/llm/requests": 3.0, "users/llm/latency_p50_seconds": 1.0})
+        first.add_roles({"user/llm/requests": 3.0, "user/llm/latency_p50_seconds": 1.0})
     with store(path) as again:
         assert KEY in again
         found = again.get(KEY)
@@ -50,8 +50,8 @@ def test_what_is_added_is_there_again(tmp_path: Path) -> None:
         assert (found.messages, found.metrics) == (trajectory().messages, {"tool_calls": 1.0})
         np.testing.assert_array_equal(found.segments[0].ids, [0, 1, 2])
         assert found.segments[0].experts is None
-        again.add_roles({"users/llm/requests": 2.0, "users/llm/latency_p50_seconds": 2.0})
-        assert again.roles == {"users/llm/requests": 5.0, "users/llm/latency_p50_seconds": 2.0}
+        again.add_roles({"user/llm/requests": 2.0, "user/llm/latency_p50_seconds": 2.0})
+        assert again.roles == {"user/llm/requests": 5.0, "user/llm/latency_p50_seconds": 2.0}
 
 
 @pytest.mark.parametrize("other", [{"policy": "q"}, {"setting": "t"}])
@@ -61,7 +61,7 @@ def test_another_policy_or_setting_sees_nothing_of_it(
     path = tmp_path / "episodes.jsonl"
     with store(path) as first:
         first.add(KEY, trajectory())
-        first.add_roles({"users/llm/requests": 3.0})
+        first.add_roles({"user/llm/requests": 3.0})
     with store(path, **other) as changed:
         assert (KEY in changed, changed.strange, changed.roles) == (False, 2, {})
         assert f"{path}: 2 lines of another policy or setting count nowhere" in caplog.text

@@ -42,7 +42,7 @@ WON, FAILED = played(True, 0.0, 1.0), played(False, 0.0, sampled=6)
 def summary(*results: TaskResult) -> Json:
     return {
         "name": "n", "policy": {"kind": "engine", "path": "p", "weights": "w"}, "setting_digest": "s",
-        **summarize(CONFIG, results), "roles": {"users/llm/cost": 0.25},
+        **summarize(CONFIG, results), "roles": {"user/llm/cost": 0.25},
     }  # fmt: skip
 
 
@@ -104,7 +104,7 @@ def test_a_domain_without_a_scored_episode_has_its_counts_alone(tmp_path: Path) 
 def test_the_page_and_the_terminal_say_the_same() -> None:
     found = summary(result("a", WON, WON, FAILED, kind="x"), result("b", WON, kind="y"))
     page = markdown(found, ["success.png"])
-    for words in ("pass^2", "pass@3", "![success.png](success.png)", "users/llm/cost | 0.25", "| desk | x | 3 |"):
+    for words in ("pass^2", "pass@3", "![success.png](success.png)", "user/llm/cost | 0.25", "| desk | x | 3 |"):
         assert words in page, words
     console = Console(width=100, record=True, file=io.StringIO())
     console.print(console_table(found))

@@ -95,8 +95,8 @@ def test_entropy_is_the_mean_over_trained_tokens_only(folder: Path) -> None:
     with backend(folder, optimizer=OPTIMIZER.model_copy(update={"learning_rate": 0.0})) as built:
         alone = built.train_step(TrainBatch(batch.sequences[1:], 1.0, {}), CrossEntropyLoss())
         beside = built.train_step(TrainBatch([first, *batch.sequences[1:]], 1.0, {}), CrossEntropyLoss())
-    assert alone["policy/tokens"] == beside["policy/tokens"] == sum(s.trained.sum() for s in batch.sequences[1:])
-    assert alone["policy/entropy"] == pytest.approx(beside["policy/entropy"], rel=1e-5)
+    assert alone["train/tokens"] == beside["train/tokens"] == sum(s.trained.sum() for s in batch.sequences[1:])
+    assert alone["train/entropy"] == pytest.approx(beside["train/entropy"], rel=1e-5)
 
 
 @pytest.mark.parametrize("sequences", ["none", "untrained"])
@@ -105,8 +105,8 @@ def test_a_batch_without_trained_tokens_has_no_gradient(folder: Path, sequences:
     untrained = [dataclasses.replace(s, weights=np.zeros_like(s.weights)) for s in drawn]
     with backend(folder) as built:
         metrics = built.train_step(TrainBatch(untrained, 1.0, {}), CrossEntropyLoss())
-    assert metrics["policy/grad_norm"] == metrics["policy/loss"] == metrics["policy/tokens"] == 0
-    assert metrics["policy/skipped"] == 0
+    assert metrics["train/grad_norm"] == metrics["train/loss"] == metrics["train/tokens"] == 0
+    assert metrics["train/skipped"] == 0
 
 
 def infinite_loss(logprobs: torch.Tensor, entropy: torch.Tensor, tokens: TokenTensors) -> LossTerms:
@@ -119,16 +119,16 @@ def test_a_step_without_a_finite_gradient_changes_nothing_and_is_counted(folder:
         metrics = built.train_step(make_batch(), infinite_loss)
         for name, values in exported(built).items():
             assert np.array_equal(values, before[name]), name
-        assert metrics["policy/skipped"] == built.policy.skipped_steps == 1
-        assert not np.isfinite(metrics["policy/grad_norm"])
-        assert built.train_step(make_batch(), CrossEntropyLoss())["policy/skipped"] == 0
+        assert metrics["train/skipped"] == built.policy.skipped_steps == 1
+        assert not np.isfinite(metrics["train/grad_norm"])
+        assert built.train_step(make_batch(), CrossEntropyLoss())["train/skipped"] == 0
         assert np.isfinite(exported(built)["model.norm.weight"]).all()
 
 
 def test_learning_rate_follows_the_schedule(folder: Path) -> None:
     schedule = OptimizerConfig(learning_rate=1.0, min_learning_rate=0.1, schedule="linear", warmup_steps=2)
     with backend(folder, optimizer=schedule, total_steps=5) as built:
-        rates = [built.train_step(make_batch(), CrossEntropyLoss())["policy/learning_rate"] for _ in range(6)]
+        rates = [built.train_step(make_batch(), CrossEntropyLoss())["train/lr"] for _ in range(6)]
     assert rates == pytest.approx([0.0, 0.5, 1.0, 0.7, 0.4, 0.1])
 
 

@@ -144,7 +144,7 @@ def _equal(one: Any, other: Any) -> bool:
 
 def differing(own: dict[str, Any], expected: dict[str, Any]) -> list[str]:
     """Results that are not the same to the bit; seconds aside."""
-    names = {name for name in own.keys() | expected.keys() if not name.startswith("resources/batch/")}
+    names = {name for name in own.keys() | expected.keys() if not name.startswith("train/batch/")}
     return [name for name in names if not name.endswith("_seconds") and not np.array_equal(own[name], expected[name])]
 
 
@@ -190,9 +190,9 @@ def test_a_rank_gets_what_it_reads_once_and_computes_the_same(kind: str, layout:
         assert bool(rank["sent"]) == (rank["place"].last and rank["place"].tensor == 0)
     assert leader["counted"] == (sum(leader["sent"]), sum(leader["received"]))
     shown = leader["metrics"]
-    assert sum(step["resources/batch/bytes_sent"] for step in shown) == sum(leader["sent"])
-    assert sum(step["resources/batch/bytes_received_max"] for step in shown) >= max(
+    assert sum(step["train/batch/bytes_sent"] for step in shown) == sum(leader["sent"])
+    assert sum(step["train/batch/bytes_received_max"] for step in shown) >= max(
         sum(rank["received"]) for rank in others
     )
-    assert sum(step["resources/batch/bytes_returned"] for step in shown) == sum(leader["received"])
-    assert shown[1]["resources/batch/bytes_returned"] == 0
+    assert sum(step["train/batch/bytes_returned"] for step in shown) == sum(leader["received"])
+    assert shown[1]["train/batch/bytes_returned"] == 0

@@ -119,7 +119,7 @@ def test_the_configured_learning_rate_rules_after_loading(folder: Path, checkpoi
     slower = OPTIMIZER.model_copy(update={"learning_rate": 1e-4})
     with backend(folder, optimizer=slower) as other:
         other.load(checkpoint)
-        assert other.train_step(make_batch(), CrossEntropyLoss())["policy/learning_rate"] == 1e-4
+        assert other.train_step(make_batch(), CrossEntropyLoss())["train/lr"] == 1e-4
 
 
 def test_newest_is_found_and_old_ones_are_pruned(tmp_path: Path) -> None:

@@ -50,14 +50,18 @@ def test_a_new_critic_says_zero_and_learns_what_returns_are(folder: Path) -> Non
         for name, weights in exported(built).items():
             assert np.array_equal(weights, policy[name]), "the critic's steps moved the policy"
     targets = np.concatenate([s.returns[s.trained] for s in batch])
-    assert history[0]["critic/loss"] == pytest.approx((targets**2).mean() / 2, rel=1e-4)
-    assert history[-1]["critic/loss"] < 0.2 * history[0]["critic/loss"]
+    assert history[0]["train/critic/vf_loss"] == pytest.approx((targets**2).mean() / 2, rel=1e-4)
+    assert history[-1]["train/critic/vf_loss"] < 0.2 * history[0]["train/critic/vf_loss"]
     found = np.concatenate([values[s.trained] for s, values in zip(batch, after, strict=True)])
     assert np.corrcoef(found, targets)[0, 1] > 0.9
-    assert {"critic/value", "critic/return", "critic/clip_fraction", "critic/grad_norm", "critic/learning_rate"} <= set(
-        history[0]
-    )
-    assert all(name.startswith(("critic/", "critic/loss")) for name in history[0])
+    assert {
+        "train/critic/values",
+        "train/critic/returns",
+        "train/critic/vf_clipfrac",
+        "train/critic/grad_norm",
+        "train/critic/lr",
+    } <= set(history[0])
+    assert all(name.startswith(("train/critic/", "train/critic/vf_loss")) for name in history[0])
     assert all(values[0] == 0 for values in after)
 
 
@@ -105,7 +109,12 @@ def test_a_resumed_critic_goes_on_as_if_nothing_had_happened(folder: Path, tmp_p
         for batch in batches:
             policy, critic = built.train_step(batch, CrossEntropyLoss()), built.train_values(batch, LOSS)
             found.append(
-                (policy["policy/loss"], policy["policy/grad_norm"], critic["critic/loss"], critic["critic/grad_norm"])
+                (
+                    policy["train/loss"],
+                    policy["train/grad_norm"],
+                    critic["train/critic/vf_loss"],
+                    critic["train/critic/grad_norm"],
+                )
             )
         return found
 
@@ -120,7 +129,7 @@ def test_a_resumed_critic_goes_on_as_if_nothing_had_happened(folder: Path, tmp_p
         assert all(map(np.array_equal, built.values(batches[0].sequences), values))
     with backend(folder, distributed_optimizer=distributed) as built:  # the policy may go on without it
         built.load(checkpoint_folder(tmp_path, 1))
-        assert built.train_step(batches[2], CrossEntropyLoss())["policy/loss"] == straight[0][0]
+        assert built.train_step(batches[2], CrossEntropyLoss())["train/loss"] == straight[0][0]
         weights = exported(built)
     with backend(folder, distributed_optimizer=distributed) as built:
         built.load(checkpoint_folder(tmp_path, 1))
@@ -145,7 +154,9 @@ def test_offloading_loses_nothing(folder: Path) -> None:
         with backend(folder, critic=CRITIC) as built:
             history = []
             for batch in batches:
-                history.append((built.train_values(batch, LOSS)["critic/loss"], built.values(batch.sequences)[0].sum()))
+                history.append(
+                    (built.train_values(batch, LOSS)["train/critic/vf_loss"], built.values(batch.sequences)[0].sum())
+                )
                 if moving:
                     built.offload()
                     parameters = list(built.critic.parameters())
@@ -176,4 +187,4 @@ def test_a_batch_without_trained_tokens_leaves_the_critic_alone(folder: Path) ->
     untrained = [replace(s, weights=np.zeros_like(s.weights)) for s in with_values(make_batch())]
     with backend(folder, critic=CRITIC) as built:
         metrics = built.train_values(TrainBatch(untrained, 1.0, {}), LOSS)
-    assert metrics["critic/grad_norm"] == metrics["critic/loss"] == 0
+    assert metrics["train/critic/grad_norm"] == metrics["train/critic/vf_loss"] == 0

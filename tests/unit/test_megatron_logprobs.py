@@ -211,7 +211,7 @@ def test_a_training_step_forms_no_logits_of_a_row(tmp_path: Path, monkeypatch: p
         with Largest(101) as valid, Largest(padded) as whole:
             built.log_probabilities(batch.sequences, 1.0)
             metrics = built.train_step(batch, PolicyLoss(0.2, 0.2, 0.0, entropy_coefficient=0.1))
-    assert metrics["policy/microbatches"] == 1
+    assert metrics["train/num_microbatches"] == 1
     assert valid.tokens == in_chunk
     assert whole.tokens <= in_chunk
 

@@ -77,8 +77,8 @@ def test_balancing_losses_have_the_gradient_of_their_formula(
     with backend(folder, distributed_optimizer=False, **settings) as built:
         metrics = built.train_step(make_batch(), no_loss)
         found = gradients(built)
-    assert metrics[key.replace("moe_", "moe/")] == pytest.approx(float(sum(losses)) / LAYERS, rel=1e-5)
-    assert metrics["policy/loss"] == 0
+    assert metrics[key.replace("moe_", "train/moe/")] == pytest.approx(float(sum(losses)) / LAYERS, rel=1e-5)
+    assert metrics["train/loss"] == 0
     for name in ("model.embed_tokens.weight", *(f"model.layers.{layer}.mlp.gate.weight" for layer in range(LAYERS))):
         expected = model.get_parameter(name).grad.numpy()
         assert np.abs(expected).max() > 1e-4
@@ -126,19 +126,25 @@ def test_load_counts_every_token_once_and_no_padding(settings: dict[str, Any], f
         built.log_probabilities(make_batch().sequences, 1.0)  # counts nothing
         metrics = built.train_step(make_batch(), CrossEntropyLoss())
     for layer, load in enumerate(loads):
-        assert metrics[f"moe/layers/{layer:02d}/load_max_over_mean"] == pytest.approx(float(load.max() / load.mean()))
-    assert metrics["moe/load_max_over_mean"] == pytest.approx(max(float(load.max() / load.mean()) for load in loads))
-    assert metrics["moe/load_min_over_mean"] == pytest.approx(min(float(load.min() / load.mean()) for load in loads))
+        assert metrics[f"train/moe/layers/{layer:02d}/load_max_over_mean"] == pytest.approx(
+            float(load.max() / load.mean())
+        )
+    assert metrics["train/moe/load_max_over_mean"] == pytest.approx(
+        max(float(load.max() / load.mean()) for load in loads)
+    )
+    assert metrics["train/moe/load_min_over_mean"] == pytest.approx(
+        min(float(load.min() / load.mean()) for load in loads)
+    )
     entropies = [float(torch.special.entr(share).sum() / np.log(EXPERTS)) for share in shares]
-    assert metrics["moe/load_entropy"] == pytest.approx(np.mean(entropies))
-    assert not {"moe/aux_loss", "moe/z_loss"} & metrics.keys()
+    assert metrics["train/moe/load_entropy"] == pytest.approx(np.mean(entropies))
+    assert not {"train/moe/aux_loss", "train/moe/z_loss"} & metrics.keys()
 
 
 def test_a_batch_without_tokens_has_no_load(folder: Path) -> None:
     with backend(folder) as built:
         metrics = built.train_step(make_batch(()), CrossEntropyLoss())
-    assert metrics["policy/grad_norm"] == 0
-    assert not [key for key in metrics if key.startswith("moe/")]
+    assert metrics["train/grad_norm"] == 0
+    assert not [key for key in metrics if key.startswith("train/moe/")]
 
 
 def test_a_trained_network_is_freed(folder: Path) -> None:

@@ -38,7 +38,7 @@ def stepped(learner: Learner, *seeds: int) -> list[float]:
     found = []
     for seed in seeds:
         metrics = learner.train_step(make_batch(seed=seed), LOSS)
-        found += [metrics["policy/loss"], metrics["policy/grad_norm"]]
+        found += [metrics["train/loss"], metrics["train/grad_norm"]]
     weights = b"".join(values.tobytes() for _, values in sorted(exported(learner).items()))
     return [*found, float(int(hashlib.sha256(weights).hexdigest()[:12], 16))]
 

@@ -21,7 +21,7 @@ from mua.megatron.model_card import CARD, GENERATION, ExportedPolicy, exported_t
 from mua.utils.errors import ModelError
 from mua.utils.resources import shipped
 
-INTERVAL = {"evaluation/test_success": 0.5625, "evaluation/test_success_low": 0.5, "evaluation/test_success_high": 0.62}
+INTERVAL = {"eval/test_success": 0.5625, "eval/test_success_low": 0.5, "eval/test_success_high": 0.62}
 
 
 @pytest.fixture
@@ -38,11 +38,9 @@ def base(tmp_path: Path) -> Path:
 def run(tmp_path: Path) -> Path:
     folder = tmp_path / "run"
     (folder / "checkpoints/step_00000004").mkdir(parents=True)
-    names = [f"evaluation/validation_success{end}" for end in ("", "_low", "_high")]
+    names = [f"eval/validation_success{end}" for end in ("", "_low", "_high")]
     lines: list[dict[str, Any]] = [{"step": 0, **{name: value / 2 for name, value in INTERVAL.items()}}]
-    lines.append(
-        {"step": 4, **dict(zip(names, (0.4, 0.3, 0.5), strict=True)), "evaluation/retail/validation_unscored": 0.0}
-    )
+    lines.append({"step": 4, **dict(zip(names, (0.4, 0.3, 0.5), strict=True)), "eval/retail/validation_unscored": 0.0})
     (folder / "evaluations.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     (folder / "report.json").write_text(json.dumps({"split": "test", "final": {"step": 4, **INTERVAL}}))
     (folder / "config.yaml").write_text("{}")

@@ -95,20 +95,20 @@ def test_keys_that_are_named_are_keys() -> None:
 
 def test_names_of_families_are_found_and_others_are_not() -> None:
     of = {
-        "evaluation/gyms/function/test_success": "evaluation/{domain}/{split}_success",
-        "evaluation/held_out_validation_success_low": "evaluation/held_out_{split}_success_low",
+        "eval/gyms/function/test_success": "eval/{domain}/{split}_success",
+        "eval/held_out_validation_success_low": "eval/held_out_{split}_success_low",
         "rollout/domain/gyms/turtle/reward/std": "rollout/domain/{domain}/reward/{figure}",
-        "tools/calls/orders/get": "tools/calls/{tool}",
-        "critic/grad_norm": "critic/{of_policy}",
-        "critic/moe/layers/03/load_max_over_mean": "critic/moe/layers/{layer}/load_max_over_mean",
+        "env/tool_calls/orders/get": "env/tool_calls/{tool}",
+        "train/critic/grad_norm": "train/critic/{of_policy}",
+        "train/critic/moe/layers/03/load_max_over_mean": "train/critic/moe/layers/{layer}/load_max_over_mean",
         "time/wait_seconds": "time/{phase}_seconds",
         "time/step_seconds": "time/step_seconds",
         "time/engine_idle_trainer_waits": "time/engine_{activity}",
-        "resources/memory/sync_begin_device_free_gib": "resources/memory/{moment}_device_{what}_gib",
-        "users/judge/errors/rate_limit": "users/judge/errors/{kind}",
+        "memory/sync_begin_device_free_gib": "memory/{moment}_device_{what}_gib",
+        "judge/llm/errors/rate_limit": "judge/llm/errors/{kind}",
     }
     assert {name: metric.name for name in of if (metric := described(name)) is not None} == of
-    others = ["success", "policy/los", "critic/los", "time/tea_seconds", "rollout/outcome/x", "evaluation/dev_success"]
+    others = ["success", "train/los", "train/critic/los", "time/tea_seconds", "rollout/outcome/x", "eval/dev_success"]
     assert unknown(others) == others
 
 
@@ -122,13 +122,13 @@ def test_a_name_without_an_entry_is_an_error_in_tests_and_said_once_elsewhere(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     with MetricsWriter(tmp_path, tensorboard=False) as metrics:
-        with pytest.raises(LookupError, match=r"lacks the metrics policy/los$"):
-            metrics.log(0, {"policy/los": 1.0, "policy/loss": 1.0})
+        with pytest.raises(LookupError, match=r"lacks the metrics train/los$"):
+            metrics.log(0, {"train/los": 1.0, "train/loss": 1.0})
         monkeypatch.delenv(STRICT)
         for step in range(2):
-            metrics.log(step, {"policy/los": 1.0})
-    assert [line["policy/los"] for line in read_metrics(tmp_path / "metrics.jsonl")] == [1.0, 1.0]
-    assert caplog.text.count("does not explain: policy/los") == 1
+            metrics.log(step, {"train/los": 1.0})
+    assert [line["train/los"] for line in read_metrics(tmp_path / "metrics.jsonl")] == [1.0, 1.0]
+    assert caplog.text.count("does not explain: train/los") == 1
 
 
 def test_the_command_explains_one_finds_several_and_helps_with_a_wrong_one() -> None:
@@ -137,10 +137,10 @@ def test_the_command_explains_one_finds_several_and_helps_with_a_wrong_one() -> 
         assert result.exit_code == status, result.output
         return result.output + (result.stderr if status else "")
 
-    assert "nats per token" in said("policy/entropy")
-    assert said("users/judge/").count("\nusers/judge/") > 5
+    assert "nats per token" in said("train/entropy")
+    assert said("judge/llm/").count("\njudge/llm/") > 5
     assert len(said().splitlines()) == len(CATALOGUE)
     (entry,) = json.loads(said("time/wait_seconds", "--json"))
     assert (entry["name"], entry["group"], entry["unit"]) == ("time/{phase}_seconds", "time", "s")
     assert said("docs") == metrics_page()
-    assert "did you mean policy/entropy" in said("entropy", status=2)
+    assert "did you mean train/entropy" in said("entropy", status=2)

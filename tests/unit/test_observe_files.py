@@ -95,15 +95,15 @@ def test_traces_are_whole_up_to_the_one_that_did_not_fit(tmp_path: Path, experts
 
 def test_metrics_and_the_curves(tmp_path: Path) -> None:
     with MetricsWriter(tmp_path, tensorboard=False) as metrics, largest_file(100):
-        metrics.log(0, {"policy/loss": 1.0})
+        metrics.log(0, {"train/loss": 1.0})
         with pytest.raises(DiskError, match=METRICS_FILE):
-            metrics.log(1, {f"tools/calls/name of a tool {i}": 1.0 for i in range(10)})
+            metrics.log(1, {f"env/tool_calls/name of a tool {i}": 1.0 for i in range(10)})
     assert [line["step"] for line in read_metrics(tmp_path / METRICS_FILE)] == [0]
 
 
 def _log_on(metrics: MetricsWriter) -> None:
     for step in range(1, 1000):
-        metrics.log(step, {"policy/loss": 1.0})
+        metrics.log(step, {"train/loss": 1.0})
 
 
 def _add_on(store: EpisodeStore, key: Key) -> None:
@@ -119,7 +119,7 @@ def test_a_real_disk_that_is_full(tmp_path: Path) -> None:
             MetricsWriter(disk, tensorboard=True) as metrics,
             EpisodeStore(disk / "episodes.jsonl", policy="p", setting="s") as store,
         ):
-            metrics.log(0, {"policy/loss": 1.0})
+            metrics.log(0, {"train/loss": 1.0})
             store.add(key, trajectory(0))
             fill(disk)
             with pytest.raises(DiskError, match=rf"^{disk}/({METRICS_FILE}|tensorboard): cannot .*: No space left"):

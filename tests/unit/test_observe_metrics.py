@@ -34,14 +34,14 @@ def steps(output: Path) -> list[int]:
 def write(output: Path, first: int, last: int, resume_step: int | None = None, tensorboard: bool = False) -> None:
     with MetricsWriter(output, tensorboard, resume_step) as writer:
         for step in range(first, last):
-            writer.log(step, {"reward/mean": step / 10})
+            writer.log(step, {"rollout/reward/mean": step / 10})
 
 
 def test_a_line_is_on_disk_as_soon_as_it_is_logged(tmp_path: Path) -> None:
     writer = MetricsWriter(tmp_path, tensorboard=False)
-    writer.log(3, {"reward/mean": 0.5, "policy/loss": float("nan"), "policy/tokens": 2})
+    writer.log(3, {"rollout/reward/mean": 0.5, "train/loss": float("nan"), "train/tokens": 2})
     (line,) = (tmp_path / METRICS_FILE).read_text(encoding="utf-8").splitlines()
-    assert json.loads(line) == {"step": 3, "reward/mean": 0.5, "policy/loss": None, "policy/tokens": 2.0}
+    assert json.loads(line) == {"step": 3, "rollout/reward/mean": 0.5, "train/loss": None, "train/tokens": 2.0}
     assert "NaN" not in line  # which is not JSON
     writer.close()
 
@@ -87,7 +87,7 @@ def test_tensorboard_shows_one_strand_after_a_resume(tmp_path: Path) -> None:
 
     events = EventAccumulator(str(tmp_path / TENSORBOARD_FOLDER))
     events.Reload()
-    points = [(event.step, round(event.value, 6)) for event in events.Scalars("reward/mean")]
+    points = [(event.step, round(event.value, 6)) for event in events.Scalars("rollout/reward/mean")]
     assert points == [(step, step / 10) for step in range(6)]
 
 
@@ -95,27 +95,27 @@ def test_evaluations_stand_at_the_steps_that_were_done_and_have_one_strand(tmp_p
     def evaluated(first: int, last: int, resume_step: int) -> None:
         with MetricsWriter(tmp_path, True, resume_step) as writer:
             if first == 0:
-                writer.log_evaluation(0, {"evaluation/test_success": 0.0, "evaluation/validation_success": 0.0})
+                writer.log_evaluation(0, {"eval/test_success": 0.0, "eval/validation_success": 0.0})
             for step in range(first, last):
-                writer.log(step, {"reward/mean": step / 10})
-                writer.log_evaluation(step + 1, {"evaluation/validation_success": (step + 1) / 10})
+                writer.log(step, {"rollout/reward/mean": step / 10})
+                writer.log_evaluation(step + 1, {"eval/validation_success": (step + 1) / 10})
 
     evaluated(0, 5, 0)
     evaluated(3, 6, 3)
     with MetricsWriter(tmp_path, True, 6) as writer:  # a run that is done, started again
-        writer.log_evaluation(6, {"evaluation/test_success": 1.0})
-        writer.log_evaluation(6, {"evaluation/test_success": 0.5})
+        writer.log_evaluation(6, {"eval/test_success": 1.0})
+        writer.log_evaluation(6, {"eval/test_success": 0.5})
     lines = {line["step"]: line for line in read_metrics(tmp_path / EVALUATIONS_FILE)}
-    assert [line["evaluation/validation_success"] for line in lines.values()] == [at / 10 for at in range(7)]
-    assert {at for at, line in lines.items() if "evaluation/test_success" in line} == {0, 6}
-    assert lines[6]["evaluation/test_success"] == 0.5
+    assert [line["eval/validation_success"] for line in lines.values()] == [at / 10 for at in range(7)]
+    assert {at for at, line in lines.items() if "eval/test_success" in line} == {0, 6}
+    assert lines[6]["eval/test_success"] == 0.5
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     events = EventAccumulator(str(tmp_path / TENSORBOARD_FOLDER))
     events.Reload()
-    points = {event.step: round(event.value, 6) for event in events.Scalars("evaluation/validation_success")}
+    points = {event.step: round(event.value, 6) for event in events.Scalars("eval/validation_success")}
     assert points == {at: at / 10 for at in range(7)}
-    assert [event.step for event in events.Scalars("reward/mean")] == list(range(6))
+    assert [event.step for event in events.Scalars("rollout/reward/mean")] == list(range(6))
     with MetricsWriter(tmp_path, False, 0):
         assert not (tmp_path / EVALUATIONS_FILE).exists()
 
@@ -125,7 +125,7 @@ def test_details_are_dropped_from_where_a_run_goes_on_and_tensorboard_has_them(t
         with MetricsWriter(tmp_path, True, resume_step) as writer:
             writer.log_hyperparameters({"seed": 1, "model.path": "m", "trainer.resume": True})
             for step in range(first, first + 3):
-                samples = {"reward/of_episodes": np.array([0.0, 1.0, step])}
+                samples = {"rollout/reward/histogram": np.array([0.0, 1.0, step])}
                 writer.log_details(step, samples, {"rollout/episodes/failed": "# user: <b>\nno"} if step == 2 else {})
 
     some(0, 0)
@@ -134,13 +134,13 @@ def test_details_are_dropped_from_where_a_run_goes_on_and_tensorboard_has_them(t
     some(2, 2)
     lines = [json.loads(line) for line in (tmp_path / DETAILS_FILE).read_text().splitlines()]
     assert [line.get("step") for line in lines] == [None, 0, 1, None, 2, 3, 4]
-    assert sum(lines[1]["histograms"]["reward/of_episodes"]["counts"]) == 3
+    assert sum(lines[1]["histograms"]["rollout/reward/histogram"]["counts"]) == 3
     assert lines[4]["texts"] == {"rollout/episodes/failed": "# user: <b>\nno"}
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     events = EventAccumulator(str(tmp_path / TENSORBOARD_FOLDER), {"histograms": 0, "tensors": 0})
     events.Reload()
-    assert [event.step for event in events.Histograms("reward/of_episodes")] == [0, 1, 2, 3, 4]
+    assert [event.step for event in events.Histograms("rollout/reward/histogram")] == [0, 1, 2, 3, 4]
     text = events.Tensors("rollout/episodes/failed/text_summary")[-1]
     assert text.tensor_proto.string_val[0] == b"    # user: <b>\n    no"
     assert "_hparams_/session_start_info" in str(events.summary_metadata.keys())
@@ -168,8 +168,8 @@ def test_memory_counts_this_process_and_its_children() -> None:
         child.stdout.readline()
         metrics = memory_metrics()
         child.communicate("\n")
-    assert metrics["resources/memory/process_gib"] > 0.01
-    assert metrics["resources/memory/children_gib"] > 50 / 1024
+    assert metrics["memory/process_gib"] > 0.01
+    assert metrics["memory/children_gib"] > 50 / 1024
 
 
 def test_a_reward_curve_is_a_picture(tmp_path: Path) -> None:
@@ -183,8 +183,8 @@ def test_a_reward_curve_is_a_picture(tmp_path: Path) -> None:
 
 def test_a_curve_of_nothing_is_an_error(tmp_path: Path) -> None:
     write(tmp_path, 0, 2)
-    with pytest.raises(MuaError, match="no line holds reward/best"):
-        plot_reward_curve({"a": tmp_path / METRICS_FILE}, tmp_path / "a.png", metric="reward/best")
+    with pytest.raises(MuaError, match="no line holds rollout/reward/best"):
+        plot_reward_curve({"a": tmp_path / METRICS_FILE}, tmp_path / "a.png", metric="rollout/reward/best")
 
 
 @pytest.mark.parametrize(

@@ -30,9 +30,9 @@ def logged(output: Path, sink: MetricSink) -> None:
     """What a short run logs."""
     with MetricsWriter(output, False, 0, [sink]) as writer:
         writer.log_hyperparameters({"seed": 1})
-        writer.log_evaluation(0, {"evaluation/test_success": 0.25})
-        writer.log(0, {"reward/mean": 0.5, "policy/loss": float("nan")})
-        writer.log_details(0, {"reward/of_episodes": np.array([0.0, 1.0])}, {"rollout/episodes/solved": "well"})
+        writer.log_evaluation(0, {"eval/test_success": 0.25})
+        writer.log(0, {"rollout/reward/mean": 0.5, "train/loss": float("nan")})
+        writer.log_details(0, {"rollout/reward/histogram": np.array([0.0, 1.0])}, {"rollout/episodes/solved": "well"})
 
 
 @pytest.fixture
@@ -49,9 +49,9 @@ def test_weights_and_biases_gets_all_on_the_axis_of_steps(wandb: Any, tmp_path: 
     logged(tmp_path, wandb_sink(config, "shop", tmp_path))
     run = wandb.init.return_value
     assert [call.args[0] for call in run.log.call_args_list] == [
-        {"step": 0, "evaluation/test_success": 0.25},
-        {"step": 0, "reward/mean": 0.5, "policy/loss": pytest.approx(float("nan"), nan_ok=True)},
-        {"step": 0, "reward/of_episodes": ("histogram", 2)},
+        {"step": 0, "eval/test_success": 0.25},
+        {"step": 0, "rollout/reward/mean": 0.5, "train/loss": pytest.approx(float("nan"), nan_ok=True)},
+        {"step": 0, "rollout/reward/histogram": ("histogram", 2)},
         {"step": 0, "rollout/episodes/solved": ("table", [[0, "well"]])},
     ]
     run.define_metric.assert_any_call("*", step_metric="step")
@@ -73,11 +73,11 @@ def test_mlflow_gets_all_and_a_run_that_goes_on_is_the_same(monkeypatch: pytest.
     config = MlflowConfig(experiment="e", tracking_uri="sqlite:///x")
     logged(tmp_path, mlflow_sink(config, "shop", tmp_path))
     assert [call.kwargs["metrics"] for call in client.log_batch.call_args_list] == [
-        [("evaluation/test_success", 0.25, 0)], [("reward/mean", 0.5, 0)]
+        [("eval/test_success", 0.25, 0)], [("rollout/reward/mean", 0.5, 0)]
     ]  # fmt: skip
     client.log_param.assert_called_once_with("r1", "seed", "1")
     client.log_text.assert_called_once_with("r1", "well", "rollout/episodes/solved/step_000000.txt")
-    assert sum(client.log_dict.call_args.args[1]["reward/of_episodes"]["counts"]) == 2
+    assert sum(client.log_dict.call_args.args[1]["rollout/reward/histogram"]["counts"]) == 2
     client.set_terminated.assert_called_once_with("r1", status="FINISHED")
     logged(tmp_path, mlflow_sink(config, "shop", tmp_path))
     assert client.create_run.call_count == client.log_param.call_count == 1

@@ -62,7 +62,7 @@ def _step(built: Any, seed: int) -> tuple[float, float, float]:
     batch = make_batch(seed=seed)
     metrics = built.train_step(batch, CrossEntropyLoss())
     reference = built.log_probabilities(batch.sequences, 1.0, reference=True)
-    return metrics["policy/loss"], metrics["policy/grad_norm"], float(sum(values.sum() for values in reference))
+    return metrics["train/loss"], metrics["train/grad_norm"], float(sum(values.sum() for values in reference))
 
 
 def _offload(built: Any) -> dict[str, Any]:
@@ -153,9 +153,7 @@ def test_engines_and_trainer_take_turns() -> None:
     in_use = moved.take()
     assert all(value > 0 for value in in_use.values())
     for phase in ("rollout_end", "train_begin", "train_end", "sync_begin", "sync_end", "save_end", "rollout_begin"):
-        assert (
-            f"resources/memory/{phase}_resident_gib" in in_use or f"resources/memory/{phase}_device_free_gib" in in_use
-        )
+        assert f"memory/{phase}_resident_gib" in in_use or f"memory/{phase}_device_free_gib" in in_use
     assert moved.take() == {}
 
 

@@ -165,9 +165,7 @@ def test_an_evaluation_that_a_new_start_makes_up_for_may_be_the_best(tmp_path: P
     assert names(tmp_path) == ["best", "step_00000002", "step_00000004"]
     continued(config(tmp_path))
     assert names(tmp_path) == ["best", "step_00000004", "step_00000008"]
-    lines = {
-        line["step"]: line["evaluation/validation_success"] for line in read_metrics(tmp_path / "evaluations.jsonl")
-    }
+    lines = {line["step"]: line["eval/validation_success"] for line in read_metrics(tmp_path / "evaluations.jsonl")}
     assert lines == {2: 0.3, 4: 0.7, 6: 0.7, 8: 0.5}
 
 
@@ -183,13 +181,13 @@ def test_the_report_is_of_the_first_policy_and_of_the_one_handed_over(
     report = json.loads((tmp_path / "report.json").read_text())
     assert (report["split"], report["final"]["export"]) == ("test", export)
     assert (report["first"]["step"], report["final"]["step"]) == (0, step)
-    assert (report["first"]["evaluation/test_success"], report["final"]["evaluation/test_success"]) == (0.2, success)
+    assert (report["first"]["eval/test_success"], report["final"]["eval/test_success"]) == (0.2, success)
     curves = {line["step"]: line for line in read_metrics(tmp_path / "evaluations.jsonl")}
-    name = "evaluation/test_success"
+    name = "eval/test_success"
     assert {at: line[name] for at, line in curves.items() if name in line} == {0: 0.2, step: success}
     assert list(curves) == [0, 2, 4, 6, 8]
     lines = list(read_metrics(tmp_path / "metrics.jsonl"))
-    assert not [name for line in lines for name in line if name.startswith("evaluation/")]
+    assert not [name for line in lines for name in line if name.startswith("eval/")]
     assert f"report on test, final policy (step {step}): success {success:.3f} (" in capsys.readouterr().out
     assert len(list(read_traces(tmp_path / "evaluations" / "test"))) == 2 * TASKS
 
@@ -200,7 +198,7 @@ def test_a_run_that_continues_keeps_the_report_of_its_first_policy(tmp_path: Pat
     continued(config(tmp_path, "test"), engines=engines)
     assert [weights for split, weights in engines.played if split == "test"] == [8]
     report = json.loads((tmp_path / "report.json").read_text())
-    assert (report["first"]["evaluation/test_success"], report["final"]["evaluation/test_success"]) == (0.2, 0.6)
+    assert (report["first"]["eval/test_success"], report["final"]["eval/test_success"]) == (0.2, 0.6)
     (tmp_path / "report.json").write_text("[]")
     with pytest.raises(MuaError, match="not a report of a run; remove it"):
         continued(config(tmp_path, "test"), engines=engines)

@@ -69,9 +69,9 @@ class StandIn:
     def train_step(self, batch: TrainBatch, loss: object, *, keep: bool = False) -> dict[str, float]:
         self.updates += 1
         return {
-            "policy/loss": 1.0,
-            "policy/grad_norm": 1.0,
-            "policy/skipped": self.skipped.pop(0) if self.skipped else 0.0,
+            "train/loss": 1.0,
+            "train/grad_norm": 1.0,
+            "train/skipped": self.skipped.pop(0) if self.skipped else 0.0,
         }
 
     def weights(self) -> None:
@@ -177,7 +177,7 @@ def test_a_step_that_nobody_could_score_trains_on_nothing_and_the_run_goes_on(
     policy = StandIn()
     train(experiment(tmp_path, max_unscored_steps=2), policy, rollouts(NONE, ALL, NONE, ALL, NONE, ALL))
     lines = list(read_metrics(tmp_path / "metrics.jsonl"))
-    assert ["reward/success" in line for line in lines] == [False, True, False, True, False, True, True, True]
+    assert ["rollout/success" in line for line in lines] == [False, True, False, True, False, True, True, True]
     assert (policy.updates, saved(tmp_path)) == (5, {"step_00000008": 5})
     assert "step 0 trains on nothing: not one of 4 episodes could be scored; most ended as judge_error" in caplog.text
     assert "check that judge.llm answers" in caplog.text
@@ -209,7 +209,7 @@ def test_what_the_line_of_progress_says() -> None:
     def groups(*members: Trajectory) -> list[Group]:
         return [Group(0, "task", list(members))]
 
-    shown = {"reward/mean": 0.5, "reward/success": 0.5}
+    shown = {"rollout/reward/mean": 0.5, "rollout/success": 0.5}
     assert progress_note(shown, groups(*ALL), None) == "reward 0.500, success 0.500"
     some = [*ALL, episode(4, Outcome.TIMEOUT)]
     said = progress_note(shown, groups(*some), None)
@@ -246,24 +246,24 @@ def test_updates_that_change_nothing_end_the_run_after_the_last_is_saved(tmp_pat
     assert str(tmp_path / "metrics.jsonl") in str(error.value)
     assert exit_status(error.value) == 2
     assert saved(tmp_path) == {"step_00000006": 6}
-    assert [line["policy/skipped"] for line in read_metrics(tmp_path / "metrics.jsonl")] == [1, 1, 0, 1, 1, 1]
+    assert [line["train/skipped"] for line in read_metrics(tmp_path / "metrics.jsonl")] == [1, 1, 0, 1, 1, 1]
 
 
 def test_some_skipped_minibatches_and_steps_without_an_update_end_nothing(tmp_path: Path) -> None:
     with Run(experiment(tmp_path, max_skipped_steps=2), StandIn()) as run:  # type: ignore[arg-type]
         for step, metrics in enumerate(
             [
-                {"policy/skipped": 0.5},
-                {"policy/skipped": 1.0},
-                {"policy/tokens": 0.0},
-                {"policy/skipped": 0.9},
-                {"policy/skipped": 1.0},
+                {"train/skipped": 0.5},
+                {"train/skipped": 1.0},
+                {"train/tokens": 0.0},
+                {"train/skipped": 0.9},
+                {"train/skipped": 1.0},
                 {},
             ]
         ):
             run.log(step, metrics)
         with pytest.raises(RunStopped):
-            run.log(6, {"policy/skipped": 0.0, "critic/skipped": 1.0})
+            run.log(6, {"train/skipped": 0.0, "train/critic/skipped": 1.0})
 
 
 def test_an_evaluation_without_a_scored_episode_saves_the_step_before_it(tmp_path: Path) -> None:

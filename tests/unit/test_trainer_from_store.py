@@ -230,7 +230,7 @@ def test_stored_tokens_are_imitated_as_they_are(store: Store, model: Path, tmp_p
 def test_fine_tuning_learns_stored_successes(store: Store, model: Path, tmp_path: Path) -> None:
     sft = {"stored": {"store": str(tmp_path)}, "batch_size": 6, "validation": 0.2, "validate_every": 1}
     fine_tune(config(model, tmp_path / "sft", sft=sft, trainer={"steps": 8}))
-    losses = [line["policy/loss"] for line in read_metrics(tmp_path / "sft" / "metrics.jsonl")]
+    losses = [line["train/loss"] for line in read_metrics(tmp_path / "sft" / "metrics.jsonl")]
     assert losses[-1] < 0.8 * losses[0]
     assert (tmp_path / "sft" / "hf" / "config.json").exists()
 
@@ -251,9 +251,9 @@ def test_offline_run_leaves_and_continues_to_the_same_numbers(store: Store, mode
     train_offline(straight)
     whole = lines(straight.output)
     assert [line["step"] for line in whole] == [0, 1, 2, 3]
-    assert all(line["policy/grad_norm"] > 0 for line in whole)
-    assert {line["reward/mean"] for line in whole} == {0.5}
-    assert all(line["mismatch/version_lag/mean"] > line["step"] for line in whole), (
+    assert all(line["train/grad_norm"] > 0 for line in whole)
+    assert {line["rollout/reward/mean"] for line in whole} == {0.5}
+    assert all(line["rollout/off_policy_level/mean"] > line["step"] for line in whole), (
         "no token is younger than the newest stored"
     )
     with pytest.raises(Preempted):
@@ -303,7 +303,7 @@ def test_recorded_teacher_or_an_error(model: Path, tmp_path: Path) -> None:
                 execute(connection, trajectory_inserts(key, whole, ended_at=1.0))
     offline = {"store": str(taught), "recorded_teacher": True, "most_uses": 6}
     train_offline(config(model, taught / "out", algorithm=algorithm, trainer={"steps": 6}, offline=offline))
-    found = [line["policy/distillation/reverse_kl"] for line in read_metrics(taught / "out" / "metrics.jsonl")]
+    found = [line["train/opd_reverse_kl"] for line in read_metrics(taught / "out" / "metrics.jsonl")]
     # The estimate is taken on fixed samples, where rising towards the teacher's -0.5 is what pulling closer looks like.
     assert found[-1] > found[0]
 

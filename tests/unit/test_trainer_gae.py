@@ -67,17 +67,17 @@ def test_the_critic_learns_first_and_then_both(tmp_path: Path) -> None:
         before = exported(learner)
         warm = learn(config, learner, groups, version=0)
         assert all(np.array_equal(values, before[name]) for name, values in exported(learner).items())
-        assert "policy/grad_norm" not in warm
+        assert "train/grad_norm" not in warm
         # A critic that says 0 everywhere explains nothing; with lambda below 1 returns decay towards it.
-        assert warm["critic/value_old"] == 0
-        assert warm["critic/explained_variance"] == pytest.approx(0.0, abs=1e-9)
-        assert warm["critic/grad_norm"] > 0
-        assert warm["policy/tokens"] == 20  # of each of the two minibatches
+        assert warm["train/critic/old_values"] == 0
+        assert warm["train/critic/vf_explained_var"] == pytest.approx(0.0, abs=1e-9)
+        assert warm["train/critic/grad_norm"] > 0
+        assert warm["train/tokens"] == 20  # of each of the two minibatches
         later = [learn(config, learner, groups, version=version) for version in range(1, 5)]
         assert not any(np.array_equal(values, before[name]) for name, values in exported(learner).items())
-    assert all(step["policy/grad_norm"] > 0 and step["critic/grad_norm"] > 0 for step in later)
-    assert later[-1]["critic/explained_variance"] > 0.3
-    assert later[0]["policy/advantage_abs"] == pytest.approx(0.8, abs=0.3), "advantages are whitened over the step"
+    assert all(step["train/grad_norm"] > 0 and step["train/critic/grad_norm"] > 0 for step in later)
+    assert later[-1]["train/critic/vf_explained_var"] > 0.3
+    assert later[0]["train/advantage_abs"] == pytest.approx(0.8, abs=0.3), "advantages are whitened over the step"
 
 
 def groups_of(step: int) -> list[Group]:
@@ -118,12 +118,12 @@ def test_two_ranks_learn_like_one(tmp_path: Path) -> None:
     (together, _), other = run_distributed(on_two_ranks, 2, str(tmp_path))
     assert other is None
     names = (
-        "critic/loss",
-        "critic/grad_norm",
-        "critic/explained_variance",
-        "critic/value_old",
-        "policy/loss",
-        "policy/grad_norm",
+        "train/critic/vf_loss",
+        "train/critic/grad_norm",
+        "train/critic/vf_explained_var",
+        "train/critic/old_values",
+        "train/loss",
+        "train/grad_norm",
     )
     for ours, theirs in zip(together, alone, strict=True):
         compared = [name for name in names if name in theirs]

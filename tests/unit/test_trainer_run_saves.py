@@ -72,7 +72,7 @@ def test_a_run_continues_where_its_last_saved_step_left_the_stream(config: Exper
         assert (run.step, run.position) == (0, None)
         for step, next_ordinal in enumerate((3, 7)):
             run.position = {"next": next_ordinal, "waiting": [[2, 1]], "curriculum": []}
-            run.log(step, {"reward/mean": 0.0})
+            run.log(step, {"rollout/reward/mean": 0.0})
             run.save(step)
     with Run(config, policy) as run:  # type: ignore[arg-type]
         assert (run.step, run.position) == (2, {"next": 7, "waiting": [[2, 1]], "curriculum": []})

@@ -105,12 +105,12 @@ def test_the_loss_is_that_of_transformers_however_it_is_packed(
         with backend(model, max_tokens_per_microbatch=row) as built:
             for size in (1, 4, 100):
                 found = validation_metrics(built, held_out, size)  # type: ignore[arg-type]
-                assert found["evaluation/loss"] == pytest.approx(expected, rel=1e-5)
-                assert found["evaluation/perplexity"] == pytest.approx(math.exp(expected), rel=1e-4)
-                assert found["evaluation/tokens"] == tokens
+                assert found["eval/loss"] == pytest.approx(expected, rel=1e-5)
+                assert found["eval/perplexity"] == pytest.approx(math.exp(expected), rel=1e-4)
+                assert found["eval/tokens"] == tokens
             trained = built.train_step(sft_batch(everything), CrossEntropyLoss())
-            assert trained["policy/loss"] == pytest.approx(expected, rel=1e-5)
-            assert validation_metrics(built, held_out, 4)["evaluation/loss"] != pytest.approx(expected)  # type: ignore[arg-type]
+            assert trained["train/loss"] == pytest.approx(expected, rel=1e-5)
+            assert validation_metrics(built, held_out, 4)["eval/loss"] != pytest.approx(expected)  # type: ignore[arg-type]
     assert expected != pytest.approx(own_loss(model, training), rel=1e-3)
 
 
@@ -149,7 +149,7 @@ def test_a_run_that_leaves_in_the_middle_of_a_validation_continues_to_the_same_n
     whole = lines(straight.output)
     assert [line["step"] for line in whole] == [*range(STEPS), 2, 4, 5]
     held_out = evaluations(straight.output)
-    assert held_out[2]["evaluation/loss"] > held_out[5]["evaluation/loss"] > 0
+    assert held_out[2]["eval/loss"] > held_out[5]["eval/loss"] > 0
 
     # Two checks of the steps, then the second of the validation's two batches.
     with pytest.raises(Preempted):
@@ -160,9 +160,7 @@ def test_a_run_that_leaves_in_the_middle_of_a_validation_continues_to_the_same_n
     assert newest.name == "step_00000002"
     fine_tune(broken)
     assert lines(broken.output) == whole
-    assert own_loss(broken.output / "hf", held_out_of(broken)) == pytest.approx(
-        held_out[5]["evaluation/loss"], rel=1e-5
-    )
+    assert own_loss(broken.output / "hf", held_out_of(broken)) == pytest.approx(held_out[5]["eval/loss"], rel=1e-5)
 
 
 def test_weights_that_are_not_finite_end_the_run(model: Path, data: Path, tmp_path: Path) -> None:
@@ -172,7 +170,7 @@ def test_weights_that_are_not_finite_end_the_run(model: Path, data: Path, tmp_pa
     trainer = loaded.trainer.model_copy(update={"save_every": 0, "max_skipped_steps": 2})
     with pytest.raises(RunStopped, match="the gradient norm of the last 2 steps with an update, to step 2, was not"):
         fine_tune(loaded.model_copy(update={"optimizer": wild, "trainer": trainer}))
-    assert [line["policy/skipped"] for line in lines(tmp_path)] == [0, 1, 1]
+    assert [line["train/skipped"] for line in lines(tmp_path)] == [0, 1, 1]
     newest = latest_checkpoint(tmp_path / "checkpoints")
     assert newest is not None
     assert newest.name == "step_00000003"

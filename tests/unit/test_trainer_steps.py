@@ -147,16 +147,16 @@ def test_every_group_is_trained_once_an_epoch(tmp_path: Path, epochs: int, minib
 def test_the_ratio_is_to_the_policy_before_the_steps_first_update(tmp_path: Path) -> None:
     table = Table()
     found = rl.learn(config_of(tmp_path, minibatches=1), table, groups_of(table), version=0)  # type: ignore[arg-type]
-    distances = [step["policy/ratio_max"] for step in table.steps]
+    distances = [step["train/ratio_max"] for step in table.steps]
     assert distances[0] == pytest.approx(1.0, abs=1e-6)
     assert 1.0001 < distances[1] < distances[2]
-    assert found["policy/ratio_max"] == pytest.approx(np.mean(distances))
+    assert found["train/ratio_max"] == pytest.approx(np.mean(distances))
 
 
 def test_log_probabilities_are_at_the_temperature_of_sampling(tmp_path: Path) -> None:
     table = Table()
     found = rl.learn(config_of(tmp_path), table, groups_of(table), version=0)  # type: ignore[arg-type]
-    assert found["mismatch/logprob_difference_max"] == pytest.approx(0.0, abs=1e-6)
+    assert found["train/train_rollout_logprob_abs_diff_max"] == pytest.approx(0.0, abs=1e-6)
 
 
 def test_the_critic_learns_alone_for_as_many_steps_as_it_is_given(tmp_path: Path) -> None:
@@ -215,8 +215,8 @@ def test_a_step_is_rolled_out_trained_synchronised_and_only_then_the_next_may_st
     assert events == ["weights 0", "schedule", *(event for step in steps for event in step)]
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     # Every token came from the weights that its step trains: none older by its number, none by its values.
-    assert [line["mismatch/version_lag/max"] for line in lines] == [0.0] * 3
-    assert [line["mismatch/logprob_difference_max"] for line in lines] == pytest.approx([0.0] * 3, abs=1e-6)
+    assert [line["rollout/off_policy_level/max"] for line in lines] == [0.0] * 3
+    assert [line["train/train_rollout_logprob_abs_diff_max"] for line in lines] == pytest.approx([0.0] * 3, abs=1e-6)
     assert [line["engine/sync/version"] for line in lines] == [1.0, 2.0, 3.0]
     assert torch.equal(engines.table.logits, table.logits.detach())
 

@@ -98,7 +98,7 @@ async def test_a_fault_has_a_kind_is_tried_again_and_never_scored(
     assert trajectory.error
     assert len(trajectory.error) < 1000
     step = rollout_metrics([Group(0, TASK.id, [trajectory])])
-    assert step[f"users/faults/{kind}"] == 2
+    assert step[f"user/faults/{kind}"] == 2
 
 
 async def test_a_fault_that_a_second_user_does_not_make_is_counted_and_forgotten() -> None:

@@ -359,9 +359,9 @@ async def test_users_and_judges_have_pools_and_metrics_of_their_own() -> None:
             await ask(services.judge)
         metrics = services.metrics()
         await services.close()
-    assert (metrics["users/llm/requests"], metrics["users/judge/requests"]) == (1, 1)
-    assert metrics["users/judge/errors/refused"] == 1
-    assert "users/llm/errors/refused" not in metrics
+    assert (metrics["user/llm/requests"], metrics["judge/llm/requests"]) == (1, 1)
+    assert metrics["judge/llm/errors/refused"] == 1
+    assert "user/llm/errors/refused" not in metrics
 
 
 RECIPE = """\

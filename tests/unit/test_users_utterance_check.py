@@ -151,13 +151,13 @@ async def test_a_lasting_leak_is_refused_marked_or_let_pass(check: str) -> None:
     if check == "refuse":
         assert (trajectory.outcome, trajectory.scored) == (Outcome.USER_ERROR, False)
         assert trajectory.metrics == {"user_faults/leaks_instruction": 1}
-        assert metrics["users/llm/refused/leaks_instruction"] == 2
+        assert metrics["user/llm/refused/leaks_instruction"] == 2
         return
     assert (trajectory.outcome, trajectory.success) == (Outcome.USER_STOP, True)
     flags = [flag["kind"] for message in trajectory.messages for flag in message.get("flags", ())]
     assert flags[:1] == (["leaks_instruction"] if check == "flag" else [])
     assert trajectory.metrics.get("user_flags/leaks_instruction", 0) == len(flags[:1])
-    assert metrics.get("users/llm/flags/leaks_instruction", 0) == len(flags[:1])
+    assert metrics.get("user/llm/flags/leaks_instruction", 0) == len(flags[:1])
 
 
 async def test_an_episode_whose_user_only_babbles_ends_unscored() -> None:

@@ -62,8 +62,8 @@ def test_overview_has_every_part_of_a_run(answers: Answers) -> None:
     assert newest["success"] == {"mean": own.mean, "low": own.low, "high": own.high, "tasks": len(rows)}
     assert set(newest["kinds"]) == {"cancel", "refund", "refuse"}
     assert sum(row["episodes"] for row in data["outcomes"]) == len(listed(answers))
-    assert data["curves"]["reward/success"][0] == list(range(8))
-    assert "normal: " in data["meanings"]["policy/grad_norm"]
+    assert data["curves"]["rollout/success"][0] == list(range(8))
+    assert "normal: " in data["meanings"]["train/grad_norm"]
     assert set(data["stages"]["trainer"]) >= {"time/wait_seconds", "time/optimizer_seconds"}
     assert "time/episode_tools_seconds" in data["stages"]["episode"]
     kinds = {event["kind"] for event in data["events"]}
@@ -76,7 +76,7 @@ def test_overview_has_every_part_of_a_run(answers: Answers) -> None:
 def test_from_a_step_to_its_groups_and_trajectories(answers: Answers) -> None:
     data = answers.answer("step", {"run": RUN, "step": "3"})
     assert [len(group["trajectories"]) for group in data["groups"]] == [4, 4, 4]
-    assert data["metrics"]["policy/grad_norm"] > 0
+    assert data["metrics"]["train/grad_norm"] > 0
     names = {t["id"] for group in data["groups"] for t in group["trajectories"] if t["scored"]}
     assert {row["id"] for row in listed(answers, step="3")} == names
     with pytest.raises(NotThere, match="step 99"):
@@ -306,11 +306,11 @@ def test_run_that_goes_on_is_seen(tmp_path: Path) -> None:
         with Store.open(tmp_path) as store, store.begin() as connection:
             execute(connection, [Insert(steps, [row])])
         (tmp_path / "metrics.jsonl").write_text(
-            '{"step": 0, "reward/success": 0.5}\n{"step": 2, "reward/success": 0.75}\n{"st'
+            '{"step": 0, "rollout/success": 0.5}\n{"step": 2, "rollout/success": 0.75}\n{"st'
         )
         after = answers.answer("changes", {"run": RUN})
         assert (before["step"], after["step"]) == (1, 2)
-        assert answers.answer("run", {"run": RUN})["curves"]["reward/success"] == [[0, 2], [0.5, 0.75]]
+        assert answers.answer("run", {"run": RUN})["curves"]["rollout/success"] == [[0, 2], [0.5, 0.75]]
 
 
 def test_run_without_a_store_is_read_from_its_traces(folder: Path, tmp_path: Path) -> None:

@@ -139,7 +139,7 @@ def told(domain: str, agent: str, output: Path, built_in: dict[tuple[int, int], 
     turns = sum(len(t.turn_rewards) for t in played)
     calls = sum(t.metrics.get("tool_calls", 0) for t in played)
     steps = "; ".join(
-        f"{line['policy/loss']:.4f}, {line['policy/grad_norm']:.4f}" for line in read_metrics(output / "metrics.jsonl")
+        f"{line['train/loss']:.4f}, {line['train/grad_norm']:.4f}" for line in read_metrics(output / "metrics.jsonl")
     )
     segments = equal = compared = ""
     wrong = []

@@ -112,7 +112,7 @@ async def measure(config: ExperimentConfig, family: ChatFamily, domain: Domain, 
     await runner.each(episodes, temperature=1.0, on_trajectory=note)
     seconds, cpu = time.perf_counter() - started, time.process_time() - cpu
     queued = queued_seconds() - queued
-    requests = services.metrics()["users/llm/requests"]
+    requests = services.metrics()["user/llm/requests"]
     await runner.close()
     await services.close()
     return Measured(seconds, cpu, requests, max(ended), queued)

@@ -389,7 +389,7 @@ class Simulation:
             for version, sampled in member.details["sampled"]:
                 ages[step - version] += sampled
         lag = sum(age * count for age, count in ages.items()) / ages.total()
-        return {"tokens": tokens, "mismatch/version_lag/mean": lag, "mismatch/version_lag/max": max(ages)}
+        return {"tokens": tokens, "rollout/off_policy_level/mean": lag, "rollout/off_policy_level/max": max(ages)}
 
     def _set(self, *, awaited: bool | None = None, **states: bool) -> None:
         """Whether the trainer waits for episodes, and what the engines are from now on."""
@@ -632,7 +632,7 @@ def main() -> None:
             shares = (max(seconds[:2]) / one.step_seconds, waiting, working)
             where = (recipe, f"{spread:g}", f"{pause:g}", one.name, one.staleness, one.trainer_gpus, one.engine_gpus)
             numbers = [f"{s:.0f}" for s in seconds] + [f"{share:.0%}" for share in shares]
-            print(kit.row(*where, *numbers, f"{one.found['mismatch/version_lag/mean']:.1f}"), flush=True)
+            print(kit.row(*where, *numbers, f"{one.found['rollout/off_policy_level/mean']:.1f}"), flush=True)
 
 
 if __name__ == "__main__":

@@ -179,7 +179,7 @@ def serve(connection: Connection, folder: Path, samples: list[tuple[np.ndarray, 
         kit.forget_peak()
         metrics = built.train_step(batch, loss)
         seconds, most = time.process_time() - started, kit.resident("VmHWM") - before
-        connection.send({"loss": metrics["policy/loss"], "seconds": seconds, "mebibytes": most / 2**20})
+        connection.send({"loss": metrics["train/loss"], "seconds": seconds, "mebibytes": most / 2**20})
     built.close()
 
 

@@ -99,7 +99,7 @@ class _Shop:
         self.lines.append(self._metrics(step, made))
         yield Insert(steps, [{
             "run_id": self.run, "step": step, "part": 1, "state": "done", "version": step, "started_at": began,
-            "ended_at": began + 50, "metrics": {"reward/mean": float(np.mean(rewards))}, "gradient": "00ff" * 8,
+            "ended_at": began + 50, "metrics": {"rollout/reward/mean": float(np.mean(rewards))}, "gradient": "00ff" * 8,
         }])  # fmt: skip
         yield Insert(versions, [{
             "run_id": self.run, "version": step + 1, "part": 1, "synced_at": began + 55,
@@ -253,11 +253,11 @@ class _Shop:
     def _metrics(self, step: int, made: list[tuple[EpisodeKey, Trajectory]]) -> Json:
         draw = self.draw
         return {
-            "step": step, "reward/mean": float(np.mean([t.reward for _, t in made])),
-            "reward/success": float(np.mean([t.success for _, t in made])),
-            "policy/entropy": 2.0 - step / self.step_count,
-            "policy/grad_norm": float(1 + draw.random()), "mismatch/kl": float(1e-4 * draw.random()),
-            "rollout/tokens/sampled": 40.0, "rollout/turns/mean": 4.0, "policy/loss": 0.1,
+            "step": step, "rollout/reward/mean": float(np.mean([t.reward for _, t in made])),
+            "rollout/success": float(np.mean([t.success for _, t in made])),
+            "train/entropy": 2.0 - step / self.step_count,
+            "train/grad_norm": float(1 + draw.random()), "train/train_rollout_kl": float(1e-4 * draw.random()),
+            "rollout/response_len/mean": 40.0, "rollout/turns/mean": 4.0, "train/loss": 0.1,
             "time/wait_seconds": 20 + 5 * float(draw.random()), "time/optimizer_seconds": 15.0,
             "time/sync_seconds": 3.0, "time/rest_seconds": 1.0, "time/episode_generating_seconds": 2.0,
             "time/episode_tools_seconds": 0.4, "time/episode_user_seconds": 1.1,

@@ -222,8 +222,8 @@ def _step(config: ExperimentConfig, run: Run, record: RunRecord, step: int) -> N
         recorder.completed(groups[-1])
     learned = Learned()
     learned.batches, learned.epochs = make_batches([groups], config.algorithm, 1.0), config.algorithm.epochs
-    record.stepped(DoneStep(step, groups, groups, None, learned, metrics={"policy/loss": 0.0}))
-    run.log(step, {"policy/loss": 0.0})
+    record.stepped(DoneStep(step, groups, groups, None, learned, metrics={"train/loss": 0.0}))
+    run.log(step, {"train/loss": 0.0})
     if run.due(config.trainer.save_every, step):
         run.save(step)
 

@@ -13,7 +13,7 @@ from tools.faults.draw import STEPS
 from tools.faults.workshop import GROUPS, SIZE, UPDATES
 
 _WEIGHTS = Path("hf") / "model.safetensors"
-_SAME = ("policy/loss", "policy/grad_norm", "policy/tokens", "reward/mean", "policy/entropy", "policy/learning_rate")
+_SAME = ("train/loss", "train/grad_norm", "train/tokens", "rollout/reward/mean", "train/entropy", "train/lr")
 """Metrics of a step that must agree bit for bit."""
 
 
@@ -60,10 +60,10 @@ def _steps(output: Path, staleness: int) -> Iterator[str]:
         sampled[step] = sampled.get(step, 0) + trajectory.sampled_tokens
     for line in lines:
         step = line["step"]
-        if (count := line["rollout/tokens/sampled"] * line["rollout/trajectories/count"]) != sampled.get(step):
+        if (count := line["rollout/response_len/mean"] * line["rollout/trajectories/count"]) != sampled.get(step):
             yield f"step {step} sampled {count:g} tokens, its traces hold {sampled.get(step)}"
-        if line["mismatch/version_lag/max"] > staleness:
-            yield f"step {step} trained on weights {line['mismatch/version_lag/max']:g} versions old"
+        if line["rollout/off_policy_level/max"] > staleness:
+            yield f"step {step} trained on weights {line['rollout/off_policy_level/max']:g} versions old"
 
 
 def _state(output: Path) -> Iterator[str]:

@@ -217,13 +217,13 @@ def rl(place: Place) -> Found:
     lines = [json.loads(line) for line in (place.work / "run/metrics.jsonl").read_text().splitlines()]
     found.expect([line["step"] for line in lines] == [0, 1], f"the run has {len(lines)} steps, not 2")
     for line in lines:
-        for name in ("reward/mean", "policy/grad_norm", "policy/loss"):
+        for name in ("rollout/reward/mean", "train/grad_norm", "train/loss"):
             value = line.get(name)
             found.expect(value is not None and math.isfinite(value), f"step {line['step']}: {name} is {value}")
     last = lines[-1]
-    off = last.get("mismatch/logprob_difference", math.inf)
+    off = last.get("train/train_rollout_logprob_abs_diff", math.inf)
     found.expect(off < DIFFERENCE[place.pick("bfloat16", "float32")], f"engine and trainer differ by {off:.3g} nats")
-    found.add("mismatch/logprob_difference", float(off), "nats")
+    found.add("train/train_rollout_logprob_abs_diff", float(off), "nats")
     for name in ("time/step_seconds", "engine/sync/pause_seconds", *(n for n in last if n.startswith("time/"))):
         if last.get(name) and name.endswith("_seconds") and "episode" not in name:
             found.add(name, float(last[name]), "s")

@@ -105,16 +105,16 @@ def _steps(found: Found, run: Path) -> dict[str, Any]:
     """Figures of a run's last step that trained; what steps report must be finite."""
     lines = list(read_metrics(run / METRICS_FILE))
     for line in lines:
-        for name in ("reward/mean", "policy/grad_norm", "policy/loss"):
+        for name in ("rollout/reward/mean", "train/grad_norm", "train/loss"):
             found.expect(math.isfinite(line.get(name, 0.0)), f"step {line['step']}: {name} is {line.get(name)}")
-    trained = [line for line in lines if "mismatch/logprob_difference" in line]
+    trained = [line for line in lines if "train/train_rollout_logprob_abs_diff" in line]
     if not trained:
         raise RuntimeError(f"none of {len(lines)} steps had anything to train on")
     last: dict[str, Any] = trained[-1]
     found.add("steps that trained", len(trained), f"of {len(lines)}")
-    found.add("engine and trainer differ by", float(last["mismatch/logprob_difference"]), "nats")
+    found.add("engine and trainer differ by", float(last["train/train_rollout_logprob_abs_diff"]), "nats")
     found.add("pause of a sync", float(last["engine/sync/pause_seconds"]), "s")
-    found.add("trained", int(last["policy/tokens"]), "tokens of the last step")
+    found.add("trained", int(last["train/tokens"]), "tokens of the last step")
     for name in sorted(last):
         if name.startswith("time/") and name.endswith("_seconds") and "episode" not in name and last[name]:
             found.add(name, float(last[name]), "s")

@@ -321,8 +321,8 @@ class Services:
         )
 
     def metrics(self) -> dict[str, float]:
-        """What users and judges cost since the last call, as ``users/llm/...`` and ``users/judge/...``."""
-        roles = {"users/llm": self.user, "users/judge": self.judge}
+        """What users and judges cost since the last call, as ``user/llm/...`` and ``judge/llm/...``."""
+        roles = {"user/llm": self.user, "judge/llm": self.judge}
         taken = {role: client.metrics() for role, client in roles.items() if client is not None}
         return {f"{role}/{name}": value for role, metrics in taken.items() for name, value in metrics.items()}
 

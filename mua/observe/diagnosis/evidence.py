@@ -24,7 +24,7 @@ Mask = npt.NDArray[np.bool_]
 DATA: dict[str, dict[str, Any]] = yaml.safe_load(Path(__file__).with_name("causes.yaml").read_text(encoding="utf-8"))
 """``series`` and ``sums``: the metrics that quantities are read from; ``thresholds`` and ``causes``."""
 _DOMAIN = re.compile(r"rollout/domain/(.+)/success")
-_HELD_OUT = re.compile(r"evaluation/(.+)_success")
+_HELD_OUT = re.compile(r"eval/(.+)_success")
 
 
 @dataclass(slots=True)
@@ -90,7 +90,7 @@ class Evidence:
     domains: dict[str, Floats] = field(default_factory=dict)
     """Success of each domain of a run over several."""
     evaluations: dict[str, Floats] = field(default_factory=dict)
-    """Held-out success by what follows ``evaluation/``."""
+    """Held-out success by what follows ``eval/``."""
     config: Json = field(default_factory=dict)
     episodes: list[SeenEpisode] | None = None
     """In order of steps; None where there is no store."""

@@ -158,7 +158,7 @@ def evaluate_in_training(
 
 def success_of(metrics: Mapping[str, float], split: str | None) -> str:
     """The success on ``split`` and its interval in words."""
-    names = [f"evaluation/{split}_success{end}" for end in ("", "_low", "_high")]
+    names = [f"eval/{split}_success{end}" for end in ("", "_low", "_high")]
     found = [metrics[name] for name in names if name in metrics]
     return "success {:.3f} ({:.3f} to {:.3f})".format(*found) if len(found) == len(names) else "success unknown"
 
@@ -276,4 +276,4 @@ def key_of(placed: Placed) -> Key:
 
 def roles_of(metrics: Roles) -> Roles:
     """Those of ``metrics`` that are of users and judges."""
-    return {name: value for name, value in metrics.items() if name.startswith(("users/llm/", "users/judge/"))}
+    return {name: value for name, value in metrics.items() if name.startswith(("user/llm/", "judge/llm/"))}

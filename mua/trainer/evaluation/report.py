@@ -204,18 +204,18 @@ def training_metrics(
 ) -> dict[str, float]:
     """Success with its interval (``evaluation.level``), and the share of unscored episodes.
 
-    ``evaluation/<split>_...`` is over all tasks of the domains that are ``trained`` on, and
-    ``evaluation/held_out_<split>_...`` over those of the others; where there are several domains,
-    ``evaluation/<domain>/<split>_...`` is of each. A part without a scored episode has no success: the infrastructure's
+    ``eval/<split>_...`` is over all tasks of the domains that are ``trained`` on, and
+    ``eval/held_out_<split>_...`` over those of the others; where there are several domains,
+    ``eval/<domain>/<split>_...`` is of each. A part without a scored episode has no success: the infrastructure's
     faults are no failures of the policy.
     """
     parts = {
-        f"evaluation/{split}": [t for t in trajectories if t.domain in trained],
-        f"evaluation/held_out_{split}": [t for t in trajectories if t.domain not in trained],
+        f"eval/{split}": [t for t in trajectories if t.domain in trained],
+        f"eval/held_out_{split}": [t for t in trajectories if t.domain not in trained],
     }
     domains = {t.domain for t in trajectories}
     for domain in sorted(domains) if len(domains) > 1 else ():
-        parts[f"evaluation/{domain}/{split}"] = [t for t in trajectories if t.domain == domain]
+        parts[f"eval/{domain}/{split}"] = [t for t in trajectories if t.domain == domain]
     metrics: dict[str, float] = {}
     for prefix, episodes in parts.items():
         # The task is the unit: samples of one task are no independent trials, so each task counts once, with its mean.
