@@ -218,7 +218,7 @@ def corrected_routing(config: Mapping[str, Any]) -> dict[str, Any]:
     """Architecture fields of a shared expert and of sigmoid routing (DeepSeek-V3, section 2.1.2).
 
     Experts are chosen by score plus a bias, within the best groups where there are several, and weighted by the score
-    alone, normalised over the chosen. Megatron ranks a group by as many of its experts as one token takes from it,
+    alone, normalized over the chosen. Megatron ranks a group by as many of its experts as one token takes from it,
     config.json means two; where these differ the configuration is refused.
     """
     groups, chosen_groups = config.get("n_group") or 1, config.get("topk_group") or 1

@@ -215,7 +215,7 @@ class TrainSequence:
     weights: Float32Array
     """Per-token loss weight with the global denominator already divided in; 0 on tokens not trained."""
     advantages: Float32Array
-    behaviour_logprobs: Float32Array
+    behavior_logprobs: Float32Array
     """Log-probabilities under the policy that sampled, as the engine reported them."""
     old_logprobs: Float32Array
     """Log-probabilities the clipped ratio is taken against (engine's, or recomputed by the trainer)."""

@@ -18,7 +18,7 @@ def operations(work: Callable[[], Any]) -> int:
         count += event in ("call", "c_call")
 
     collected = gc.isenabled()
-    gc.disable()  # a finaliser is nobody's work
+    gc.disable()  # a finalizer is nobody's work
     sys.setprofile(note)
     try:
         work()

@@ -1,4 +1,4 @@
-"""What tests of gyms share: playing moves, promises over all tasks, labelled sets, endpoints that play the oracles."""
+"""What tests of gyms share: playing moves, promises over all tasks, labeled sets, endpoints that play the oracles."""
 
 from __future__ import annotations
 
@@ -76,8 +76,8 @@ async def followed(environment: GymEnvironment, script: Json) -> None:
     }
 
 
-def labelled(name: str) -> list[Json]:
-    """A labelled set from tests/data/gyms."""
+def labeled(name: str) -> list[Json]:
+    """A labeled set from tests/data/gyms."""
     return [json.loads(line) for line in (DATA / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()]
 
 
@@ -108,7 +108,7 @@ def unasked(body: Json) -> str:
 
 
 @asynccontextmanager
-async def modelled(
+async def modeled(
     gym: Gym, user: Callable[[Json], str], judge: Callable[[Json], str] = unasked, **settings: Any
 ) -> AsyncIterator[Any]:
     """The gym under ``oracle: llm`` with two endpoints, whose words are made from each request's body."""

@@ -188,7 +188,7 @@ def _two_runs(own: dict[str, Any], expected: dict[str, Any]) -> dict[str, float]
 def loss_of(loss: Any, sequence: TrainSequence, logprobs: Tensor, entropy: Tensor) -> Any:
     """What ``loss`` says of the trained tokens of one sequence, given both for all of its tokens."""
     trained = torch.from_numpy(sequence.trained)
-    names = ("weights", "advantages", "behaviour_logprobs", "old_logprobs")
+    names = ("weights", "advantages", "behavior_logprobs", "old_logprobs")
     values: list[Any] = [torch.from_numpy(getattr(sequence, name))[trained] for name in names]
     return loss(logprobs[trained], entropy[trained], TokenTensors(*values))
 

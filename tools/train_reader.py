@@ -1,14 +1,14 @@
-"""Learn what messages do from labelled ones, and pin the result (environments/kit/language/weights.json.gz,
+"""Learn what messages do from labeled ones, and pin the result (environments/kit/language/weights.json.gz,
 manifest.json).
 
     python -m tools.train_reader
 
-Labelled messages are those of ``environments/kit/language/examples/*.jsonl`` and of ``tests/data/users/<domain>.jsonl``
+Labeled messages are those of ``environments/kit/language/examples/*.jsonl`` and of ``tests/data/users/<domain>.jsonl``
 for the four domains, and sentences made of ``frames.yaml`` and ``slots.yaml`` (frames of requests, proposals, refusals,
 ... filled with each domain's facts and deeds). Other files under ``tests/data/users`` are never read here: they
 measure.
 
-The loss is the cross entropy of a noisy or over a message's sentences plus a quadratic penalty, minimised by L-BFGS
+The loss is the cross entropy of a noisy or over a message's sentences plus a quadratic penalty, minimized by L-BFGS
 from zero, so that a run gives the same weights again.
 """
 
@@ -52,7 +52,7 @@ Features = list[set[str]]
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One labelled message."""
+    """One labeled message."""
 
     domain: str
     say: str
@@ -62,7 +62,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """A labelled message as features."""
+    """A labeled message as features."""
 
     line: Line
     acts: Features
@@ -70,7 +70,7 @@ class Seen:
 
 
 def lines_of(path: Path, domain: str) -> list[Line]:
-    """The labelled messages of a file."""
+    """The labeled messages of a file."""
     rows = [json.loads(text) for text in path.read_text(encoding="utf-8").splitlines() if text.strip()]
     return [Line(domain, row["say"], row["wish"], frozenset(row["acts"])) for row in rows]
 

@@ -235,13 +235,13 @@ def resolve(kind: Kind, frozen: Mapping[str, str], have: Sequence[str]) -> Colle
                 else:
                     if name in frozen:
                         found.replaced.append(f"{name} {frozen[name]} by {versions[name]}")
-                    found.wheels.append(_labelled(archives, name, layer))
+                    found.wheels.append(_labeled(archives, name, layer))
             if layer.source:
                 found.sources.append(_source(layer, folder))
     return found
 
 
-def _labelled(archives: Mapping[str, Archive], name: str, layer: Layer) -> Archive:
+def _labeled(archives: Mapping[str, Archive], name: str, layer: Layer) -> Archive:
     if name not in archives:
         raise Trouble(f"{name} has no wheel for Python {PYTHON[0]}.{PYTHON[1]} on {PLATFORM}")
     return Archive(**(asdict(archives[name]) | {"layer": layer.name}))

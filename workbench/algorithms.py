@@ -30,7 +30,7 @@ LISTING: dict[str, dict[str, str]] = {
         "equal": "every token of a trajectory alike",
         "reward_to_go": "each turn by the discounted rewards from it on (UserRL's R2G)",
         "exponential": "each turn by 0.5 to 1, saturating with its reward (UserRL's EM)",
-        "signed": "each turn by its own reward, negative where it was penalised",
+        "signed": "each turn by its own reward, negative where it was penalized",
     },
     "correction": {
         "none": "the engine's mismatch is only reported",
@@ -64,10 +64,10 @@ LISTING: dict[str, dict[str, str]] = {
         "cap_faulty_turns": "no malformed or repeated turn is encouraged: its advantage is at most 0 (AgentRL)",
     },
     "refill": {
-        "most_extra_groups": "unusable groups that others replace in one step (DAPO's dynamic sampling)",
+        "max_extra_groups": "unusable groups that others replace in one step (DAPO's dynamic sampling)",
         "oversample": "more groups start than a step trains on; it takes the first usable ones that finish",
         "carry_versions": "versions that an oversampled group may be overtaken by before it starts again",
-        "most_cancellations": "how often oversampling may put a group off before a step waits for it",
+        "max_cancellations": "how often oversampling may put a group off before a step waits for it",
     },
     "curriculum.kind": {
         "off": "epochs, each a fresh permutation",

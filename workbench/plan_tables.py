@@ -17,7 +17,7 @@ from mua.launch.plan.planner import RECOMPUTE, Plan
 WIDTH = 110
 """Columns of the tables in a file or pipe."""
 MFUS = (0.25, 0.35, 0.45)
-"""Utilisations in training that a plan shows; which one a cluster reaches is only known by measuring it."""
+"""Utilizations in training that a plan shows; which one a cluster reaches is only known by measuring it."""
 
 
 def show_plan(plan: Plan, console: Console | None = None) -> None:
@@ -44,7 +44,7 @@ def _parts(plan: Plan) -> Iterator[RenderableType]:
         yield Text(f"host memory of a node, pinned: {_gb(plan.host)} of {plan.config.cluster.host_gigabytes:g} GB\n")
     yield _facts("engine", _engine(plan))
     yield _facts("one step", _step(plan))
-    yield _facts("one weight synchronisation", _sync(plan))
+    yield _facts("one weight synchronization", _sync(plan))
     yield Text("\n".join(_verdict(plan)))
 
 

@@ -23,17 +23,17 @@ def plot_reward_curve(
     title: str = "Mean reward of the training rollouts",
     window: int = 5,
 ) -> Path:
-    """Draw ``metric`` over steps, one line for each labelled ``metrics.jsonl``, and give the path of the picture.
+    """Draw ``metric`` over steps, one line for each labeled ``metrics.jsonl``, and give the path of the picture.
 
     The faint line is the value of each step, the strong one its mean over the last ``window`` steps (fewer at the
     start). ``baseline`` is drawn as a dashed level. Raises :class:`MuaError` if a file never logged ``metric``.
     """
     figure, axes = new_figure(4.5)
     for index, (label, path) in enumerate(metrics_files.items()):
-        colour = COLOURS[index % len(COLOURS)]
+        color = COLOURS[index % len(COLOURS)]
         steps, values = _series(path, metric)
-        axes.plot(steps, values, color=colour, alpha=0.3, linewidth=1)
-        axes.plot(steps, _trailing_mean(values, window), color=colour, linewidth=2, label=label)
+        axes.plot(steps, values, color=color, alpha=0.3, linewidth=1)
+        axes.plot(steps, _trailing_mean(values, window), color=color, linewidth=2, label=label)
     if baseline is not None:
         axes.axhline(baseline, color="#444444", linestyle="--", linewidth=1.2, label=baseline_label)
     axes.set_title(title, loc="left")

@@ -12,7 +12,7 @@ from mua.utils.errors import ModelError
 _SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"  # English clitics
     r"| (?=\p{Ll}+[._@]\p{L})"  # the space before an identifier such as ada.cole@inbox.org or gift_card_7
-    r"|\p{Lu}[\p{Ll}\p{M}]*"  # a capitalised word or a capital alone: a name is one token in prose and in JSON
+    r"|\p{Lu}[\p{Ll}\p{M}]*"  # a capitalized word or a capital alone: a name is one token in prose and in JSON
     r"|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}&&[^\p{Lu}]]+"  # another word with the one character before it
     r"|\p{N}"  # every digit alone
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*"  # punctuation and the line ends behind it
@@ -29,7 +29,7 @@ def train_tokenizer(
 ) -> None:
     """Train a byte-level BPE tokenizer and save it where ``AutoTokenizer`` finds it.
 
-    It splits text as Qwen's does, except that capitalised words and the first words of identifiers stand alone, so
+    It splits text as Qwen's does, except that capitalized words and the first words of identifiers stand alone, so
     that a small policy can copy a name or an identifier from any place to any other without learning how its
     spellings correspond. It has the family's control tokens behind the learnt vocabulary and carries the shipped
     chat template. The same texts in the same order give the same files.

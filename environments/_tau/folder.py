@@ -243,7 +243,7 @@ def _initial(state: Json, where: str) -> Json:
 
 
 def _instruction(scenario: Json) -> str:
-    """The user's page: persona and instructions, one labelled paragraph each."""
+    """The user's page: persona and instructions, one labeled paragraph each."""
     parts = [f"Your character: {scenario['persona']}"] if scenario.get("persona") else []
     instructions: Any = scenario.get("instructions") or ""
     if isinstance(instructions, str):

@@ -24,7 +24,7 @@ def _transformer(config: HfConfig) -> dict[str, Any]:
     return (
         decoder_transformer(config, qkv_bias=False, qk_norm=True)
         | experts_transformer(config, experts=experts, sparse_layers=sparse)
-        # A softmax over the chosen experts is the softmax over all, normalised over the chosen.
+        # A softmax over the chosen experts is the softmax over all, normalized over the chosen.
         | {"moe_router_score_function": "softmax", "moe_router_pre_softmax": not need(config, "norm_topk_prob")}
     )
 

@@ -32,7 +32,7 @@ def group_relative_advantages(rewards: Sequence[float], *, divide_by_std: bool, 
     """Advantage of each member of one group, shape ``[n]``.
 
     GRPO (arXiv 2402.03300, eq. in section 4.1.2): ``(r_i - mean) / (std + epsilon)``, with the unbiased
-    standard deviation (``n - 1``), as verl computes it. Without ``divide_by_std`` only centred, which is
+    standard deviation (``n - 1``), as verl computes it. Without ``divide_by_std`` only centered, which is
     Dr. GRPO's advantage (arXiv 2503.20783).
 
     A group whose rewards are all equal, one-element groups included, gives exactly 0 everywhere. (verl leaves
@@ -44,10 +44,10 @@ def group_relative_advantages(rewards: Sequence[float], *, divide_by_std: bool, 
     # Decided on the rewards themselves: rounding of the mean would leave 1e-17 / epsilon behind.
     if len(values) < 2 or values.max() == values.min():
         return np.zeros_like(values)
-    centred: Floats = values - values.mean()
+    centered: Floats = values - values.mean()
     if divide_by_std:
-        centred /= values.std(ddof=1) + epsilon
-    return centred
+        centered /= values.std(ddof=1) + epsilon
+    return centered
 
 
 def leave_one_out(rewards: Sequence[float]) -> Floats:
@@ -61,7 +61,7 @@ def pass_at_k_advantages(rewards: Sequence[float], k: int) -> Floats:
 
     The reward of a random ``k``-subset of the group is 1 if any member of it succeeded (score above 0). With ``m`` of
     ``n`` members failed, ``mean = 1 - C(m, k) / C(n, k)`` and ``std = sqrt(mean (1 - mean))`` over subsets; a member's
-    advantage is the mean normalised reward of the subsets it is in: ``(1 - mean) / std`` for one that succeeded, and
+    advantage is the mean normalized reward of the subsets it is in: ``(1 - mean) / std`` for one that succeeded, and
     ``(1 - mean - C(m - 1, k - 1) / C(n - 1, k - 1)) / std`` for one that failed.
 
     Raises ``ValueError`` unless ``1 <= k <= n``.
@@ -113,7 +113,7 @@ def group_advantages(
 ) -> Floats:
     """One group's advantages by the estimator's name, before :func:`whiten`.
 
-    ``none`` is REINFORCE: the score itself. ``reinforce_plus_plus`` is centred here and whitened over the step.
+    ``none`` is REINFORCE: the score itself. ``reinforce_plus_plus`` is centered here and whitened over the step.
     """
     estimators: dict[AdvantageName, Callable[[], Floats]] = {
         "grpo": lambda: group_relative_advantages(rewards, divide_by_std=divide_by_std),
@@ -158,7 +158,7 @@ def turn_credits(rewards: Sequence[float], name: CreditName, *, gamma: float = 1
       trajectory that earned nothing, which then has no gradient at all;
     - ``exponential``: ``0.5 + 0.5 (1 - exp(-k r_t)) / (1 - exp(-k))``, UserRL's EM: 0.5 for a turn without reward, 1
       for reward 1;
-    - ``signed``: ``r_t`` itself, negative where a turn was penalised.
+    - ``signed``: ``r_t`` itself, negative where a turn was penalized.
 
     Raises ``ValueError`` when ``k`` is 0, for which the map is not defined.
     """
@@ -194,7 +194,7 @@ def spread_advantage(
         advantage: of the trajectory.
         credits: ``c_t``, ``[T]``.
         tokens: trained tokens of each turn, ``[T]``.
-        signed_sum: normalise by the sum of credits instead of that of their absolute values.
+        signed_sum: normalize by the sum of credits instead of that of their absolute values.
     """
     if len(credits) != len(tokens):
         raise ValueError(f"{len(credits)} turn credits for {len(tokens)} turns")

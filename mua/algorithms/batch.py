@@ -78,7 +78,7 @@ def make_batches(parts: Sequence[Sequence[Group]], config: AlgorithmConfig, temp
     :func:`adjust_batch`. ``temperature`` is that of sampling. A batch whose advantages are all 0 is legal, and so is an
     empty one (nothing was scored).
     """
-    cut = [[_penalised(group, config) for group in part] for part in parts]
+    cut = [[_penalized(group, config) for group in part] for part in parts]
     credited = _with_advantages([group for part in cut for group in part], config)
     batches = [
         _batch(part, list(itertools.islice(credited, sum(len(group.scored) for group in part))), config, temperature)
@@ -106,7 +106,7 @@ def make_batch(groups: Sequence[Group], config: AlgorithmConfig, temperature: fl
     return make_batches([groups], config, temperature)[0]
 
 
-def _penalised(group: Group, config: AlgorithmConfig) -> Group:
+def _penalized(group: Group, config: AlgorithmConfig) -> Group:
     return replace(group, trajectories=[penalize_turns(t, config.shaping) for t in group.trajectories])
 
 
@@ -198,7 +198,7 @@ def _train_sequence(segment: Segment, weight: float, advantages: Floats | None, 
         ids=segment.ids[:end],
         weights=sampled.astype(np.float32) * np.float32(weight),
         advantages=by_token,
-        behaviour_logprobs=segment.logprobs[:end],
+        behavior_logprobs=segment.logprobs[:end],
         old_logprobs=segment.logprobs[:end],
         experts=None if segment.experts is None else segment.experts[:end],
         version=segment.version[:end],
@@ -246,7 +246,7 @@ def usable(group: Group, config: AlgorithmConfig) -> bool:
     kept, _ = filter_groups([group], config)
     if config.advantage == "gae" or config.distillation is not None:
         return bool(kept)
-    found = [_of_group(_penalised(left, config).scored, config) * config.advantage_scale for left in kept]
+    found = [_of_group(_penalized(left, config).scored, config) * config.advantage_scale for left in kept]
     return any(bool((advantages[select_tokens(advantages, config)] != 0).any()) for advantages in found)
 
 

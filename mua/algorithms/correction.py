@@ -47,19 +47,19 @@ class Correction:
     high: float = 2.0
 
 
-def correction_weights(old: Floats, behaviour: Floats, trained: Mask, how: Correction) -> Floats:
+def correction_weights(old: Floats, behavior: Floats, trained: Mask, how: Correction) -> Floats:
     """The weight of each token of one sequence, ``[T]``; 1 where nothing is trained.
 
     Args:
         old: the trainer's log-probabilities ``log q``, ``[T]``.
-        behaviour: the engine's ``log m``, ``[T]``.
+        behavior: the engine's ``log m``, ``[T]``.
         trained: which tokens were sampled, ``[T]``.
         how: the correction.
     """
     weights = np.ones(len(old), dtype=np.float64)
     if how.name == "none" or not trained.any():
         return weights
-    log_ratio = (old - behaviour)[trained].astype(np.float64)
+    log_ratio = (old - behavior)[trained].astype(np.float64)
     if how.level != "token":
         total = log_ratio.mean() if how.level == "geometric" else log_ratio.sum()
         log_ratio = np.full_like(log_ratio, total)
@@ -108,7 +108,7 @@ def in_band(log_ratio: Floats, advantages: Floats, age: Floats, band: RatioBand)
     return ~(((advantages > 0) & (ratio > upper)) | ((advantages < 0) & (ratio < lower)))
 
 
-def mismatch_metrics(old: Floats, behaviour: Floats) -> dict[str, float]:
+def mismatch_metrics(old: Floats, behavior: Floats) -> dict[str, float]:
     """How far two engines are apart on the same tokens, ``[N]`` log-probabilities each; nothing of none.
 
     ``token_mult_prob_error`` is the mean of ``exp(|difference|)``, the multiplicative probability error (1: no
@@ -117,7 +117,7 @@ def mismatch_metrics(old: Floats, behaviour: Floats) -> dict[str, float]:
     """
     if not len(old):
         return {}
-    difference = np.clip(old.astype(np.float64) - behaviour.astype(np.float64), -MAX_LOG_RATIO, MAX_LOG_RATIO)
+    difference = np.clip(old.astype(np.float64) - behavior.astype(np.float64), -MAX_LOG_RATIO, MAX_LOG_RATIO)
     size = np.abs(difference)
     return {
         "train_rollout_logprob_abs_diff": float(size.mean()),
@@ -159,7 +159,7 @@ def correct_mismatch(batch: TrainBatch, config: AlgorithmConfig, version: int) -
                 metrics["train/tis_clipfrac"] = float(((found == how.high) | (found == 0)).mean())
             batch = batch.with_advantages([s.advantages * w for s, w in zip(batch, weights, strict=True)])
     if config.old_logprobs == "engine":
-        batch = replace(batch, sequences=[replace(s, old_logprobs=s.behaviour_logprobs) for s in batch])
+        batch = replace(batch, sequences=[replace(s, old_logprobs=s.behavior_logprobs) for s in batch])
     return batch, metrics
 
 
@@ -194,18 +194,18 @@ def drop_tokens(batch: TrainBatch, stays: Sequence[Mask], config: AlgorithmConfi
 def _mismatch_by_age(batch: TrainBatch, version: int) -> dict[str, float]:
     """The engine's mismatch by itself for tokens of the version that is trained, where only numerics differ, and for
     older ones, where the weights do too."""
-    old, behaviour = (np.concatenate([_sides(s)[side][s.trained] for s in batch]) for side in (0, 1))
+    old, behavior = (np.concatenate([_sides(s)[side][s.trained] for s in batch]) for side in (0, 1))
     age = np.concatenate([_age(s, version)[s.trained] for s in batch])
     found: dict[str, float] = {}
     for name, chosen in (("fresh", age <= 0), ("stale", age > 0)):
-        values = mismatch_metrics(old[chosen], behaviour[chosen])
+        values = mismatch_metrics(old[chosen], behavior[chosen])
         found |= {f"train/{name}/{key}": value for key, value in values.items()}
     return found
 
 
 def _sides(sequence: TrainSequence) -> tuple[Floats, Floats]:
     """The trainer's and the engine's log-probabilities."""
-    return sequence.old_logprobs.astype(np.float64), sequence.behaviour_logprobs.astype(np.float64)
+    return sequence.old_logprobs.astype(np.float64), sequence.behavior_logprobs.astype(np.float64)
 
 
 def _age(sequence: TrainSequence, version: int) -> Floats:

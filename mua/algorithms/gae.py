@@ -1,4 +1,4 @@
-"""Generalised advantage estimation over what the policy sampled, and the loss of the critic that it needs.
+"""Generalized advantage estimation over what the policy sampled, and the loss of the critic that it needs.
 
 The states of a trajectory are those in which the policy chose a token. What users, tools and the chat template write
 belongs to the way from one state to the next, and so does the beginning of a new segment. Notation: ``n = 1..N`` counts

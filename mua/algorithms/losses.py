@@ -1,7 +1,7 @@
 """What a loss is to the training backend, the losses, and the one place where their metrics become means.
 
 A loss is called once per micro-batch, on this rank's trained tokens only, as flat float32 tensors of shape ``[N]``
-(``N`` may be 0). Everything it returns can be added up (or maximised) over micro-batches and ranks in any order,
+(``N`` may be 0). Everything it returns can be added up (or maximized) over micro-batches and ranks in any order,
 because the global denominators are already inside ``weights``.
 
 Naming of ``LossTerms.sums``: keys that end in ``loss`` are already weighted, so their sum over the batch is the
@@ -31,7 +31,7 @@ class TokenTensors:
     weights: Tensor
     """Loss weight with the global denominator divided in (:class:`mua.types.TrainSequence`)."""
     advantages: Tensor
-    behaviour_logprobs: Tensor
+    behavior_logprobs: Tensor
     """Log-probability under the policy that sampled, as the engine reported it."""
     old_logprobs: Tensor
     """What the clipped ratio is taken against."""
@@ -67,7 +67,7 @@ class LossTerms:
     sums: dict[str, Tensor]
     """Detached scalars, added over micro-batches and ranks. Holds the plain count ``tokens``."""
     maxima: dict[str, Tensor]
-    """Detached scalars, maximised over micro-batches and ranks."""
+    """Detached scalars, maximized over micro-batches and ranks."""
 
 
 class LossFunction(Protocol):
@@ -104,7 +104,7 @@ class PolicyLoss:
     clip_high: float
     kl_coefficient: float
     old_logprobs: Literal["engine", "recompute"] = "recompute"
-    """Where ``old`` comes from. With ``engine`` it equals ``behaviour_logprobs``, so the trainer's side of the
+    """Where ``old`` comes from. With ``engine`` it equals ``behavior_logprobs``, so the trainer's side of the
     engine/trainer difference is then the current policy instead of ``old``."""
     on_policy: bool = False
     """The batch gets exactly one optimizer step, so that recomputing ``old`` would give the current policy's own
@@ -170,7 +170,7 @@ class PolicyLoss:
             sums["train/entropy_loss"] = -bonus.detach()
             loss = loss - bonus
         # How far the engine's log-probabilities are from the trainer's, for the same ids.
-        difference = (current if self.old_logprobs == "engine" else tokens.old_logprobs) - tokens.behaviour_logprobs
+        difference = (current if self.old_logprobs == "engine" else tokens.old_logprobs) - tokens.behavior_logprobs
         # KL(old || current) on tokens sampled (nearly) from old.
         drift = current - tokens.old_logprobs
         sums |= _common_sums(loss, logprobs, entropy) | {

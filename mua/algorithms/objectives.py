@@ -4,7 +4,7 @@ Notation, per token: ``p`` the current policy, ``q`` the old one (the trainer's 
 first step), ``m`` the engine's when it sampled. ``r = p / q`` is the policy ratio, ``q / m`` the mismatch of the two
 engines plus staleness (:mod:`mua.algorithms.correction`), ``A`` the advantage, ``sg`` stops the gradient.
 
-Every function takes flat float32 tensors ``[N]`` and gives the loss of each token (to be minimised), and which tokens
+Every function takes flat float32 tensors ``[N]`` and gives the loss of each token (to be minimized), and which tokens
 lost their gradient at the lower or the upper bound. All are pure; none knows about batches or ranks.
 """
 

@@ -967,7 +967,7 @@ def metrics_command(
     as_json: AsJson = False,
 ) -> None:
     """Explain what a run logs: meaning, unit, what is normal, what to do when it is not."""
-    from mua.observe.catalogue import asked_for, metrics_page
+    from mua.observe.catalog import asked_for, metrics_page
 
     if name == "docs":
         print(metrics_page(), end="")

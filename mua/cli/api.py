@@ -141,7 +141,7 @@ class Trajectories:
 
     def where(self, **filters: Any) -> Trajectories:
         """Those that fit as well: ``step``, ``round`` (0: training), ``domain``, ``task``, ``kind``, ``outcome``,
-        ``success``, ``scored``, ``tool_error``, ``least_reward``, ``text``, ``kept`` (with tokens), ...
+        ``success``, ``scored``, ``tool_error``, ``min_reward``, ``text``, ``kept`` (with tokens), ...
 
         Raises :class:`TypeError` for another name; see :class:`mua.store.queries.TrajectoryFilter`.
         """

@@ -87,14 +87,14 @@ class RefillConfig(Section):
     advantage is not 0, or still to be decided by a critic or a teacher.
     """
 
-    most_extra_groups: NonNegative = 0
+    max_extra_groups: NonNegative = 0
     """Unusable groups that others replace in one step; a step that meets more trains on what is usable. 0: every
     group has its place, usable or not."""
     oversample: NonNegative = 0
     """Groups in flight beyond those that steps wait for: a step trains on the first usable ones that finish, which
-    favours short episodes. The rest goes on into the next step where trainer.max_staleness allows it, and otherwise
+    favors short episodes. The rest goes on into the next step where trainer.max_staleness allows it, and otherwise
     is cancelled and starts again. rollout.concurrency has to leave room for their episodes."""
-    most_cancellations: Positive = 1
+    max_cancellations: Positive = 1
     """Cancellations of one group after which a step waits for it: no task is put off for ever because it is long."""
     carry_versions: NonNegative = 0
     """With oversample: so many versions more than trainer.max_staleness may a group be overtaken by when a step is
@@ -105,7 +105,7 @@ class RefillConfig(Section):
     @property
     def on(self) -> bool:
         """Whether steps choose among groups at all."""
-        return self.most_extra_groups + self.oversample > 0
+        return self.max_extra_groups + self.oversample > 0
 
 
 class CurriculumConfig(Section):
@@ -161,7 +161,7 @@ class DistillationConfig(Section):
 
 
 class AlgorithmConfig(Section):
-    """Group-relative policy optimisation."""
+    """Group-relative policy optimization."""
 
     group_size: Positive = 8
     """Trajectories of one task (n)."""
@@ -177,7 +177,7 @@ class AlgorithmConfig(Section):
     and then whitened over the batch (reinforce_plus_plus), by the reward of a random k of the group (pass_at_k), token
     by token against the values of a critic (gae, see the section ``critic``), or not at all (none); or a hook."""
     divide_by_std: bool = True
-    """GRPO divides the centred reward by the group's standard deviation; False gives Dr. GRPO's advantage."""
+    """GRPO divides the centered reward by the group's standard deviation; False gives Dr. GRPO's advantage."""
     whiten: Literal["batch", "environment"] = "batch"
     """Over which tokens reinforce_plus_plus brings advantages to mean 0 and variance 1: all of the step, whatever its
     minibatches, or each environment's by themselves, so that one whose rewards are larger or spread wider does not
@@ -197,8 +197,8 @@ class AlgorithmConfig(Section):
     credit_k: PositiveFloat = 2.0
     """k of ``credit: exponential``."""
     credit_form: Literal["robust", "userrl"] = "robust"
-    """Credits normalised by the sum of their absolute values, or by their sum as in UserRL's code; they differ where
-    a turn was penalised."""
+    """Credits normalized by the sum of their absolute values, or by their sum as in UserRL's code; they differ where
+    a turn was penalized."""
     loss: Annotated[Literal["grpo", "gspo", "cispo", "minirl", "sapo", "reinforce", "cross_entropy"], OrHook] = "grpo"
     """The objective; ``mua/algorithms/objectives.py`` has the formulas. cross_entropy reads no advantages: it imitates
     whatever filters and minimal_advantage let through. Or a hook; the KL and entropy terms are added to it."""

@@ -182,7 +182,7 @@ class AgentJudgeConfig(Section):
     """The score times this is added to the reward. 0: it is only recorded."""
     success_from: float | None = None
     """With ``agent.reward: judge``: the least score of a success; null: ``high``. Otherwise the other side says."""
-    most_characters: Positive = 100_000
+    max_characters: Positive = 100_000
     """Of the instructions and of the conversation that it is shown; of longer ones the middle is left out, and it is
     told so. What its endpoint cannot take is a ``judge_error``."""
 
@@ -275,7 +275,7 @@ class ContextConfig(Section):
     never for that."""
 
     similarity: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """From which likeness on two turns count as the same, of 0 to 1 (normalised Indel similarity of text and calls); 1:
+    """From which likeness on two turns count as the same, of 0 to 1 (normalized Indel similarity of text and calls); 1:
     only what is equal. Below 1 a policy that pages through results, or looks up one number after another, may count as
     repeating itself."""
 

@@ -53,14 +53,14 @@ class StoredSource(Section):
     """Id of the run whose episodes are taken; None: the only one of the store."""
     domains: list[str] = []
     """Only episodes of these domains; empty: all."""
-    least_version: NonNegative = 0
+    min_version: NonNegative = 0
     """Only episodes whose oldest sampled token is of this policy version or a newer one."""
 
 
 class OfflineConfig(StoredSource):
     """Reinforcement learning on stored groups instead of new episodes: ``mua train`` then starts no engines."""
 
-    most_uses: Positive = 1
+    max_uses: Positive = 1
     """Steps of this run that train on a group, at most (AgentRL: max_trained_count)."""
     apart: Positive = 1
     """Steps between two of them, at least (AgentRL: retrained_interval)."""
@@ -73,9 +73,9 @@ class StoredDemonstrations(StoredSource):
 
     success: bool = True
     """Successful ones alone; False: all that were scored."""
-    least_reward: float | None = None
+    min_reward: float | None = None
     """Only those of at least this reward."""
-    most_per_task: Positive | None = None
+    max_per_task: Positive | None = None
     """So many of one task, the first of them; None: all. Tasks that succeed often otherwise outweigh the rare ones."""
     evaluations: bool = False
     """Episodes of the run's evaluations too. What is trained on them can no longer be evaluated by their tasks."""

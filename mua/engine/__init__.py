@@ -59,7 +59,7 @@ class Sampler(Protocol):
         Requests of one ``session`` go to the same engine, so that its prefix cache is hit. Raises
         :class:`EngineError` when the engine fails and :class:`DeadlineExceeded` when
         ``deadline_s`` seconds pass (the request is aborted on the engine), namely :class:`TurnCut` where the engine
-        answers the abort with what it had sampled. Cancelling the awaiting task aborts the request too.
+        answers the abort with what it had sampled. Canceling the awaiting task aborts the request too.
         """
 
 

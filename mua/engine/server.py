@@ -76,7 +76,7 @@ def has_cuda() -> bool:
 
 
 def log_tail(path: Path, lines: int = 15) -> str:
-    """The last lines of a log, terminal colours removed."""
+    """The last lines of a log, terminal colors removed."""
     if not path.exists():
         return "(no log was written)"
     text = path.read_bytes()[-65536:].decode("utf-8", errors="replace")

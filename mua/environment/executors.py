@@ -92,7 +92,7 @@ class BlockingPool:
     async def wait(self, call: BlockingCall) -> CallOutcome:
         """The call's outcome. Raises :class:`HungCall` at its deadline and abandons the thread.
 
-        Cancelling the wait leaves the call running; it can be waited for again.
+        Canceling the wait leaves the call running; it can be waited for again.
         """
         remaining = max(0.0, call.deadline - asyncio.get_running_loop().time())
         await asyncio.wait((call.outcome,), timeout=remaining)

@@ -91,7 +91,7 @@ class Environment(Protocol):
     """
 
     def reset(self, task: Task, seed: int) -> Awaitable[None] | None:
-        """Build fresh state for ``task``. ``seed`` varies whatever the domain randomises."""
+        """Build fresh state for ``task``. ``seed`` varies whatever the domain randomizes."""
 
     def tools(self) -> Sequence[ToolSchema]:
         """The tools of the current task."""

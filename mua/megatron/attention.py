@@ -48,7 +48,7 @@ class PackedAttention(MegatronModule):
     boundaries, no score matrix is kept and no key copied: on CUDA in one kernel, by cumulative lengths
     (:func:`attend_by_length`) or, for trees and context parallelism, block-sparse (:func:`attend_block_sparse`),
     elsewhere in a few calls of fused attention (:func:`attend_tiles`). It takes the place of Megatron's
-    ``DotProductAttention``, which refuses packed micro-batches and materialises all scores.
+    ``DotProductAttention``, which refuses packed micro-batches and materializes all scores.
 
     Under context parallelism (:mod:`mua.megatron.tiles`) every rank gathers the keys and values of the whole
     micro-batch, which with grouped query attention are small, and attends from its own queries.
@@ -136,7 +136,7 @@ def attend_tiles(query: Tensor, key: Tensor, value: Tensor, taken: Sequence[Tile
 
     Args:
         query: float32 or float64 ``[queries, heads, head dim]``.
-        key: ``[keys, groups, head dim]``, and so ``value``; each group serves ``heads / groups`` neighbouring heads.
+        key: ``[keys, groups, head dim]``, and so ``value``; each group serves ``heads / groups`` neighboring heads.
         taken: as of :func:`mua.megatron.tiles.tiles`; the causal ones hold every query once and come first.
         scale: factor on the scores.
 
@@ -219,7 +219,7 @@ def attend_by_length(query: Tensor, key: Tensor, value: Tensor, packed: PackedSe
 
     Args:
         query: ``[tokens, heads, head dim]``.
-        key: ``[tokens, groups, head dim]``, and so ``value``; each group serves ``heads / groups`` neighbouring heads.
+        key: ``[tokens, groups, head dim]``, and so ``value``; each group serves ``heads / groups`` neighboring heads.
         packed: of :attr:`mua.megatron.modules.PackedMicrobatch.by_length`.
         scale: factor on the scores.
 
@@ -252,7 +252,7 @@ def attend_block_sparse(
 
     Args:
         query: ``[queries, heads, head dim]``.
-        key: ``[keys, groups, head dim]``, and so ``value``; each group serves ``heads / groups`` neighbouring heads.
+        key: ``[keys, groups, head dim]``, and so ``value``; each group serves ``heads / groups`` neighboring heads.
         mask: of :func:`block_mask`.
         scale: factor on the scores.
         kernel: FlexAttention or what was compiled of it; None: :func:`compiled` on CUDA.

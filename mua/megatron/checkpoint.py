@@ -3,7 +3,7 @@
 A checkpoint is a folder ``step_%08d``: Megatron's ``torch_dist`` files (weights, moments, float32 weights, in
 layout-independent shards; a critic's beside the policy's), ``state.json`` (schedules and the caller's state),
 ``rng_*.pt`` (one a rank) and, written last, ``manifest.json`` (:mod:`mua.megatron.checkpoint_manifest`). It is
-assembled in a hidden neighbour folder, flushed to disk and renamed, so a folder under its final name is always whole.
+assembled in a hidden neighbor folder, flushed to disk and renamed, so a folder under its final name is always whole.
 
     begin():   plan and, for writing in the background, a copy of every tensor          all ranks together
     thread:    this rank's files and their checksums                                    each rank for itself

@@ -91,7 +91,7 @@ class Columns:
     ids: Int32Array | None = None
     weights: Float32Array | None = None
     advantages: Float32Array | None = None
-    behaviour_logprobs: Float32Array | None = None
+    behavior_logprobs: Float32Array | None = None
     old_logprobs: Float32Array | None = None
     reference_logprobs: Float32Array | None = None
     returns: Float32Array | None = None

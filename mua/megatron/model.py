@@ -81,7 +81,7 @@ def load_chunks(model: ModelConfig, megatron: MegatronConfig, *, critic: bool = 
 def build_chunks(
     hf_config: HfConfig, model: ModelConfig, megatron: MegatronConfig, *, critic: bool = False
 ) -> list[GPTModel]:
-    """Builds this rank's model chunks, randomly initialised, on :func:`mua.megatron.parallel.device`.
+    """Builds this rank's model chunks, randomly initialized, on :func:`mua.megatron.parallel.device`.
 
     Call :func:`mua.megatron.parallel.initialize` first. There is one chunk, or one a virtual pipeline stage. The
     vocabulary is padded to a multiple of :data:`mua.megatron.architecture.VOCABULARY_MULTIPLE`.

@@ -99,7 +99,7 @@ class LoadBalance:
     """Of micro-batches that run at the same time the largest, over their mean; both are summed over the step first."""
     microbatch_imbalance_flops: float
     """Operations, likewise."""
-    utilisation: float
+    utilization: float
     """Operations on real tokens over what the ranks could have done until the last was ready, 0 to 1: what padding and
     waiting for other ranks leave. Pipeline bubbles and what kernels reach of the hardware are not in it."""
 
@@ -119,8 +119,8 @@ class LoadBalance:
             (float(v.sum(1).max() / mean), float(v.max(0).sum() / mean))
             for v, mean in ((v, v.sum() / len(v)) for v in (positions, work))
         )
-        utilisation = useful / float(work.sum()) / (together if lockstep else ranks)
-        return cls(tokens_ranks, ranks, tokens_together, together, utilisation)
+        utilization = useful / float(work.sum()) / (together if lockstep else ranks)
+        return cls(tokens_ranks, ranks, tokens_together, together, utilization)
 
 
 @dataclass(frozen=True, slots=True)

@@ -92,7 +92,7 @@ def merge_prefixes(ids: Sequence[Int32Array], least: int = 1) -> Forest:
     shared = [0, *(_shared(ids[one], ids[other]) for one, other in itertools.pairwise(order))]
     nodes: list[Node] = []
     paths: list[tuple[int, ...]] = [()] * len(ids)
-    # A run of neighbours in sorted order that share ``depth`` tokens, laid out already along ``path``.
+    # A run of neighbors in sorted order that share ``depth`` tokens, laid out already along ``path``.
     runs: list[tuple[int, int, int, tuple[int, ...]]] = [(0, len(order), 0, ())] if ids else []
     while runs:
         low, high, depth, path = runs.pop()
@@ -139,7 +139,7 @@ def _heaviest_first(nodes: Sequence[Node], paths: Sequence[tuple[int, ...]]) -> 
 
 
 def group_by_prefix(ids: Sequence[Int32Array], capacity: int, least: int = 1) -> list[list[int]]:
-    """Cuts sequences into groups whose merged tokens are at most ``capacity``, neighbours in sorted order together.
+    """Cuts sequences into groups whose merged tokens are at most ``capacity``, neighbors in sorted order together.
 
     Raises:
         MuaError: a sequence is longer than that.
@@ -153,7 +153,7 @@ def group_by_prefix(ids: Sequence[Int32Array], capacity: int, least: int = 1) ->
     order = sorted(range(len(ids)), key=lambda index: ids[index].tobytes())
     found: list[list[int]] = []
     while order:
-        # As many as are at most ``capacity`` tokens when merged, by what neighbours share.
+        # As many as are at most ``capacity`` tokens when merged, by what neighbors share.
         taken = size = 0
         for before, index in zip([None, *order], order, strict=False):
             common = 0 if before is None else _shared(ids[before], ids[index])

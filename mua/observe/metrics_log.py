@@ -16,7 +16,7 @@ import numpy as np
 import psutil
 import yaml
 
-from mua.observe.catalogue import STRICT, unknown
+from mua.observe.catalog import STRICT, unknown
 from mua.observe.metric_sinks import Ending, MetricSink, Plain, TensorBoardSink, Values, histogram_of
 from mua.types import Json, Trajectory
 from mua.utils.atomic import replace_text
@@ -61,7 +61,7 @@ class MetricsWriter:
     that curves have no second strand. 0 starts the curves anew; None keeps all that is there. Values that are not
     finite are written as null (JSON has none).
 
-    Every name must be in :mod:`mua.observe.catalogue`.
+    Every name must be in :mod:`mua.observe.catalog`.
     """
 
     def __init__(
@@ -127,11 +127,11 @@ class MetricsWriter:
             sink.hyperparameters(values)
 
     def _check(self, names: Iterable[str]) -> None:
-        """Raises ``LookupError`` for a name that the catalogue lacks where tests ask for it; else says it once."""
+        """Raises ``LookupError`` for a name that the catalog lacks where tests ask for it; else says it once."""
         if not (lacking := [name for name in unknown(names) if name not in self._told]):
             return
         if os.environ.get(STRICT) == "1":
-            raise LookupError(f"mua/observe/catalogue.py lacks the metrics {', '.join(lacking)}")
+            raise LookupError(f"mua/observe/catalog.py lacks the metrics {', '.join(lacking)}")
         self._told.update(lacking)
         log.warning("metrics that docs/metrics.md does not explain: %s", ", ".join(lacking))
 

@@ -29,7 +29,7 @@ _LABELS = {
 def render_trajectory(trajectory: Trajectory, decode: Callable[[list[int]], str]) -> RenderableType:
     """The episode for a terminal: a header, then every token with its origin, in the order the engine saw them.
 
-    ``decode`` turns ids into text and must keep special tokens. Legible without colour: what carries loss stands in
+    ``decode`` turns ids into text and must keep special tokens. Legible without color: what carries loss stands in
     ⟦ ⟧. A character whose bytes are split between two origins shows as the replacement character.
     """
     verdict = "success" if trajectory.success else "no success"
@@ -45,11 +45,11 @@ def render_trajectory(trajectory: Trajectory, decode: Callable[[list[int]], str]
     facts = Table.grid(padding=(0, 2))
     for name, value in [*listed.items(), *((n, str(v)) for n, v in trajectory.details.items()), *error]:
         facts.add_row(Text(name, style="dim"), Text(pictured(value)))
-    colour = "green" if trajectory.success else "yellow"
+    color = "green" if trajectory.success else "yellow"
     if not trajectory.scored or trajectory.outcome is Outcome.MALFORMED:
-        colour = "red"
+        color = "red"
     title = Text(pictured(f"task {trajectory.task_id}"))
-    parts: list[RenderableType] = [Panel(facts, title=title, border_style=colour, expand=False)]
+    parts: list[RenderableType] = [Panel(facts, title=title, border_style=color, expand=False)]
     for number, segment in enumerate(trajectory.segments, start=1):
         if len(trajectory.segments) > 1:
             parts.append(Rule(f"segment {number} of {len(trajectory.segments)}", style="dim"))
@@ -71,7 +71,7 @@ def _segment(segment: Segment, decode: Callable[[list[int]], str]) -> Table:
     bounds = [0, *(np.flatnonzero(changes) + 1).tolist(), len(segment)]
     for start, end in itertools.pairwise(bounds) if len(segment) else ():
         provenance = Provenance(int(segment.provenance[start]))
-        label, colour = _LABELS[provenance]
+        label, color = _LABELS[provenance]
         turn = f"{int(segment.turn[start])} "
         text = pictured(decode(segment.ids[start:end].tolist()))
         marked = Text(text.strip("\n"))
@@ -80,5 +80,5 @@ def _segment(segment: Segment, decode: Callable[[list[int]], str]) -> Table:
             marked = Text.assemble("⟦", (text, "green underline"), "⟧")
         elif provenance is Provenance.TEMPLATE:
             marked = Text(text.replace("\n", "⏎"), style="dim")
-        table.add_row(Text(turn + label, style=colour), marked)
+        table.add_row(Text(turn + label, style=color), marked)
     return table

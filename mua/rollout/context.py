@@ -109,7 +109,7 @@ def repetitions(messages: Sequence[Json], last: int | None = None, *, similarity
     """How many of the ``last`` assistant messages (all, if None) say what the newest says, itself included.
 
     The same are text and calls, but for white space, ids and the order of arguments; below 1, ``similarity`` is the
-    least normalised Indel similarity (of insertions and deletions) of what counts as the same.
+    least normalized Indel similarity (of insertions and deletions) of what counts as the same.
     """
     said = [_said(message) for message in messages if message["role"] == "assistant"]
     said = said if last is None else said[max(0, len(said) - last) :]

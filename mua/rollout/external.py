@@ -360,9 +360,9 @@ class AgentJudge:
         """
         chosen = self._config
         material = {
-            "what the agent was told at the beginning": shortened(messages[0]["content"], chosen.most_characters),
+            "what the agent was told at the beginning": shortened(messages[0]["content"], chosen.max_characters),
             "the conversation, a message a line": shortened(
-                "\n".join(_line(message) for message in messages[1:]), chosen.most_characters
+                "\n".join(_line(message) for message in messages[1:]), chosen.max_characters
             ),
         }
         question = f"{chosen.question}\n\nGive a score from {chosen.low:g} to {chosen.high:g}."

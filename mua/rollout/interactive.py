@@ -98,7 +98,7 @@ class SessionDesk:
                 visit.episode.cancel()
         await asyncio.gather(*(v.episode for v in self._visits.values() if v.episode), return_exceptions=True)
 
-    def _authorised(self, request: web.Request) -> None:
+    def _authorized(self, request: web.Request) -> None:
         told = request.headers.get("Authorization", "").removeprefix("Bearer ")
         if not hmac.compare_digest(told.encode(), self._admin.encode()):
             raise Refused(401, f"the administrator's key stands in {ADDRESS_FILE}", "invalid_api_key")
@@ -114,7 +114,7 @@ class SessionDesk:
         return next(self._next[split])
 
     async def _begin(self, request: web.Request) -> web.Response:
-        self._authorised(request)
+        self._authorized(request)
         task = self._wanted(read_object(await request.read() or b"{}"))
         visit = _Visit(asyncio.get_running_loop().create_future())
         _visit.set(visit)
@@ -132,7 +132,7 @@ class SessionDesk:
         return web.json_response({"key": key, **about, "task": told.task})
 
     async def _end(self, request: web.Request) -> web.Response:
-        self._authorised(request)
+        self._authorized(request)
         visit = self._visits.pop(request.match_info["key"], None)
         if visit is None or visit.episode is None:
             raise Refused(404, "there is no such session")

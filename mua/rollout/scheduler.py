@@ -4,18 +4,18 @@
 
     ordinal 0 1 2 ...  ──► a slot each ──► episodes of the group ──► finished ──► take(): groups_per_step usable ones
                               ▲                                                     │            │
-                              ├──────── refill: for most_extra_groups of a step ◄── unusable     ▼
+                              ├──────── refill: for max_extra_groups of a step ◄── unusable     ▼
                               └──────── release(), after the weight sync ◄──────────────────── trained
 
 A group holds its slot from its start until the weights trained on its step are in the engines. The first
-``most_extra_groups`` unusable groups of a step give theirs to others at once, so that every step uses up exactly
+``max_extra_groups`` unusable groups of a step give theirs to others at once, so that every step uses up exactly
 ``groups_per_step`` slots, however many groups it looks at. Groups are taken in the order of the task stream (those of
 a synchronous step, all of which it takes, as they finish). Hence no more than ``max_staleness`` further steps stand
 before a group when it starts: no trajectory is older than ``max_staleness`` versions, and nothing is dropped for age.
 
-With ``oversample`` a step takes the first usable groups that finish. That favours short episodes, and order no longer
+With ``oversample`` a step takes the first usable groups that finish. That favors short episodes, and order no longer
 bounds staleness: what could only be trained too late is cancelled as soon as the step is full, and its ordinal starts
-again before any new one. A group that was cancelled ``most_cancellations`` times is waited for in the last step that
+again before any new one. A group that was cancelled ``max_cancellations`` times is waited for in the last step that
 may train it, as long as that step has room, so that long tasks come late instead of never.
 
 With ``carry`` a group that is under way when the step is full goes on, for so many versions beyond ``max_staleness``,
@@ -50,7 +50,7 @@ class StepDemand:
     """Unusable groups of a step that others replace."""
     oversample: int = 0
     """Groups in flight beyond those that steps wait for."""
-    most_cancellations: int = 1
+    max_cancellations: int = 1
     """Cancellations of one group after which a step waits for it."""
     carry: int = 0
     """Versions beyond ``staleness`` that a group which is under way may be overtaken by instead of being cancelled."""
@@ -153,7 +153,7 @@ class GroupScheduler:
         """The groups of the next step, once enough of them have finished."""
         demand, taken, usable, saved = self._demand, list[Group](), list[Group](), 0
         while self._flights and len(usable) < demand.groups and len(taken) < demand.most:
-            patience, places = demand.most_cancellations, demand.groups - len(usable)
+            patience, places = demand.max_cancellations, demand.groups - len(usable)
             owed = [o for o, flight in self._flights.items() if self._overdue(flight) and flight.cancelled >= patience]
             candidates = owed if len(owed) >= places else list(self._flights)
             if demand.in_order:

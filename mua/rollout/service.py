@@ -206,9 +206,9 @@ class RolloutService:
             algorithm.groups_per_step,
             trainer.steps,
             trainer.max_staleness,
-            refill.most_extra_groups,
+            refill.max_extra_groups,
             refill.oversample,
-            refill.most_cancellations,
+            refill.max_cancellations,
             refill.carry_versions,
         )
         self._stream = stream

@@ -27,8 +27,8 @@ class TrajectoryFilter:
     outcome: str | None = None
     success: bool | None = None
     scored: bool | None = None
-    least_reward: float | None = None
-    least_version: int | None = None
+    min_reward: float | None = None
+    min_version: int | None = None
     """Of the oldest of its sampled tokens."""
     kept: bool | None = None
     """Whether its tokens are still there."""
@@ -52,10 +52,10 @@ class TrajectoryFilter:
             columns.scored: self.scored, columns.ordinal: self.ordinal,
         }  # fmt: skip
         found = [column == value for column, value in equal.items() if value is not None]
-        if self.least_reward is not None:
-            found.append(columns.reward >= self.least_reward)
-        if self.least_version is not None:
-            found.append(columns.version_low >= self.least_version)
+        if self.min_reward is not None:
+            found.append(columns.reward >= self.min_reward)
+        if self.min_version is not None:
+            found.append(columns.version_low >= self.min_version)
         if self.kept is not None:
             pruned = columns.pruned.is_not_distinct_from("arrays")
             found.append(~pruned if self.kept else pruned)
@@ -63,7 +63,7 @@ class TrajectoryFilter:
             used = sa.select(uses.c.trajectory_id).where(uses.c.step == self.step, uses.c.run_id == columns.run_id)
             found.append(columns.id.in_(used))
         if self.kind is not None:
-            found.append(sa.exists().where(same_task(), labelled("kind", self.kind)))
+            found.append(sa.exists().where(same_task(), labeled("kind", self.kind)))
         if self.tool_error is not None:
             failed = sa.exists().where(tool_calls.c.trajectory_id == columns.id, tool_calls.c.error.is_not(None))
             found.append(failed if self.tool_error else ~failed)
@@ -91,7 +91,7 @@ def same_task() -> sa.ColumnElement[bool]:
     return (own.run_id == t.run_id) & (own.round == t.round) & (own.ordinal == t.ordinal)
 
 
-def labelled(name: str, value: str) -> sa.ColumnElement[bool]:
+def labeled(name: str, value: str) -> sa.ColumnElement[bool]:
     """That a row of ``tasks`` has this label (``kind``, ``difficulty``)."""
     written = json_text({name: value})[1:-1]  # as JsonText writes it; other than these texts nothing holds it
     return sa.type_coerce(tasks.c.details, sa.Text).contains(written, autoescape=True)

@@ -96,14 +96,14 @@ def demonstrations(connection: Connection, source: StoredDemonstrations) -> Iter
     run = single_run(connection, source.run)
     c = trajectories.c
     condition = TrajectoryFilter(
-        run=run, scored=True, kept=True, success=True if source.success else None, least_reward=source.least_reward
+        run=run, scored=True, kept=True, success=True if source.success else None, min_reward=source.min_reward
     ).condition()
     if not source.evaluations:
         condition &= c.round == 0
     if source.domains:
         condition &= c.domain.in_(source.domains)
-    if source.least_version:
-        condition &= c.version_low >= source.least_version
+    if source.min_version:
+        condition &= c.version_low >= source.min_version
     order = (c.round, c.ordinal, c.sample, c.part, c.attempt)
     chosen = sa.select(c.id, c.domain, c.task_id, c.round, c.ordinal, c.sample).where(condition).order_by(*order)
     last = {(row.round, row.ordinal, row.sample): row for row in connection.execute(chosen)}
@@ -111,7 +111,7 @@ def demonstrations(connection: Connection, source: StoredDemonstrations) -> Iter
     ids = []
     for row in last.values():
         seen[row.domain, row.task_id] += 1
-        if source.most_per_task is None or seen[row.domain, row.task_id] <= source.most_per_task:
+        if source.max_per_task is None or seen[row.domain, row.task_id] <= source.max_per_task:
             ids.append(row.id)
     yield from zip(ids, read_trajectories(connection, ids), strict=True)
 
@@ -131,7 +131,7 @@ def _group(ordinal: int, members: Sequence[Any]) -> StoredGroup:
 def _fits(member: Any, source: StoredSource) -> bool:
     if member.pruned == "arrays" or (source.domains and member.domain not in source.domains):
         return False
-    return member.version_low is None or member.version_low >= source.least_version
+    return member.version_low is None or member.version_low >= source.min_version
 
 
 def _same_distribution(member: Any, rollout: RolloutConfig) -> None:

@@ -1,7 +1,7 @@
 """From spans of text to token ids with provenance, and back.
 
 A chat template's own text (:func:`fixed`) may hold control tokens; everything else (:func:`content`) may not.
-Neighbouring spans between two control tokens are encoded as one text, because byte-level BPE merges across
+Neighboring spans between two control tokens are encoded as one text, because byte-level BPE merges across
 their joint: ``"user\n" + "\nhello"`` holds one token ``"\n\n"``, and encoding the two parts alone would give ids
 that no full render gives. Who a token belongs to is read from its character offsets; a token that spans content
 and template belongs to the content.
@@ -43,7 +43,7 @@ class ConversationError(MuaError):
 
 @dataclass(frozen=True, slots=True)
 class TextSpan:
-    """A stretch of rendered text. Control tokens are recognised in it only if it is ``fixed``."""
+    """A stretch of rendered text. Control tokens are recognized in it only if it is ``fixed``."""
 
     text: str
     provenance: Provenance
@@ -76,7 +76,7 @@ class Codec:
         """Wrap ``backend``; ``source`` is named in errors.
 
         Raises:
-            ModelError: a control token swallows its neighbours' whitespace, is normalised, or can be produced
+            ModelError: a control token swallows its neighbors' whitespace, is normalized, or can be produced
                 by plain text.
         """
         from tokenizers import Tokenizer
@@ -86,7 +86,7 @@ class Codec:
         for token in added:
             if any(token[flag] for flag in ("lstrip", "rstrip", "single_word", "normalized")):
                 raise ModelError(
-                    f"{source}: added token {token['content']!r} strips or normalises its surroundings, so messages "
+                    f"{source}: added token {token['content']!r} strips or normalizes its surroundings, so messages "
                     "cannot be encoded one at a time; set lstrip, rstrip, single_word and normalized to false"
                 )
         specification["added_tokens"] = []

@@ -2,7 +2,7 @@
 
 Only what is new is rendered, and sampled ids are kept as they came. The stream therefore never holds a token the
 engine did not see, and the loss mask is what the policy sampled. The price is stated, not hidden: the stream of a
-policy that samples unusual tokenisations differs from the ids a full render of the same text would give.
+policy that samples unusual tokenizations differs from the ids a full render of the same text would give.
 
 Where the chat template rewrites history (Qwen3 drops earlier reasoning when a new user message arrives) the stream
 ends and a new segment starts from the rewritten history, so that the next request is what the template prescribes.

@@ -112,7 +112,7 @@ class StoredBatches:
             len(groups),
             config.algorithm.groups_per_step,
             config.trainer.steps,
-            source.most_uses,
+            source.max_uses,
             source.apart,
             config.seed,
         )
@@ -171,7 +171,7 @@ class StoredBatches:
                     )
 
 
-def use_schedule(groups: int, per_step: int, steps: int, most_uses: int, apart: int, seed: int) -> list[list[int]]:
+def use_schedule(groups: int, per_step: int, steps: int, max_uses: int, apart: int, seed: int) -> list[list[int]]:
     """Which groups each step trains on, ``[steps][per_step]``.
 
     Always the least used of those whose last use is at least ``apart`` steps ago, drawn by ``seed`` among equals: no
@@ -193,13 +193,13 @@ def use_schedule(groups: int, per_step: int, steps: int, most_uses: int, apart: 
             heapq.heappush(free, (use, draw(group, use), group))
         if len(free) < per_step:
             raise ConfigError(
-                f"offline: {groups} groups, each used at most {most_uses} times (offline.most_uses) and {apart} steps "
+                f"offline: {groups} groups, each used at most {max_uses} times (offline.max_uses) and {apart} steps "
                 f"apart (offline.apart), are enough for {step} steps of algorithm.groups_per_step {per_step}; "
                 f"trainer.steps is {steps}"
             )
         chosen = [heapq.heappop(free) for _ in range(per_step)]
         schedule.append([group for _, _, group in chosen])
         for use, _, group in chosen:
-            if use + 1 < most_uses:
+            if use + 1 < max_uses:
                 heapq.heappush(resting, (step + apart, group, use + 1))
     return schedule

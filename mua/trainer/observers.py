@@ -330,7 +330,7 @@ def read_by_loss(sequence: TrainSequence, length: int, own: Float32Array | None 
     found: dict[str, Any] = {}
     for name in (*LOSS_ARRAYS, OWN_LOGPROBS):
         array = own if name == OWN_LOGPROBS else getattr(sequence, name)
-        if array is None or (name == "old_logprobs" and array is sequence.behaviour_logprobs):
+        if array is None or (name == "old_logprobs" and array is sequence.behavior_logprobs):
             continue
         whole = np.zeros(length, np.float32)
         whole[: len(array)] = np.where(sequence.trained, array, 0.0) if name != "weights" else array

@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from mua.config.schema import EvaluationConfig
-from mua.observe.catalogue import described
+from mua.observe.catalog import described
 from mua.observe.metrics_log import evaluation_of
 from mua.store.queries import as_dicts, list_steps, lost_step, same_task
 from mua.store.tables import parts, requests, runs, steps, tasks, tool_calls, trajectories, versions

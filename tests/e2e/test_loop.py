@@ -18,7 +18,7 @@ import torch
 from e2e_support import GROUPS, SIZE, STEPS, Workshop, evaluations_of, metrics_of, mua
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from mua.observe import catalogue
+from mua.observe import catalog
 from mua.observe.timeline import EngineActivity, TrainerPhase
 from mua.store.traces import read_traces
 from mua.types import Outcome, Provenance
@@ -84,7 +84,7 @@ def test_training_writes_the_fields_metrics(tuned: Path, trained: Path) -> None:
         assert min(parts) >= 0
     assert any(0 < line["engine/prefix_cache_hit_rate"] < 1 for line in lines)
     assert list((trained / "tensorboard").glob("events.out.tfevents.*"))
-    assert {name.partition("/")[0] for line in lines for name in line if name != "step"} <= set(catalogue.GROUPS)
+    assert {name.partition("/")[0] for line in lines for name in line if name != "step"} <= set(catalog.GROUPS)
     settings, *details = [json.loads(line) for line in (trained / "details.jsonl").read_text().splitlines()]
     assert settings["hyperparameters"]["trainer.steps"] == STEPS
     assert [sum(d["histograms"]["rollout/reward/histogram"]["counts"]) for d in details] == [GROUPS * SIZE] * STEPS

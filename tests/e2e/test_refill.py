@@ -23,7 +23,7 @@ REFILL = (
     f"trainer.steps={STEPS}",
     "environment.name=few_desk",
     f"algorithm.filters=[{{kind: range, minimum: {LEAST}}}]",
-    f"algorithm.refill.most_extra_groups={EXTRA}",
+    f"algorithm.refill.max_extra_groups={EXTRA}",
     "algorithm.curriculum.kind=success_rate",
     "algorithm.shaping.malformed_turn=0.1",
     *DETERMINISTIC,

@@ -2,7 +2,7 @@
 
 Training of policy and critic that goes on under another layout, with its optimizer state, must give the losses of an
 uninterrupted run of one process; what is written online and what is converted offline must both be the trained weights,
-bit for bit. Two and four gloo processes. Single-process behaviour is in ``tests/unit/test_megatron_checkpoint.py`` and
+bit for bit. Two and four gloo processes. Single-process behavior is in ``tests/unit/test_megatron_checkpoint.py`` and
 ``test_megatron_offline.py``; nothing here runs on more than one machine.
 """
 

@@ -84,7 +84,7 @@ async def test_sampled_logprobs_equal_transformers(
         np.testing.assert_allclose(found.logprobs, expected, atol=1e-4)
 
 
-def penalised(folder: Path, prompt: list[int], ids: list[int], params: SamplingParams) -> np.ndarray:
+def penalized(folder: Path, prompt: list[int], ids: list[int], params: SamplingParams) -> np.ndarray:
     """Log-probabilities ``[n, vocabulary]`` of the distribution that ``RolloutConfig.sampling`` names for penalties."""
     from transformers import AutoModelForCausalLM
 
@@ -99,7 +99,7 @@ def penalised(folder: Path, prompt: list[int], ids: list[int], params: SamplingP
     return torch.log_softmax(logits / params.temperature, -1).numpy()
 
 
-async def test_penalised_logprobs_are_of_the_distribution_that_trajectories_name(
+async def test_penalized_logprobs_are_of_the_distribution_that_trajectories_name(
     engine_pool: EnginePool, tiny_qwen3_folder: Path
 ) -> None:
     """The ids repeat under a negative penalty, so that counts above one and both penalties show."""
@@ -111,7 +111,7 @@ async def test_penalised_logprobs_are_of_the_distribution_that_trajectories_name
             found = await engine_pool.generate(prompt, params, session="s", deadline_s=60)
             ids = found.ids.tolist()
             seen += len(ids) - len(set(ids))
-            expected = penalised(tiny_qwen3_folder, prompt, ids, params)[np.arange(len(ids)), ids]
+            expected = penalized(tiny_qwen3_folder, prompt, ids, params)[np.arange(len(ids)), ids]
             np.testing.assert_allclose(found.logprobs, expected, atol=2e-4)
             plain = token_logprobs(tiny_qwen3_folder, prompt, ids, params.temperature)
             assert np.abs(found.logprobs - plain).max() > 0.1, "the penalty does not show in the log-probabilities"
@@ -128,7 +128,7 @@ async def test_min_p_cuts_what_is_drawn_and_not_what_is_reported(
         for prompt in prompts(3, seed=3):
             found = await engine_pool.generate(prompt, replace(wide, min_p=min_p), session="s", deadline_s=60)
             ids = found.ids.tolist()
-            every = penalised(tiny_qwen3_folder, prompt, ids, wide)
+            every = penalized(tiny_qwen3_folder, prompt, ids, wide)
             own = every[np.arange(len(ids)), ids]
             np.testing.assert_allclose(found.logprobs, own, atol=2e-4)
             below = own < every.max(-1) + np.log(0.5) - 1e-3

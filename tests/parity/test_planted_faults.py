@@ -261,7 +261,7 @@ def virtual_stages_swapped(patch: Patch) -> None:
 
 
 def uneven_stages_swapped(patch: Patch) -> None:
-    """The first of four layers is counted as the last one's neighbour: stages of 1 and 3 layers hold 4 and 1 to 3."""
+    """The first of four layers is counted as the last one's neighbor: stages of 1 and 3 layers hold 4 and 1 to 3."""
     _layers_from(patch, {(0, None): 3, (1, None): 0})
 
 

@@ -3,7 +3,7 @@
 That every task can be solved and none by idling is in test_desks.py with all that holds at every desk; what every
 domain must keep (instances, schemas, fresh state) is in tests/contract/test_domain_contract.py; what
 policies that deserve nothing earn in test_canned_policies.py there; the semantics of the official tools are in
-test_airline_tools.py. How well statements are read is measured here on half of the labelled sentences, on which the
+test_airline_tools.py. How well statements are read is measured here on half of the labeled sentences, on which the
 phrases were tuned too, so that it is a floor and no measure of what is new. An LLM as customer is not tried.
 """
 

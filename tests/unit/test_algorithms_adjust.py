@@ -26,7 +26,7 @@ VERSION = 7
 
 
 def sequence(
-    old: list[float], behaviour: list[float], advantages: list[float], *, trajectory: int = 0, age: list[int] | int = 0,
+    old: list[float], behavior: list[float], advantages: list[float], *, trajectory: int = 0, age: list[int] | int = 0,
     weight: float = 1.0, reference: list[float] | None = None,
 ) -> TrainSequence:  # fmt: skip
     """A prompt token, then sampled ones with these values."""
@@ -39,7 +39,7 @@ def sequence(
         ids=np.arange(n + 1, dtype=np.int32),
         weights=after_prompt([weight] * n),
         advantages=after_prompt(advantages),
-        behaviour_logprobs=after_prompt(behaviour),
+        behavior_logprobs=after_prompt(behavior),
         old_logprobs=after_prompt(old),
         reference_logprobs=None if reference is None else after_prompt(reference),
         version=np.array([-1, *(VERSION - np.broadcast_to(age, n))], dtype=np.int32),
@@ -116,7 +116,7 @@ def gradients(advantage: float, **changes: Any) -> list[float]:
         (s,) = one.sequences
         logprobs = torch.tensor([-1.0], requires_grad=True)
         tokens = TokenTensors(
-            *(torch.from_numpy(a[s.trained]) for a in (s.weights, s.advantages, s.behaviour_logprobs, s.old_logprobs)),
+            *(torch.from_numpy(a[s.trained]) for a in (s.weights, s.advantages, s.behavior_logprobs, s.old_logprobs)),
             sequence=torch.zeros(1, dtype=torch.int64), sequences=1,
         )  # fmt: skip
         PolicyLoss.from_config(setting)(logprobs, torch.zeros(1), tokens).loss.backward()
@@ -214,7 +214,7 @@ def loss_of(batch: TrainBatch, setting: AlgorithmConfig) -> tuple[float, list[fl
         return torch.cat([*parts, torch.zeros(0)]).double()
 
     logprobs = flat("reference_logprobs").requires_grad_()
-    tokens = TokenTensors(flat("weights"), flat("advantages"), flat("behaviour_logprobs"), flat("old_logprobs"))
+    tokens = TokenTensors(flat("weights"), flat("advantages"), flat("behavior_logprobs"), flat("old_logprobs"))
     loss = PolicyLoss.from_config(setting)(logprobs, torch.zeros_like(logprobs), tokens).loss
     (gradient,) = torch.autograd.grad(loss, logprobs)
     return loss.item(), gradient.tolist()
@@ -266,7 +266,7 @@ def test_rows_are_adjusted_each_by_itself_and_what_is_not_trained_is_not_read(na
     setting = config(**(WIDTH | {"correction": name, "correction_decay": 0.1}))
     plain = sampled(trajectories, "sequence_mean")
     noisy = [
-        replace(s, **{k: np.where(s.trained, getattr(s, k), 5.0) for k in ("old_logprobs", "behaviour_logprobs")})
+        replace(s, **{k: np.where(s.trained, getattr(s, k), 5.0) for k in ("old_logprobs", "behavior_logprobs")})
         for s in plain
     ]
     order = random.sample(range(len(noisy)), len(noisy))

@@ -19,11 +19,11 @@ REWARDS = st.lists(st.integers(-40, 40).map(lambda k: k / 8), min_size=1, max_si
 
 def by_hand(rewards: list[float], divide: bool) -> list[float]:
     mean = math.fsum(rewards) / len(rewards)
-    centred = [r - mean for r in rewards]
+    centered = [r - mean for r in rewards]
     if len(rewards) == 1 or len(set(rewards)) == 1:
         return [0.0] * len(rewards)
-    std = math.sqrt(math.fsum(c * c for c in centred) / (len(rewards) - 1))
-    return [c / (std + 1e-6) for c in centred] if divide else centred
+    std = math.sqrt(math.fsum(c * c for c in centered) / (len(rewards) - 1))
+    return [c / (std + 1e-6) for c in centered] if divide else centered
 
 
 def test_closed_form_of_one_success_in_four():

@@ -91,8 +91,8 @@ def test_every_token_against_the_brute_force(raw, aggregation: str, divide: bool
         assert len(sequence) == len(weights)
         np.testing.assert_allclose(sequence.weights, weights, rtol=1e-6)
         np.testing.assert_allclose(sequence.advantages, advantages, rtol=1e-5, atol=1e-6)
-        np.testing.assert_allclose(sequence.behaviour_logprobs, logprobs, rtol=1e-6)
-        np.testing.assert_array_equal(sequence.old_logprobs, sequence.behaviour_logprobs)
+        np.testing.assert_allclose(sequence.behavior_logprobs, logprobs, rtol=1e-6)
+        np.testing.assert_array_equal(sequence.old_logprobs, sequence.behavior_logprobs)
         assert sequence.reference_logprobs is None
 
 
@@ -162,7 +162,7 @@ def test_a_sequence_ends_at_its_last_trained_token():
     (sequence,) = batch
     assert sequence.ids.tolist() == [0, 1, 2, 3]
     assert sequence.trained.tolist() == [False, True, False, True]
-    for name in ("weights", "advantages", "behaviour_logprobs", "old_logprobs"):
+    for name in ("weights", "advantages", "behavior_logprobs", "old_logprobs"):
         assert len(getattr(sequence, name)) == 4, name
 
 
@@ -201,7 +201,7 @@ def gradient(batch: TrainBatch, config: AlgorithmConfig) -> torch.Tensor:
     def flat(name: str) -> torch.Tensor:
         return torch.from_numpy(np.concatenate([getattr(s, name)[s.trained] for s in batch]))
 
-    tokens = TokenTensors(flat("weights"), flat("advantages"), flat("behaviour_logprobs"), flat("old_logprobs"))
+    tokens = TokenTensors(flat("weights"), flat("advantages"), flat("behavior_logprobs"), flat("old_logprobs"))
     logprobs = parameter[torch.from_numpy(ids).long()]
     loss = PolicyLoss.from_config(config)(logprobs, torch.zeros(len(ids)), tokens).loss
     (found,) = torch.autograd.grad(loss, parameter)
@@ -295,14 +295,14 @@ def test_reinforce_plus_plus_whitens_over_the_whole_batch():
 
 @pytest.mark.parametrize("minibatches", [1, 2, 4])
 def test_whitening_is_of_the_step_however_it_is_cut(minibatches: int):
-    """Against the closed form by tokens; by minibatches the pairs, each centred on 0, would have other signs."""
+    """Against the closed form by tokens; by minibatches the pairs, each centered on 0, would have other signs."""
     pairs = [((0, 1), (1, 3)), ((2, 2), (5, 1)), ((0, 6), (9, 1)), ((3, 4), (3, 2))]
     groups = [group(*(several_turns([float(reward)], [n]) for reward, n in pair)) for pair in pairs]
-    centred = [reward - (first + second) / 2 for (first, _), (second, _) in pairs for reward in (first, second)]
+    centered = [reward - (first + second) / 2 for (first, _), (second, _) in pairs for reward in (first, second)]
     tokens = [n for pair in pairs for _, n in pair]
-    mean = sum(a * n for a, n in zip(centred, tokens, strict=True)) / sum(tokens)
-    variance = sum((a - mean) ** 2 * n for a, n in zip(centred, tokens, strict=True)) / sum(tokens)
-    expected = [(a - mean) / (variance + 1e-8) ** 0.5 for a in centred]
+    mean = sum(a * n for a, n in zip(centered, tokens, strict=True)) / sum(tokens)
+    variance = sum((a - mean) ** 2 * n for a, n in zip(centered, tokens, strict=True)) / sum(tokens)
+    expected = [(a - mean) / (variance + 1e-8) ** 0.5 for a in centered]
     config = AlgorithmConfig(advantage="reinforce_plus_plus", minibatches=minibatches)
     batches = make_batches(split_minibatches(groups, minibatches), config, 1.0)
     assert len(batches) == minibatches

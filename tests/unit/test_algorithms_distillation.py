@@ -35,12 +35,12 @@ def table(seed: int) -> Table:
     return np.random.default_rng(seed).normal(0, 1.2, (len(PREFIXES), WORDS))
 
 
-def normalised(logits: Table) -> Table:
+def normalized(logits: Table) -> Table:
     return logits - np.log(np.exp(logits).sum(-1, keepdims=True))
 
 
 def of_sequence(logits: Table, words: tuple[int, ...]) -> np.ndarray:
-    log_p = normalised(logits)
+    log_p = normalized(logits)
     return np.array([log_p[PLACE[words[:i]], words[i]] for i in range(LENGTH)])
 
 

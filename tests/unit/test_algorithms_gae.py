@@ -277,7 +277,7 @@ def test_the_loss_of_a_batch_weighs_its_tokens() -> None:
 
 
 def _part(tokens: TokenTensors, part: slice) -> TokenTensors:
-    names = ("weights", "advantages", "behaviour_logprobs", "old_logprobs", "old_values", "returns")
+    names = ("weights", "advantages", "behavior_logprobs", "old_logprobs", "old_values", "returns")
     return TokenTensors(**{name: getattr(tokens, name)[part] for name in names})
 
 

@@ -31,7 +31,7 @@ def tokens(n: int, *, seed: int = 0, reference: bool = True, dtype: torch.dtype 
     return TokenTensors(
         weights=weights / weights.sum() if n else weights,
         advantages=normal(1.0),
-        behaviour_logprobs=normal(0.3, -2),
+        behavior_logprobs=normal(0.3, -2),
         old_logprobs=normal(0.3, -2),
         reference_logprobs=normal(0.3, -2) if reference else None,
     )
@@ -151,7 +151,7 @@ def test_k3_estimates_the_kl_without_bias():
 
 def test_zero_advantage_and_no_kl_give_a_zero_gradient():
     given, lp = tokens(8, reference=False), logprobs_of(8)
-    flat = TokenTensors(given.weights, torch.zeros(8).double(), given.behaviour_logprobs, given.old_logprobs)
+    flat = TokenTensors(given.weights, torch.zeros(8).double(), given.behavior_logprobs, given.old_logprobs)
     run(PolicyLoss(LOW, HIGH, 0.0), lp, flat).loss.backward()
     assert lp.grad.abs().max().item() == 0.0
 
@@ -185,10 +185,10 @@ def test_cross_entropy_and_its_gradient():
 
 
 def expected_metrics(lp: list[float], given: TokenTensors, trainer: list[float]) -> dict[str, float]:
-    n, old, behaviour = len(lp), given.old_logprobs.tolist(), given.behaviour_logprobs.tolist()
+    n, old, behavior = len(lp), given.old_logprobs.tolist(), given.behavior_logprobs.tolist()
     advantages = given.advantages.tolist()
     ratios = [math.exp(a - b) for a, b in zip(lp, old, strict=True)]
-    gaps = [t - b for t, b in zip(trainer, behaviour, strict=True)]
+    gaps = [t - b for t, b in zip(trainer, behavior, strict=True)]
     reference = [r - v for r, v in zip(given.reference_logprobs.tolist(), lp, strict=True)]
     return {
         "train/tokens": n,
@@ -283,7 +283,7 @@ def test_an_on_policy_loss_takes_old_from_its_own_forward_pass() -> None:
     given = TokenTensors(
         weights=torch.full((3,), 1 / 3),
         advantages=torch.tensor([1.0, -2.0, 0.5]),
-        behaviour_logprobs=torch.tensor([-0.6, -1.4, -2.5]),
+        behavior_logprobs=torch.tensor([-0.6, -1.4, -2.5]),
         old_logprobs=torch.full((3,), float("nan")),
     )
     recomputed = replace(given, old_logprobs=logprobs.detach().clone())

@@ -12,7 +12,7 @@ import pytest
 
 from mua.algorithms.diversity import diversity
 from mua.algorithms.rollout_metrics import rollout_metrics
-from mua.observe.catalogue import unknown
+from mua.observe.catalog import unknown
 from mua.types import Group, Outcome, Provenance, Segment, Trajectory
 
 S, U, T, M, A = (Provenance.SYSTEM, Provenance.USER, Provenance.TOOL, Provenance.TEMPLATE, Provenance.SAMPLED)

@@ -191,17 +191,17 @@ LOGS = st.lists(st.floats(-3, 0), min_size=1, max_size=8)
 
 @given(LOGS, st.data())
 def test_weights_of_the_mismatch_written_out(old: list[float], data):
-    behaviour = data.draw(st.lists(st.floats(-3, 0), min_size=len(old), max_size=len(old)))
+    behavior = data.draw(st.lists(st.floats(-3, 0), min_size=len(old), max_size=len(old)))
     trained = data.draw(st.lists(st.booleans(), min_size=len(old), max_size=len(old)))
-    differences = [q - m for q, m, t in zip(old, behaviour, trained, strict=True) if t]
+    differences = [q - m for q, m, t in zip(old, behavior, trained, strict=True) if t]
     for level in ("token", "sequence", "geometric"):
         total = math.fsum(differences)
         of_sequence = total if level == "sequence" else total / max(1, len(differences))
         for name, low, high in (("truncate", 0.0, 2.0), ("mask", 0.5, 2.0)):
             how = Correction(name, level, low, high)
-            found = correction_weights(np.array(old), np.array(behaviour), np.array(trained), how)
+            found = correction_weights(np.array(old), np.array(behavior), np.array(trained), how)
             for place, weight in enumerate(found):
-                ratio = math.exp(old[place] - behaviour[place] if level == "token" else of_sequence)
+                ratio = math.exp(old[place] - behavior[place] if level == "token" else of_sequence)
                 inside = low <= ratio <= high
                 wanted = 1.0 if not trained[place] else min(ratio, high) if name == "truncate" else ratio * inside
                 assert weight == pytest.approx(wanted, rel=1e-9), (level, name, place)

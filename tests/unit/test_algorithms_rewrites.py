@@ -134,8 +134,8 @@ def test_what_is_left_out_or_corrected_is_the_same(settings: dict[str, Any], agg
     for split in (True, False):
         batch = make_batch(groups(split), config, 1.0)
         rescored = [
-            replace(s, old_logprobs=(s.behaviour_logprobs + (s.ids % 5 - 2) / 8).astype(np.float32),
-                    reference_logprobs=(s.behaviour_logprobs - 0.1 * (s.ids % 3)).astype(np.float32))
+            replace(s, old_logprobs=(s.behavior_logprobs + (s.ids % 5 - 2) / 8).astype(np.float32),
+                    reference_logprobs=(s.behavior_logprobs - 0.1 * (s.ids % 3)).astype(np.float32))
             for s in batch
         ]  # fmt: skip
         done.append(adjust_batch(replace(batch, sequences=rescored), config, 3)[0])
@@ -170,7 +170,7 @@ def test_loss_and_gradient_are_those_of_one_segment(loss: str) -> None:
     totals, gradients = [], []
     for split in (True, False):
         batch = make_batch(groups(split), config, 1.0)
-        names = ("weights", "advantages", "behaviour_logprobs", "old_logprobs")
+        names = ("weights", "advantages", "behavior_logprobs", "old_logprobs")
         columns = {n: torch.from_numpy(np.concatenate(per_token(batch, n))).float() for n in names}
         now = (columns["old_logprobs"] + torch.linspace(-0.5, 0.5, len(columns["weights"]))).requires_grad_()
         terms = PolicyLoss.from_config(config)(now, torch.zeros_like(now), TokenTensors(**columns))
@@ -226,7 +226,7 @@ def test_gae_by_hand_at_a_rewrite() -> None:
     "settings", [GAE, {"advantage": "none"}, {"advantage": "none", "credit": "reward_to_go"}], ids=str
 )
 def test_nothing_of_one_trajectory_reaches_another(settings: dict[str, Any]) -> None:
-    """Neighbours in a batch, each of five segments: other rewards, and another critic's values, of one change nothing
+    """Neighbors in a batch, each of five segments: other rewards, and another critic's values, of one change nothing
     of the others."""
     config = AlgorithmConfig.model_validate(settings)
     found = []

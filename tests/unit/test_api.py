@@ -70,8 +70,8 @@ def test_trajectories_are_a_sequence_under_a_filter(shop: Path) -> None:
         assert failed[-1].task_id == failed[failed.ids()[-1]].task_id
         with pytest.raises(KeyError):
             failed[every.where(success=True).ids()[0]]
-        with pytest.raises(TypeError, match="colour"):
-            every.where(colour="red")
+        with pytest.raises(TypeError, match="color"):
+            every.where(color="red")
         with pytest.raises(TypeError, match="open_run"):
             every.where(run="other")
         assert {"id", "outcome", "reward"} <= every.rows(limit=1)[0].keys()

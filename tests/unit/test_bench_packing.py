@@ -32,6 +32,6 @@ def test_less_than_two_percent_is_padding(distributions: tuple[int, dict[str, li
         for way in ("tokens", "flops"):
             found = packing.measured(layout, ids, capacity, way)
             assert found.padding < 0.02, (layout, way, found)
-            assert found.utilisation > 0.95, (layout, way, found)
+            assert found.utilization > 0.95, (layout, way, found)
     # In the order of arrival rows of one length waste much more: the bound is not met by itself.
     assert packing.measured("PP2 VPP2 DP4", ids, capacity, "arrival").padding > 0.05

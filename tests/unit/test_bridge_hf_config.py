@@ -148,9 +148,9 @@ def test_which_layers_of_qwen3_moe_have_experts(change, sparse):
     assert transformer_config_kwargs(QWEN3_MOE | change)["moe_layer_freq"] == sparse
 
 
-@pytest.mark.parametrize(("normalised", "before"), [(True, False), (False, True)])
-def test_the_softmax_is_over_the_chosen_experts_where_it_is_normalised(normalised, before):
-    assert transformer_config_kwargs(QWEN3_MOE | {"norm_topk_prob": normalised})["moe_router_pre_softmax"] is before
+@pytest.mark.parametrize(("normalized", "before"), [(True, False), (False, True)])
+def test_the_softmax_is_over_the_chosen_experts_where_it_is_normalized(normalized, before):
+    assert transformer_config_kwargs(QWEN3_MOE | {"norm_topk_prob": normalized})["moe_router_pre_softmax"] is before
 
 
 def test_a_router_without_a_gradient_is_refused():

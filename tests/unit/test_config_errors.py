@@ -49,7 +49,7 @@ def errors(text: str | bytes, *overrides: str) -> list[str]:
     [
         ("rollout:\n  max_turn: 3", "x.yaml:3: rollout.max_turn: unknown key; did you mean rollout.max_turns"),
         ("max_staleness: 1", "x.yaml:2: max_staleness: unknown key; did you mean trainer.max_staleness"),
-        ("observe:\n  colour: red", "x.yaml:3: observe.colour: unknown key"),
+        ("observe:\n  color: red", "x.yaml:3: observe.color: unknown key"),
         ("trainer:\n  steps: many", "x.yaml:3: trainer.steps: expected an"),
         ("trainer:\n  steps: 1.0", "x.yaml:3: trainer.steps: expected an"),
         ("trainer:\n  steps: true", "x.yaml:3: trainer.steps: expected an"),

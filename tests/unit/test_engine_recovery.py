@@ -1,6 +1,6 @@
 """What a pool does about engines that die, hang or do not start, at every moment of a step.
 
-The engines are small HTTP servers that answer, hang or die when told to. Not covered: SGLang's own behaviour
+The engines are small HTTP servers that answer, hang or die when told to. Not covered: SGLang's own behavior
 (``test_engine_faults.py``), engines on other machines.
 """
 

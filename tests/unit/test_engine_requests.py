@@ -69,7 +69,7 @@ async def test_deadline_raises_and_aborts_on_the_engine(engine_pool: EnginePool)
     assert engine_pool.metrics()["engine/running"] == 0
 
 
-async def test_cancelling_the_task_aborts_on_the_engine(engine_pool: EnginePool) -> None:
+async def test_canceling_the_task_aborts_on_the_engine(engine_pool: EnginePool) -> None:
     task = asyncio.create_task(engine_pool.generate(PROMPT, ENDLESS, session="c", deadline_s=60))
     while engine_pool.metrics()["engine/running"] == 0:
         await asyncio.sleep(0.01)

@@ -303,7 +303,7 @@ async def test_a_hung_close_is_bounded_and_frees_the_slot(domain: ToyDomain):
         assert manager.instances == 1
 
 
-async def test_cancelling_during_a_call_waits_for_it_and_closes_once(domain: ToyDomain, jobs: list[str]):
+async def test_canceling_during_a_call_waits_for_it_and_closes_once(domain: ToyDomain, jobs: list[str]):
     order: list[str] = []
     domain.act["look"] = lambda: (domain.hang(), order.append("call returns"))
     domain.act["close"] = lambda: order.append("close")
@@ -327,7 +327,7 @@ async def test_cancelling_during_a_call_waits_for_it_and_closes_once(domain: Toy
     assert manager.instances == manager.leaked_threads == 0
 
 
-async def test_cancelling_twice_does_not_lose_the_close(domain: ToyDomain):
+async def test_canceling_twice_does_not_lose_the_close(domain: ToyDomain):
     domain.act["close"] = domain.hang
     manager, inside = manager_of(domain), asyncio.Event()
 
@@ -349,7 +349,7 @@ async def test_cancelling_twice_does_not_lose_the_close(domain: ToyDomain):
     assert (manager.instances, domain.seen["close"]) == (0, 1)
 
 
-async def test_cancelling_during_the_reset_closes_once(domain: ToyDomain):
+async def test_canceling_during_the_reset_closes_once(domain: ToyDomain):
     domain.act["reset"] = domain.hang
     manager = manager_of(domain)
 
@@ -414,7 +414,7 @@ async def test_at_most_max_instance_are_alive(domain: ToyDomain):
     assert domain.seen["close"] == domain.seen["environment"] == 40
 
 
-async def test_cancelling_a_waiting_instance_loses_no_slot(domain: ToyDomain):
+async def test_canceling_a_waiting_instance_loses_no_slot(domain: ToyDomain):
     manager = manager_of(domain, max_instances=1)
 
     async def episode() -> None:

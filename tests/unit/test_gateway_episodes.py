@@ -185,7 +185,7 @@ async def test_a_judge_beside_the_environment_or_in_its_place(tmp_path: Path) ->
     async with asked(writes(0.5), writes(7), writes(0.5), writes(0.5), role="judge", max_retries=0) as (server, judge):
 
         async def judged(entry: str = "good", **agent: Any) -> Trajectory:
-            question = {"question": "Was it polite?", "most_characters": 300}
+            question = {"question": "Was it polite?", "max_characters": 300}
             section = {"function": f"tests.odd_agents:{entry}"} | agent | {"judge": question | agent.get("judge", {})}
             stage = Stage(tmp_path, SOLVED, section, judge={"llm": {"base_url": server.url, "model": "m"}})
             stage.judge = judge

@@ -22,7 +22,7 @@ from tests.gyms_support import (
     all_tasks,
     followed,
     judged,
-    labelled,
+    labeled,
     opened,
     real_oracle,
     say,
@@ -30,7 +30,7 @@ from tests.gyms_support import (
     served,
 )
 
-LABELLED = labelled("intention")
+LABELLED = labeled("intention")
 
 
 def task_of(kind: Kind) -> Task:

@@ -35,7 +35,7 @@ from mua.types import Json
 from mua.utils.errors import ConfigError, MuaError
 from tests import tables
 from tests.chat_server import serving
-from tests.gyms_support import SPLITS, judged, modelled, opened, played, say, text_of, verdict
+from tests.gyms_support import SPLITS, judged, modeled, opened, played, say, text_of, verdict
 from tests.tables import refused
 
 FOLDER = Path(__file__).parents[1] / "data/userrl"
@@ -253,7 +253,7 @@ async def test_a_thing_of_the_records_is_asked_about_and_named():
     def judge(body: Json) -> str:
         return verdict("Yes" if "boiler" in material(body, "the guess") else "No")
 
-    async with modelled(gym_of("telepathy"), person, judge, data=FOLDER) as gym:
+    async with modeled(gym_of("telepathy"), person, judge, data=FOLDER) as gym:
         (task,) = gym.tasks("train")
         for demonstration in (await demonstrate(gym, task, 0), await replay_gold(gym, task)):
             assert (demonstration.reward, demonstration.evaluation.success) == (1.0, True)
@@ -275,7 +275,7 @@ async def test_a_story_of_the_records_is_asked_about_and_told():
         )
         return verdict("full" if point in told and point[1:].strip(".") in confirmed else "none")
 
-    async with modelled(gym_of("turtle"), lambda body: "Yes", judge, data=FOLDER) as gym:
+    async with modeled(gym_of("turtle"), lambda body: "Yes", judge, data=FOLDER) as gym:
         (task,) = gym.tasks("train")
         for demonstration in (await demonstrate(gym, task, 0), await replay_gold(gym, task)):
             assert (demonstration.reward, demonstration.evaluation.success) == (1.0, True)
@@ -283,7 +283,7 @@ async def test_a_story_of_the_records_is_asked_about_and_told():
         environment = opened(gym, task)
         results = await played(environment, act("answer", story), act("action", "Is it true that the clapper went?"))
         assert (results[0].reward, results[1].text) == (0.0, "Yes.")  # a point counts once it was asked about
-    async with modelled(gym_of("turtle"), lambda body: "No", data=FOLDER) as gym:
+    async with modeled(gym_of("turtle"), lambda body: "No", data=FOLDER) as gym:
         demonstration = await demonstrate(gym, gym.tasks("train")[0], 0)
         assert (demonstration.reward, demonstration.ended) == (0.0, True)
 
@@ -291,7 +291,7 @@ async def test_a_story_of_the_records_is_asked_about_and_told():
 async def test_an_explanation_may_have_the_words_that_the_points_of_a_story_take(tmp_path: Path):
     points = [{"statement": " ".join(["word"] * 50), "score": 0.5}] * 2
     (tmp_path / "turtle.json").write_text(json.dumps([{**records("turtle")[0], "evaluation": points}]))
-    async with modelled(gym_of("turtle"), lambda body: "Yes", lambda body: verdict("full"), data=tmp_path) as gym:
+    async with modeled(gym_of("turtle"), lambda body: "Yes", lambda body: verdict("full"), data=tmp_path) as gym:
         gold = await replay_gold(gym, gym.tasks("test")[0])
         assert (gold.reward, gold.ended) == (1.0, True)
         (longer,) = await played(opened(gym, gym.tasks("test")[0]), act("answer", "word " * 101))
@@ -310,7 +310,7 @@ async def test_a_request_of_the_records_is_asked_about():
         numbers = [n for n, words in ((1, "face"), (2, "cost")) if words in question]
         return json.dumps({"reason": "r", "numbers": numbers})
 
-    async with modelled(gym_of("intention"), person, judge, data=FOLDER) as gym:
+    async with modeled(gym_of("intention"), person, judge, data=FOLDER) as gym:
         (task,) = gym.tasks("train")
         wishes = {one["description"]: one["preference"] for one in task.data["details"]}
         assert (wishes["Direction"] in ("north", "south"), wishes["Budget"] in ("little", "much")) == (True, True)
@@ -344,7 +344,7 @@ def travel_judge(body: Json) -> str:
 
 
 async def test_a_trip_of_the_records_is_searched_asked_about_and_booked():
-    async with modelled(gym_of("travel"), lambda body: "Well, let me put it so.", travel_judge, data=FOLDER) as gym:
+    async with modeled(gym_of("travel"), lambda body: "Well, let me put it so.", travel_judge, data=FOLDER) as gym:
         (task,) = gym.tasks("train")
         assert (task.data["kind"], task.data["difficulty"]) == ("22", "easy")
         assert (await replay_gold(gym, task)).reward == 2.0
@@ -354,7 +354,7 @@ async def test_a_trip_of_the_records_is_searched_asked_about_and_booked():
 
 
 async def test_options_are_shown_without_what_tells_their_worth_and_pay_as_the_record_says():
-    async with modelled(gym_of("travel"), lambda body: "Well.", travel_judge, data=FOLDER) as gym:
+    async with modeled(gym_of("travel"), lambda body: "Well.", travel_judge, data=FOLDER) as gym:
         (task,) = gym.tasks("train")
         environment = opened(gym, task)
         moves = [
@@ -382,7 +382,7 @@ async def test_a_wish_is_hinted_at_as_the_record_does_and_told_once():
         heard.append(text_of(body))
         return "I wake early."
 
-    async with modelled(gym_of("travel"), person, travel_judge, data=FOLDER) as gym:
+    async with modeled(gym_of("travel"), person, travel_judge, data=FOLDER) as gym:
         environment = opened(gym, gym.tasks("train")[0])
         results = await say(environment, *["Which view do you like?"] * 2)
         assert [one.reward for one in results] == [0.8, 0.0]
@@ -397,7 +397,7 @@ async def test_a_claim_of_the_records_is_argued_about_and_paid_by_the_furthest_s
         heard.append(text_of(body))
         return verdict(next(stances))
 
-    async with modelled(gym_of("persuade"), lambda body: "Hm.", judge, data=FOLDER) as gym:
+    async with modeled(gym_of("persuade"), lambda body: "Hm.", judge, data=FOLDER) as gym:
         (task,) = gym.tasks("train")
         environment = opened(gym, task)
         results = await say(environment, *[f"Because of reason {n}." for n in range(4)])

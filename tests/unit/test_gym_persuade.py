@@ -1,6 +1,6 @@
 """The persuade gym: debates, notes, what moves the holder, rewards that can not be farmed, expert, model oracles.
 
-Models are scripted servers on this machine, reached over HTTP; on the labelled set the judge's server gives the label.
+Models are scripted servers on this machine, reached over HTTP; on the labeled set the judge's server gives the label.
 Not covered: how well a real model plays the holder; what the contract test asks of every domain; the canned policies
 (tests/contract/test_canned_policies.py).
 """
@@ -20,10 +20,10 @@ from environments.gyms.persuade.topics import LEVELS, SIZES, Note, known_in, loo
 from mua.environment.protocol import Task
 from mua.types import Json
 from mua.utils.errors import JudgeFault, UserFault
-from tests.gyms_support import judged, labelled, modelled, opened, real_oracle, say, verdict
+from tests.gyms_support import judged, labeled, modeled, opened, real_oracle, say, verdict
 
 TASKS = {split: DOMAIN.tasks(split) for split in SIZES}
-LABELLED = labelled("persuade")
+LABELLED = labeled("persuade")
 
 
 def fitting(task: Task) -> list[Note]:
@@ -236,7 +236,7 @@ def holder() -> Task:
 
 
 def filled(label: Json) -> str:
-    """The labelled text with a place and its figures."""
+    """The labeled text with a place and its figures."""
     found, home = notes(holder()), "harbour town"
     wanted = {"for": (False, True), "elsewhere": (True, False)}.get(label["note"], (True, True))
     some = found["food" if label["note"] == "beside" else "noise"]
@@ -273,7 +273,7 @@ async def test_a_judge_that_gives_the_labels_moves_as_the_rules_do():
         label = next(label for label in LABELLED if filled(label) == text)
         return verdict(STANCES[LEVELS if label["verdict"] == "moved" else 0])
 
-    async with modelled(DOMAIN, lambda body: "unused", judge) as gym:
+    async with modeled(DOMAIN, lambda body: "unused", judge) as gym:
         for label in LABELLED:
             by_judge = await judged_stance(PersuadeGame(gym.setting, holder(), 0), filled(label), STANCES)
             (by_rule,) = await say(opened(DOMAIN, holder()), filled(label))
@@ -301,7 +301,7 @@ async def test_with_models_too_only_the_gain_over_the_furthest_stance_is_paid():
         prompts.append(body["messages"][-1]["content"])
         return f"answer {len(prompts)}"
 
-    async with modelled(DOMAIN, user, lambda body: verdict(next(answers))) as gym:
+    async with modeled(DOMAIN, user, lambda body: verdict(next(answers))) as gym:
         results = await say(opened(gym, of("easy")), *[f"argument number {n}" for n in range(6)])
     assert [round(result.reward * LEVELS) for result in results] == [1, 2, 0, 0, 2, 1]
     assert sum(result.reward for result in results) == pytest.approx(1.0)
@@ -312,10 +312,10 @@ async def test_with_models_too_only_the_gain_over_the_furthest_stance_is_paid():
 
 async def test_models_that_give_nothing_usable_are_faults_and_never_a_stance():
     for bad in ("rather disagree", verdict("neutral"), '{"verdict": "agree"}', ""):
-        async with modelled(DOMAIN, lambda body: "hm", lambda body, bad=bad: bad) as gym:
+        async with modeled(DOMAIN, lambda body: "hm", lambda body, bad=bad: bad) as gym:
             with pytest.raises(JudgeFault):
                 await say(opened(gym, of("easy")), "An argument")
-    async with modelled(DOMAIN, lambda body: "", lambda body: verdict("agree")) as gym:
+    async with modeled(DOMAIN, lambda body: "", lambda body: verdict("agree")) as gym:
         with pytest.raises(UserFault):
             await say(opened(gym, of("easy")), "An argument")
 

@@ -26,7 +26,7 @@ from mua.environment.endpoint.services import Services
 from mua.utils.errors import EnvironmentFault, JudgeFault
 from tests.chat_server import Handler, fails, never, raw, serving
 from tests.counting import operations
-from tests.gyms_support import modelled, opened, played, unasked
+from tests.gyms_support import modeled, opened, played, unasked
 from tests.tables import cases_of, refused
 
 cases = cases_of("gym_search")
@@ -98,7 +98,7 @@ async def test_searches_are_counted_and_guessing_ends():
 
 
 @cases
-def test_answers_are_compared_once_normalised(given: str, accepted: str, same: bool):
+def test_answers_are_compared_once_normalized(given: str, accepted: str, same: bool):
     assert matches(given, [accepted]) is same
 
 
@@ -135,7 +135,7 @@ async def test_building_the_index_does_not_hold_up_the_loop(monkeypatch: pytest.
 
 
 def judging(verdict: str) -> AbstractAsyncContextManager[Gym]:
-    return modelled(DOMAIN, unasked, lambda body: verdict)
+    return modeled(DOMAIN, unasked, lambda body: verdict)
 
 
 @pytest.mark.parametrize(("verdict", "reward"), [("Yes", 1.0), ("No", 0.0)])

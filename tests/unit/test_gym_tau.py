@@ -25,7 +25,7 @@ from mua.environment.selection import Selection
 from mua.environment.user import STOP_SIGNAL
 from mua.types import Json
 from mua.utils.errors import UserFault
-from tests.gyms_support import judged, modelled, opened, played, say
+from tests.gyms_support import judged, modeled, opened, played, say
 from tests.tables import refused
 from tests.tau_support import official
 
@@ -255,7 +255,7 @@ async def test_a_model_plays_the_customer_inside():
         asked.append(body)
         return next(words)
 
-    async with modelled(DOMAIN, customer, options={"domains": "retail"}) as gym:
+    async with modeled(DOMAIN, customer, options={"domains": "retail"}) as gym:
         task = gym.tasks("test")[0]
         first = (await gym.scripted_user(task, 3).open()).text
         assert first in gym.openings(task)

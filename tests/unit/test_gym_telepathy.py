@@ -36,7 +36,7 @@ from tests.gyms_support import (
     all_tasks,
     followed,
     judged,
-    labelled,
+    labeled,
     opened,
     played,
     real_oracle,
@@ -49,7 +49,7 @@ from tests.tables import cases_of
 
 cases = cases_of("gym_telepathy")
 
-QUESTIONS, ANSWERS = labelled("telepathy"), labelled("telepathy_answers")
+QUESTIONS, ANSWERS = labeled("telepathy"), labeled("telepathy_answers")
 
 
 def entity(name: str) -> Entity:

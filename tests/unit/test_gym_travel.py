@@ -1,6 +1,6 @@
 """The travel gym: scenarios, reading of questions and queries, rewards, the volunteer, the expert, model oracles.
 
-Models are scripted servers on this machine, reached over HTTP; on the labelled set the judge's server gives the label,
+Models are scripted servers on this machine, reached over HTTP; on the labeled set the judge's server gives the label,
 so that the rules are compared with the labels and the judge's path with both. Not covered: how well a real model plays
 the traveller; what the contract test asks of every domain.
 """
@@ -25,10 +25,10 @@ from mua.environment.protocol import Move, Split, Task
 from mua.types import Json
 from mua.utils.errors import JudgeFault, UserFault
 from tests.counting import operations
-from tests.gyms_support import judged, labelled, modelled, opened, played, real_oracle, say, verdict
+from tests.gyms_support import judged, labeled, modeled, opened, played, real_oracle, say, verdict
 
 TEST = DOMAIN.tasks("test")
-LABELLED = labelled("travel")
+LABELLED = labeled("travel")
 
 
 def a_task(pattern: str = "22") -> Task:
@@ -373,7 +373,7 @@ def test_the_rules_agree_with_the_labels():
 
 
 def label_given(body: Json) -> str:
-    """The labelled verdict on the message in a judge's request."""
+    """The labeled verdict on the message in a judge's request."""
     prompt = body["messages"][-1]["content"]
     text = re.search(r"the agent's message:\n<<<\n(.*?)\n>>>", prompt, re.DOTALL)[1]  # type: ignore[index]
     label = next(label for label in LABELLED if label["text"] == text)
@@ -402,7 +402,7 @@ def a_trip_that_wants_anything() -> Task:
 
 
 async def test_a_judge_that_gives_the_labels_is_read_as_the_rules_decide():
-    async with modelled(DOMAIN, lambda body: "unused", label_given) as gym:
+    async with modeled(DOMAIN, lambda body: "unused", label_given) as gym:
         for label in LABELLED:
             game = TravelGame(gym.setting, a_trip_that_wants_anything(), 0)
             by_judge = await classified(game, label["text"], label["pending"])
@@ -433,7 +433,7 @@ async def test_a_model_finds_the_words_for_a_wish_and_is_not_told_any_in_small_t
         return "I would say so." if len(prompts) > 1 else f"Well, {held['value']}."  # the first one states the wish
 
     answers = iter([verdict("wish 1"), verdict("chat")])
-    async with modelled(DOMAIN, user, lambda body: next(answers)) as gym:
+    async with modeled(DOMAIN, user, lambda body: next(answers)) as gym:
         results = await played(
             opened(gym, task), question(one["aspect"], held["attribute"]), act("action", "Thank you.")
         )
@@ -446,11 +446,11 @@ async def test_a_model_finds_the_words_for_a_wish_and_is_not_told_any_in_small_t
 
 async def test_models_that_give_nothing_usable_are_faults():
     ask = act("action", "Which view?")
-    async with modelled(DOMAIN, lambda body: "hm", lambda body: "It is a hit.") as gym:
+    async with modeled(DOMAIN, lambda body: "hm", lambda body: "It is a hit.") as gym:
         with pytest.raises(JudgeFault):
             await played(opened(gym, a_task()), ask)
     task = a_task()
     value = task.data["aspects"][0]["preferences"][0]["value"]
-    async with modelled(DOMAIN, lambda body: f"I want {value}", lambda body: verdict("wish 1")) as gym:
+    async with modeled(DOMAIN, lambda body: f"I want {value}", lambda body: verdict("wish 1")) as gym:
         with pytest.raises(UserFault, match="states the wish"):
             await played(opened(gym, task), ask)

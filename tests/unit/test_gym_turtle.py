@@ -20,13 +20,13 @@ from environments.gyms.turtle.stories import SIZES, Story, answer, asked_about, 
 from mua.environment.protocol import Task
 from mua.utils.errors import JudgeFault
 from tests.chat_server import says
-from tests.gyms_support import SPLITS, all_tasks, judged, labelled, opened, played, real_oracle, say, served
+from tests.gyms_support import SPLITS, all_tasks, judged, labeled, opened, played, real_oracle, say, served
 from tests.tables import cases_of, table
 
 cases = cases_of("gym_turtle")
 TABLE = table("gym_turtle")
 
-QUESTIONS, ANSWERS = labelled("turtle"), labelled("turtle_answers")
+QUESTIONS, ANSWERS = labeled("turtle"), labeled("turtle_answers")
 
 
 def first_task(schema: str) -> Task:

@@ -25,7 +25,7 @@ from environments.gyms._shared.oracles import (
     is_yes_no,
     json_object,
     judged,
-    labelled,
+    labeled,
     one_of,
     pattern,
     spoken,
@@ -309,7 +309,7 @@ async def test_an_unreadable_reply_is_asked_for_again_and_then_a_fault():
 async def test_no_broken_verdict_becomes_a_label(step):
     async with endpoint(step) as judge:
         with pytest.raises(JudgeFault):
-            await labelled(judge, "which?", ("Yes", "No"), {"the text": "x"}, 1)
+            await labeled(judge, "which?", ("Yes", "No"), {"the text": "x"}, 1)
         with pytest.raises(JudgeFault):
             await judged(judge, "system", "text", json_object(lambda value: value["there"]), 1)
 
@@ -321,7 +321,7 @@ async def test_verdicts_are_read_from_what_fits():
         '{"reason": "", "numbers": []}',
     ]
     async with endpoint(*map(says, replies)) as judge:
-        assert await labelled(judge, "which?", ("Yes", "No"), {"the text": "x"}, 1) == "No"
+        assert await labeled(judge, "which?", ("Yes", "No"), {"the text": "x"}, 1) == "No"
         assert await chosen(judge, "which?", 3, {}, 1) == [0, 2]
         assert await chosen(judge, "which?", 3, {}, 1) == []
 

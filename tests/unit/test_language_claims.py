@@ -1,6 +1,6 @@
-"""The claim checker: how well it does on the labelled sentences, and what its parts make of sentences and clauses.
+"""The claim checker: how well it does on the labeled sentences, and what its parts make of sentences and clauses.
 
-The labelled sentences were in sight when the patterns were written, so that the floors guard against losing what was
+The labeled sentences were in sight when the patterns were written, so that the floors guard against losing what was
 reached; they do not say how it does on sentences of somebody else. Not covered: the verdicts that use it (tests of the
 domains).
 """
@@ -27,7 +27,7 @@ MOST_UNREAD = 0.2
 
 
 @pytest.mark.parametrize("name", bench.sets())
-def test_the_labelled_sentences_are_told_apart(name: str):
+def test_the_labeled_sentences_are_told_apart(name: str):
     found = bench.score(list(bench.judged(name)))
     precision, recall = FLOORS[name]
     assert found.sentences >= 330
@@ -110,8 +110,8 @@ from environments.kit.language.patterns import load
 from tools.bench import claims as bench
 
 kinds = ["apple", "berry", "cherry", "damson", "elder"]
-words = {"frames": [{"role": "colour", "of": kinds, "values": {"red": ["red"]}}]}
-sheets = {f"{kind} royal": {"colour": frozenset({"red"})} for kind in kinds}
+words = {"frames": [{"role": "color", "of": kinds, "values": {"red": ["red"]}}]}
+sheets = {f"{kind} royal": {"color": frozenset({"red"})} for kind in kinds}
 shared = Moment(sheets, (), {kind: ("Royal",) for kind in reversed(kinds)})
 print(ClaimReader(words).review("The royal is red.", shared).true)
 lexicon = Lexicon(load(Path("environments/help_desk/words.yaml")))

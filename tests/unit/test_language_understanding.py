@@ -1,6 +1,6 @@
-"""Labelled messages are read as their labels say, and what is learnt is what the manifest pins.
+"""Labeled messages are read as their labels say, and what is learnt is what the manifest pins.
 
-Not covered: how messages are read that nobody has labelled. ``tests/data/users/<domain>.jsonl`` have been learnt
+Not covered: how messages are read that nobody has labeled. ``tests/data/users/<domain>.jsonl`` have been learnt
 from, so that their floor only holds the files, words and weights together; the floors of ``heldout*`` are figures
 about unseen sentences (docs/benchmarks/understanding.md).
 """
@@ -50,7 +50,7 @@ def of_domain() -> dict[str, Reader]:
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_labelled_messages_are_understood(path: Path, of_domain: dict[str, Reader]) -> None:
+def test_labeled_messages_are_understood(path: Path, of_domain: dict[str, Reader]) -> None:
     lines = lines_of(path, domain_of(path))
     right = understood(of_domain[domain_of(path)], lines)
     wrong = [line.say for line, one in zip(lines, right, strict=True) if not one]

@@ -213,17 +213,17 @@ def test_load_balance_by_hand() -> None:
             "imbalance_flops": 1000 / 800,
             "microbatch_imbalance_tokens": (30 + 20) / 40,
             "microbatch_imbalance_flops": (900 + 300) / 800,
-            "utilisation": 1200 / (2 * 1000),
+            "utilization": 1200 / (2 * 1000),
         }
     )
-    assert LoadBalance.of(tokens, flops, useful=1200, lockstep=True).utilisation == pytest.approx(1200 / (2 * 1200))
+    assert LoadBalance.of(tokens, flops, useful=1200, lockstep=True).utilization == pytest.approx(1200 / (2 * 1200))
 
 
 def test_padding_is_work_and_no_use() -> None:
     found = packed([[1] * 5, [2] * 6], context_parallel=2)  # padded to 8 each
     assert found.plan.padded_tokens == 16
     useful = WORK.operations([(0, 5), (0, 6)])
-    assert found.balance.utilisation == pytest.approx(useful / WORK.operations([(0, 8), (0, 8)]))
+    assert found.balance.utilization == pytest.approx(useful / WORK.operations([(0, 8), (0, 8)]))
 
 
 @pytest.mark.parametrize("size", [0, 3])

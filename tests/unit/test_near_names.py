@@ -44,7 +44,7 @@ def told(recipe: Path, override: str) -> str:
         ("optimizer.lr", "optimizer.learning_rate"),
         ("critic.lr", "critic.optimizer.learning_rate"),
         ("rollout.learning_rate", "optimizer.learning_rate or critic.optimizer.learning_rate"),
-        ("optimiser.learning_rate", "optimizer"),
+        ("optimizer.learning_rate", "optimizer"),
         ("tp", "megatron.tensor_parallel or engine.tensor_parallel"),
         ("engine.tp_size", "engine.tensor_parallel"),
         ("megatron.tensor-model-parallel-size", "megatron.tensor_parallel"),

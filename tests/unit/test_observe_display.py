@@ -1,6 +1,6 @@
 """What people see: one trajectory as a conversation, and progress on terminals and in files.
 
-Not covered: colours, and the exact drawing of rich's bars.
+Not covered: colors, and the exact drawing of rich's bars.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def trajectory(**changes: object) -> Trajectory:
 
 
 def plain(shown: Trajectory) -> str:
-    """The rendering without any colour, as in a log file."""
+    """The rendering without any color, as in a log file."""
     stream = io.StringIO()
     Console(file=stream, width=120, no_color=True).print(
         render_trajectory(shown, lambda ids: "".join(PIECES[i][2] for i in ids))
@@ -60,7 +60,7 @@ def plain(shown: Trajectory) -> str:
     return stream.getvalue()
 
 
-def test_the_mask_is_legible_without_colour() -> None:
+def test_the_mask_is_legible_without_color() -> None:
     text = plain(trajectory())
     body = text.split("⟦ ⟧, green")[0]
     assert body.count("⟦") == body.count("⟧") == 2

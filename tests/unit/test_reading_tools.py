@@ -58,7 +58,7 @@ def corpus(tmp_path: Path) -> Path:
     folder = tmp_path / "corpus"
     folder.mkdir()
     (folder / "returns.html").write_text(ARTICLE)
-    (folder / "cancelling.md").write_text(f"# Cancelling orders\n\n{POLICY}")
+    (folder / "canceling.md").write_text(f"# Canceling orders\n\n{POLICY}")
     (folder / "short.txt").write_text("Closed on Sundays.")
     return folder
 
@@ -87,20 +87,20 @@ async def test_an_episode_that_searches_reads_and_asks(corpus: Path) -> None:
                     "pages": {"corpus": str(corpus)}}  # fmt: skip
         trajectory = await played(
             settings,
-            call("search", query="cancelling an order", k=2),
-            call("read_page", url="cancelling.md", page=2),
-            call("browse", url="cancelling.md", question="Until when?"),
+            call("search", query="canceling an order", k=2),
+            call("read_page", url="canceling.md", page=2),
+            call("browse", url="canceling.md", question="Until when?"),
             call("read_page", url="nowhere.md"),
-            call("read_page", url="cancelling.md", page=9),
+            call("read_page", url="canceling.md", page=9),
             call("browse", url="short.txt", question="When is it closed?"),
             *SOLVED,
         )
         assert len(server.received) == 1
     assert (trajectory.outcome, trajectory.success, trajectory.attempts) == (Outcome.USER_STOP, True, 1)
     found, second, answer, nowhere, beyond, short, *_ = told(trajectory)
-    assert found.startswith("1. Cancelling orders\n   cancelling.md\n   # Cancelling orders Orders may be")
-    assert second.startswith("Title: Cancelling orders\nURL: cancelling.md\npage 2 of 3\n\n")
-    assert answer.endswith("URL: cancelling.md\n\nUntil it is shipped: \u201cmay be cancelled\u201d.")
+    assert found.startswith("1. Canceling orders\n   canceling.md\n   # Canceling orders Orders may be")
+    assert second.startswith("Title: Canceling orders\nURL: canceling.md\npage 2 of 3\n\n")
+    assert answer.endswith("URL: canceling.md\n\nUntil it is shipped: \u201cmay be cancelled\u201d.")
     assert nowhere == "error: there is no page with this url"
     assert beyond == "error: there is no page 9; the last one is 3"
     assert short.endswith("(the whole page)\nClosed on Sundays.")
@@ -139,7 +139,7 @@ async def test_an_answer_may_be_forced_behind_a_page(corpus: Path) -> None:
 
 
 async def test_a_judge_that_fails_is_a_judge_error(corpus: Path) -> None:
-    asks = call("browse", url="cancelling.md", question="Until when?")
+    asks = call("browse", url="canceling.md", question="Until when?")
     async with serving(fails(503)) as server:
         settings = {"browse": {}, "judge": judge_at(server.url), "pages": {"corpus": str(corpus)}}
         trajectory = await played(settings, asks, *SOLVED, max_retries=1)
@@ -289,12 +289,12 @@ async def test_answers_that_are_too_long_or_cut(corpus: Path) -> None:
 
     async with serving(says("x" * 101)) as server:
         settings = section | {"judge": judge_at(server.url)}
-        text, error, fault = await once(settings, "browse", url="cancelling.md", question="?")
+        text, error, fault = await once(settings, "browse", url="canceling.md", question="?")
         assert (error, fault) == (True, {"kind": "judge", "passing": False})
         assert "101 characters, and 100 are the most" in text
     async with serving(cut) as server:
         settings = section | {"judge": judge_at(server.url)}
-        text, *_ = await once(settings, "browse", url="cancelling.md", question="?")
+        text, *_ = await once(settings, "browse", url="canceling.md", question="?")
         assert text.endswith("Until [the answer is cut here]")
 
 

@@ -358,7 +358,7 @@ def test_arguments_are_checked_before_anything_is_written():
     assert not state.changes()
 
 
-def test_cancelling_refunds_a_gift_card_at_once():
+def test_canceling_refunds_a_gift_card_at_once():
     order = order_with("pending", "gift_card")
     desk, state = desk_state()
     card, amount = order["payment_history"][0]["payment_method_id"], order["payment_history"][0]["amount"]
@@ -511,11 +511,11 @@ def test_configuration_reaches_tools_and_reward():
 def test_practice_shops_have_customers_of_their_own_and_solvable_tasks() -> None:
     config = EnvironmentConfig(name="retail", options={"practice": 3})
     practice = DOMAIN.configured(config, Services())
-    practised = practice.tasks("train")
-    assert len(practised) == len(DOMAIN.tasks("train"))
+    practiced = practice.tasks("train")
+    assert len(practiced) == len(DOMAIN.tasks("train"))
     assert not practice.tasks("test")
     emails = {task.data["customer"]["email"] for split in SPLITS for task in DOMAIN.tasks(split)} - {None}
-    others = {task.data["customer"]["email"] for task in practised} - {None}
+    others = {task.data["customer"]["email"] for task in practiced} - {None}
     assert len(others - emails) > 0.8 * len(others)  # names are drawn from the same lists, so that a few meet again
-    for task in practised[::40]:
+    for task in practiced[::40]:
         assert asyncio.run(demonstrate(practice, task, 0)).reward == 1.0, task.id

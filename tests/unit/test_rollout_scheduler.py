@@ -187,7 +187,7 @@ def test_a_group_is_cancelled_no_more_often_than_allowed(
     per_step: int, patience: int, steps: int, world: World, data: st.DataObject
 ) -> None:
     oversample = data.draw(st.integers(1, per_step))
-    log = asyncio.run(train(StepDemand(per_step, steps, oversample=oversample, most_cancellations=patience), world))
+    log = asyncio.run(train(StepDemand(per_step, steps, oversample=oversample, max_cancellations=patience), world))
     for rollout_batch in log.batches[:-1]:  # the last step leaves behind what it does not need
         assert all(cancelled <= patience for cancelled in rollout_batch.position.waiting.values())
 
@@ -407,7 +407,7 @@ async def lengths_and_time(oversample: int, *, by_task: bool) -> tuple[float, fl
     return sum(trained) / len(trained), ticks / demand.steps
 
 
-async def test_oversampling_favours_short_groups_where_length_is_chance_and_not_where_the_task_decides_it() -> None:
+async def test_oversampling_favors_short_groups_where_length_is_chance_and_not_where_the_task_decides_it() -> None:
     """The figures of docs/algorithms.md."""
     (offered, plain), (trained, faster) = [await lengths_and_time(n, by_task=False) for n in (0, 2)]
     assert 0.70 < trained / offered < 0.78

@@ -281,8 +281,8 @@ def test_every_reference_of_the_pairs_can_be_read_as_mathematics(graders: dict[s
 
 
 async def test_options_of_texts():
-    assert not await right("exact", "Paris", "paris", normalise=False)
-    assert await right("exact", "Pa  ris", " Pa ris", normalise=False)
+    assert not await right("exact", "Paris", "paris", normalize=False)
+    assert await right("exact", "Pa  ris", " Pa ris", normalize=False)
     assert await right("fuzzy", "one two three", "three one two", compare="token_sort")
     assert await right("fuzzy", "in 1984", "in 1985", threshold=0.8, numbers=False)
     score = await make_scorer("f1", {}, Services()).score("the cat sat", question("the cat"))
@@ -349,7 +349,7 @@ def test_a_reference_that_is_none_is_an_error_with_its_place(name: str, referenc
         ("numeric", {"relativ": 1}, "options.relativ: .*did you mean 'relative'"),
         ("numeric", {"relative": -1}, "options.relative: Input should be greater"),
         ("numeric", {"units": "none"}, "options.units: Input should be 'same', 'ignore' or 'required'"),
-        ("exact", {"normalise": "yes"}, "options.normalise: Input should be a valid boolean"),
+        ("exact", {"normalize": "yes"}, "options.normalize: Input should be a valid boolean"),
         ("list", {"items": "numeric", "item_options": {"percen": 1}}, "options.percen"),
         ("judge", {}, "needs the section judge.llm"),
         ("no_such_module:make", {}, "no_such_module cannot be imported"),

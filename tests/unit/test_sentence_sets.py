@@ -1,4 +1,4 @@
-"""The labelled sentences in tests/data: what an agent's message does, and whether what it says is true.
+"""The labeled sentences in tests/data: what an agent's message does, and whether what it says is true.
 
 Counts, labels and duplicates are checked, and that the calls of every scene run on the domain's environment. The sets
 in the folders ``heldout`` and ``fresh`` give the published figures: they share labels, wishes and scenes with the

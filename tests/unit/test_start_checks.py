@@ -82,7 +82,7 @@ def test_a_valid_run_passes_every_check_without_leaving_a_trace(folder: Path) ->
         ("environment.name=retail,airline", r"several domains are a mix: environment.mix={retail: 1, airline: 1}"),
         ("environment.mix={retail: 1, airlnie: 1}", r"environment.mix: unknown .*'airlnie'.*'airline'\?"),
         ("evaluation.domains=[help_desk, telcom]", r"evaluation.domains: unknown .*'telecom'\?"),
-        ("environment.options={colour: red}", r"environment.options: domain 'help_desk' has nothing to set there"),
+        ("environment.options={color: red}", r"environment.options: domain 'help_desk' has nothing to set there"),
         ("environment={name: retail, options: {compct: true}}", r"environment.options.*compct"),
         ("environment={name: acebench}", r"environment.data: domain 'acebench' has no tasks of its own"),
         ("user.personas=[breif]", r"user.personas: there is no persona 'breif'"),

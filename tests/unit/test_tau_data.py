@@ -203,7 +203,7 @@ def pending() -> Json:
     return next(order for order in shop().tables["orders"].values() if order["status"] == "pending")
 
 
-def cancelling(order: Json) -> Json:
+def canceling(order: Json) -> Json:
     arguments = {"order_id": order["order_id"], "reason": "no longer needed"}
     return {"name": "cancel_pending_order", "arguments": arguments}
 
@@ -213,7 +213,7 @@ def tau_task(**changes: object) -> Json:
         "id": "t0",
         "user_id": "u",
         "instruction": "You are Ada. Cancel it.",
-        "actions": [cancelling(pending())],
+        "actions": [canceling(pending())],
         "outputs": ["12.5"],
         **changes,
     }
@@ -310,7 +310,7 @@ UNUSED: Json = {"info": None, "compare_args": None}
 
 def tau2_task(number: int = 0, **criteria: object) -> Json:
     whole = changed(copy.deepcopy(TABLE["TAU2_TASK"]), {"id": str(number)})
-    whole["evaluation_criteria"] |= {"actions": [{"action_id": "a", **cancelling(pending()), **UNUSED}], **criteria}
+    whole["evaluation_criteria"] |= {"actions": [{"action_id": "a", **canceling(pending()), **UNUSED}], **criteria}
     return whole
 
 
@@ -427,7 +427,7 @@ def test_tau2_initial_states_are_laid_over_the_database(tmp_path):
     task["initial_state"] = {"initialization_data": data, "initialization_actions": None, "message_history": None}
     domain = over("retail", write_tau2(tmp_path, task))
     environment = opened(domain.tasks("test")[0], domain)
-    assert environment.call(**cancelling(order)).error
+    assert environment.call(**canceling(order)).error
     shown = environment.call("get_order_details", {"order_id": order["order_id"]})
     assert json.loads(shown.text) == {**order, "status": "delivered"}
     assert shop().tables["orders"][order["order_id"]]["status"] == "pending"

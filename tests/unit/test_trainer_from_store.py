@@ -84,25 +84,25 @@ def config(model: Path, output: Path, **sections: Any) -> ExperimentConfig:
 
 
 @given(
-    groups=st.integers(1, 12), per_step=st.integers(1, 5), most_uses=st.integers(1, 4), apart=st.integers(1, 5),
+    groups=st.integers(1, 12), per_step=st.integers(1, 5), max_uses=st.integers(1, 4), apart=st.integers(1, 5),
     steps=st.integers(1, 12), seed=st.integers(0, 3),
 )  # fmt: skip
 def test_schedule_keeps_its_bounds_and_is_fair(
-    groups: int, per_step: int, most_uses: int, apart: int, steps: int, seed: int
+    groups: int, per_step: int, max_uses: int, apart: int, steps: int, seed: int
 ) -> None:
     try:
-        found = use_schedule(groups, per_step, steps, most_uses, apart, seed)
+        found = use_schedule(groups, per_step, steps, max_uses, apart, seed)
     except ConfigError as error:
         possible = int(str(error).split(" are enough for ")[1].split()[0])
         assert possible < steps
-        found = use_schedule(groups, per_step, possible, most_uses, apart, seed)
+        found = use_schedule(groups, per_step, possible, max_uses, apart, seed)
     else:
         assert len(found) == steps
     uses: dict[int, list[int]] = {}
     for step, chosen in enumerate(found):
         assert len(set(chosen)) == per_step
         waiting = {
-            g for g in range(groups) if step - uses.get(g, [-99])[-1] >= apart and len(uses.get(g, [])) < most_uses
+            g for g in range(groups) if step - uses.get(g, [-99])[-1] >= apart and len(uses.get(g, [])) < max_uses
         }
         assert set(chosen) <= waiting
         left_out = waiting - set(chosen)
@@ -112,7 +112,7 @@ def test_schedule_keeps_its_bounds_and_is_fair(
             )
         for group in chosen:
             uses.setdefault(group, []).append(step)
-    assert found == use_schedule(groups, per_step, len(found), most_uses, apart, seed)
+    assert found == use_schedule(groups, per_step, len(found), max_uses, apart, seed)
 
 
 def test_schedule_is_drawn_anew_for_every_use_and_seed() -> None:
@@ -150,7 +150,7 @@ def test_only_whole_groups_are_trained_on(store: Store) -> None:
     spoil(store, "UPDATE tasks SET size = 3 WHERE ordinal = 1")
     spoil(store, "UPDATE trajectories SET pruned = 'arrays' WHERE id = 'r/1/0/2/0/1'")
     assert groups_of(store) == every[3:]
-    assert groups_of(store, least_version=4) == every[4:]
+    assert groups_of(store, min_version=4) == every[4:]
     assert groups_of(store, until=2.0 + 4) == every[3:5]
     assert groups_of(store, domains=["retail"]) == []
     spoil(store, "UPDATE trajectories SET sampling = ?", json.dumps({"temperature": 0.7}))
@@ -185,10 +185,10 @@ def test_demonstrations_by_their_conditions(store: Store) -> None:
 
         assert count() == STEPS
         assert count(success=False) == 2 * STEPS
-        assert count(success=False, least_reward=0.5) == STEPS
+        assert count(success=False, min_reward=0.5) == STEPS
         assert count(evaluations=True) == STEPS + 1
-        assert count(most_per_task=1) == 3
-        assert count(least_version=2) == STEPS - 2
+        assert count(max_per_task=1) == 3
+        assert count(min_version=2) == STEPS - 2
         assert count(domains=["retail"]) == 0
 
 
@@ -211,7 +211,7 @@ def test_stored_tokens_are_imitated_as_they_are(store: Store, model: Path, tmp_p
     for (segment,), (whole,) in zip(last, training, strict=True):
         assert np.array_equal(segment.loss_mask, whole.loss_mask & (whole.turn == 1))
     with pytest.raises(ConfigError, match="holds no episode"):
-        sets(stored={"store": str(tmp_path), "least_reward": 2.0})
+        sets(stored={"store": str(tmp_path), "min_reward": 2.0})
     spoil(store, "UPDATE runs SET provenance = ?", json.dumps({"tokenizer": "another"}))
     with pytest.raises(ConfigError, match="another tokenizer than the policy of run r"):
         sets()
@@ -246,7 +246,7 @@ def lines(output: Path) -> list[dict[str, float]]:
 
 @pytest.mark.slow
 def test_offline_run_leaves_and_continues_to_the_same_numbers(store: Store, model: Path, tmp_path: Path) -> None:
-    offline = {"store": str(tmp_path), "most_uses": 2, "apart": 2}
+    offline = {"store": str(tmp_path), "max_uses": 2, "apart": 2}
     straight, broken = (config(model, tmp_path / name, offline=offline) for name in ("straight", "broken"))
     train_offline(straight)
     whole = lines(straight.output)
@@ -264,7 +264,7 @@ def test_offline_run_leaves_and_continues_to_the_same_numbers(store: Store, mode
             execute(connection, trajectory_inserts(key, later, ended_at=99.0))
     train_offline(broken)
     assert lines(broken.output) == whole
-    other = config(model, broken.output, offline=offline | {"least_version": 1}, trainer={"steps": 5})
+    other = config(model, broken.output, offline=offline | {"min_version": 1}, trainer={"steps": 5})
     with pytest.raises(ConfigError, match="not those that this run began with"):
         train_offline(other)
     with pytest.raises(ConfigError, match=r"7 groups, each used at most 1 times .* enough for 3 steps"):
@@ -285,7 +285,7 @@ def test_recorded_teacher_or_an_error(model: Path, tmp_path: Path) -> None:
             train_offline(asked)
         algorithm["distillation"] = distillation | {"max_retries": 0}
         silent = config(
-            model, tmp_path / "silent", algorithm=algorithm, offline={"store": str(tmp_path), "most_uses": 9}
+            model, tmp_path / "silent", algorithm=algorithm, offline={"store": str(tmp_path), "max_uses": 9}
         )
         with pytest.raises(EngineError, match=r"the teacher at http://127\.0\.0\.1:1"):
             train_offline(silent)
@@ -301,7 +301,7 @@ def test_recorded_teacher_or_an_error(model: Path, tmp_path: Path) -> None:
                 whole.segments = [replace(segment, teacher_logprobs=told)]
                 key = EpisodeKey("r", 1, 0, ordinal, sample)
                 execute(connection, trajectory_inserts(key, whole, ended_at=1.0))
-    offline = {"store": str(taught), "recorded_teacher": True, "most_uses": 6}
+    offline = {"store": str(taught), "recorded_teacher": True, "max_uses": 6}
     train_offline(config(model, taught / "out", algorithm=algorithm, trainer={"steps": 6}, offline=offline))
     found = [line["train/opd_reverse_kl"] for line in read_metrics(taught / "out" / "metrics.jsonl")]
     # The estimate is taken on fixed samples, where rising towards the teacher's -0.5 is what pulling closer looks like.
@@ -317,7 +317,7 @@ _RUN = {"id": "r", "output": "", "state": "done", "started_at": 0.0}
         ({"algorithm": {"correction": "none"}}, "no gradient depends on how they sampled it"),
         ({"trainer": {"steps": 4, "evaluate_every": 1}}, "trainer.evaluate_every needs engines"),
         (
-            {"algorithm": {"correction": "truncate", "refill": {"most_extra_groups": 1}}},
+            {"algorithm": {"correction": "truncate", "refill": {"max_extra_groups": 1}}},
             "algorithm.refill needs engines",
         ),
         ({"offline": {"store": "x", "recorded_teacher": True}}, "needs the section algorithm.distillation"),
@@ -331,7 +331,7 @@ def test_configurations_that_cannot_be_meant(model: Path, tmp_path: Path, sectio
 def test_every_group_is_trained_so_often_and_no_more(store: Store, model: Path, tmp_path: Path) -> None:
     from mua.trainer.from_store import StoredBatches
 
-    loaded = config(model, tmp_path / "out", offline={"store": str(tmp_path), "most_uses": 2}, trainer={"steps": 6})
+    loaded = config(model, tmp_path / "out", offline={"store": str(tmp_path), "max_uses": 2}, trainer={"steps": 6})
     with StoredBatches(loaded) as batches:
         counted = Counter(group.ordinal for step in range(6) for group in batches.read(step))
     assert counted == dict.fromkeys(range(STEPS), 2)

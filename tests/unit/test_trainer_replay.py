@@ -115,7 +115,7 @@ def test_a_reference_for_other_settings_makes_no_other_batch(store: Store) -> No
     mask, weights = segment.loss_mask, segment.loss_mask.astype(np.float32) / 8
     sequence = TrainSequence(
         ids=segment.ids, weights=weights, advantages=weights * 2,
-        behaviour_logprobs=segment.logprobs, old_logprobs=segment.logprobs + 1, origin=(0, 1, 0),
+        behavior_logprobs=segment.logprobs, old_logprobs=segment.logprobs + 1, origin=(0, 1, 0),
     )  # fmt: skip
     old = np.where(mask, segment.logprobs + 1, 0).astype(np.float32)
     arrays = {"weights": weights, "advantages": weights * 2, "old_logprobs": old}

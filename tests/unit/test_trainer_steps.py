@@ -108,7 +108,7 @@ class Table:
 _PARTS = (
     lambda s: s.weights,
     lambda s: s.advantages,
-    lambda s: s.behaviour_logprobs,
+    lambda s: s.behavior_logprobs,
     lambda s: s.old_logprobs,
 )
 
@@ -206,7 +206,7 @@ class Engines:
         return {"engine/sampled_tokens": 32.0}
 
 
-def test_a_step_is_rolled_out_trained_synchronised_and_only_then_the_next_may_start(tmp_path: Path) -> None:
+def test_a_step_is_rolled_out_trained_synchronized_and_only_then_the_next_may_start(tmp_path: Path) -> None:
     events: list[str] = []
     config, table, engines = config_of(tmp_path, epochs=1, minibatches=1), Table(events), Engines(events)
     with Run(config, table) as run:  # type: ignore[arg-type]

@@ -1,6 +1,6 @@
 """Judges over real HTTP: strict verdicts, the forms of structured output, faults that are never a score.
 
-Not covered: whether a real model judges well; that is measured on labelled sets.
+Not covered: whether a real model judges well; that is measured on labeled sets.
 """
 
 from __future__ import annotations

@@ -200,7 +200,7 @@ def test_two_runs_are_compared_on_their_common_tasks(folder: Path, tmp_path: Pat
 @pytest.mark.parametrize(
     ("path", "given", "says"),
     [
-        ("trajectories", {"colour": "red"}, "colour: no filter"),
+        ("trajectories", {"color": "red"}, "color: no filter"),
         ("trajectories", {"limit": "0"}, "limit: 1 to"),
         ("trajectories", {"limit": "100000"}, "limit: 1 to"),
         ("trajectories", {"offset": "-1"}, "offset: a whole number"),
@@ -348,8 +348,8 @@ def test_show_prints_one_with_mask_advantages_and_verdict(folder: Path) -> None:
     assert again.output == shown.output
     nothing = run.invoke(app, ["show", str(folder), "--kind", "unknown"])
     assert (nothing.exit_code, "no trajectory" in nothing.output) == (2, True)
-    wrong = run.invoke(app, ["show", str(folder), "--only", "colour=red"])
-    assert (wrong.exit_code, "colour: no filter" in wrong.output) == (2, True)
+    wrong = run.invoke(app, ["show", str(folder), "--only", "color=red"])
+    assert (wrong.exit_code, "color: no filter" in wrong.output) == (2, True)
     exported = run.invoke(app, ["view", str(folder), "--export", str(folder / "page.html"), "--only", "success=false"])
     assert exported.exit_code == 0, exported.output
     assert "trajectories" in exported.output

@@ -104,7 +104,7 @@ class Samples:
     mask: Tensor
     old: Tensor
     current: Tensor
-    behaviour: Tensor
+    behavior: Tensor
     reference: Tensor
     scores: list[float]
     index: np.ndarray
@@ -134,11 +134,11 @@ def samples(seed: int, sizes: Sequence[int] = (4, 4, 2, 6), length: int = 24) ->
     mask = (torch.rand(rows, length, generator=g) < 0.6).double()
     mask[:, 3] = 1  # nobody says nothing
     mask[:, 0] = 0
-    behaviour = -normal(1.0, 2.0).abs()
-    old = normal(0.3, behaviour)
+    behavior = -normal(1.0, 2.0).abs()
+    old = normal(0.3, behavior)
     scores = torch.rand(rows, generator=g, dtype=torch.float64).tolist()
     index = np.repeat(np.arange(len(sizes)), sizes)
-    return Samples(mask, old, normal(0.3, old), behaviour, normal(0.5, old), scores, index)
+    return Samples(mask, old, normal(0.3, old), behavior, normal(0.5, old), scores, index)
 
 
 def batch_of(given: Samples, config: AlgorithmConfig) -> TrainBatch:
@@ -147,7 +147,7 @@ def batch_of(given: Samples, config: AlgorithmConfig) -> TrainBatch:
     for row, (score, group) in enumerate(zip(given.scores, given.index.tolist(), strict=True)):
         trained = given.trained[row].numpy()
         zeros = np.zeros(len(trained), dtype=np.int32)
-        logprobs = np.where(trained, given.behaviour[row].numpy(), 0).astype(np.float32)
+        logprobs = np.where(trained, given.behavior[row].numpy(), 0).astype(np.float32)
         provenance = np.where(trained, Provenance.SAMPLED, Provenance.TOOL).astype(np.uint8)
         segment = Segment(zeros, provenance, logprobs, np.where(trained, 0, -1).astype(np.int32), zeros)
         if group == len(groups):
@@ -179,7 +179,7 @@ def our_loss(given: Samples, config: AlgorithmConfig) -> Tensor:
 
     number = torch.cat([torch.full((int(s.trained.sum()),), i) for i, s in enumerate(batch)])
     tokens = TokenTensors(
-        flat("weights"), flat("advantages"), flat("behaviour_logprobs"), given.old[given.trained],
+        flat("weights"), flat("advantages"), flat("behavior_logprobs"), given.old[given.trained],
         flat("reference_logprobs"), sequence=number, sequences=len(batch),
     )  # fmt: skip
     logprobs = given.current[given.trained].clone().requires_grad_()
@@ -293,7 +293,7 @@ def verl_losses() -> list[Compared]:
 
     def truncated(level: str, threshold: str | float) -> Callable[[Samples], Tensor]:
         def of(given: Samples) -> Tensor:
-            ratio = given.old - given.behaviour.float().double()  # what an engine reports is float32
+            ratio = given.old - given.behavior.float().double()  # what an engine reports is float32
             found, _ = correction.compute_rollout_correction_weights(ratio, given.mask, level, threshold)
             return found
 

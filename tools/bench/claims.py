@@ -1,12 +1,12 @@
-"""How well untrue statements are told from true ones, on the labelled sentences in tests/data/claims.
+"""How well untrue statements are told from true ones, on the labeled sentences in tests/data/claims.
 
     python -m tools.bench.claims [--set heldout|fresh] [--domain retail] [--half tune|check] [--show]
 
 A sentence is said in a scene: a task, what the customer has said and what the agent has called by then. It is called
 untrue if any claim that is read in it is. Of ``true`` and ``false`` sentences those are unread that hold no claim.
 
-* precision: of the sentences called untrue, those that are labelled ``false``
-* recall: of the sentences labelled ``false``, those called untrue
+* precision: of the sentences called untrue, those that are labeled ``false``
+* recall: of the sentences labeled ``false``, those called untrue
 
 ``--set`` takes the sentences of a folder below, which are said in the same scenes. ``--show`` prints the sentences that
 are told wrongly or not read, ``--half`` takes one half of a set (by a hash of the sentence), and ``--write`` puts the
@@ -42,7 +42,7 @@ PAGE = kit.ROOT / "docs" / "benchmarks" / "claims.md"
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """One labelled sentence and what was read in it."""
+    """One labeled sentence and what was read in it."""
 
     scene: str
     say: str

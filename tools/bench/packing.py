@@ -55,7 +55,7 @@ class Found:
     """Operations of the busiest rank over the mean."""
     together: float
     """Operations of the most expensive of micro-batches that run at the same time over their mean."""
-    utilisation: float
+    utilization: float
 
 
 def main() -> None:
@@ -126,11 +126,11 @@ def encoded(
 
 def print_table(ids: Sequence[Int32Array], capacity: int) -> None:
     """A line a layout; of each figure those of arrival order, of balance by tokens, and by operations."""
-    print(kit.head("layout", "micro-batches", "padding", "busiest rank", "at the same time", "utilisation"))
+    print(kit.head("layout", "micro-batches", "padding", "busiest rank", "at the same time", "utilization"))
     for name in LAYOUTS:
         found = [measured(name, ids, capacity, way) for way in WAYS]
         counts = " / ".join(f"{one.microbatches}" for one in found)
-        padding, used = (" / ".join(f"{getattr(one, key):.2%}" for one in found) for key in ("padding", "utilisation"))
+        padding, used = (" / ".join(f"{getattr(one, key):.2%}" for one in found) for key in ("padding", "utilization"))
         ranks, together = (" / ".join(f"{getattr(one, key):.3f}" for one in found) for key in ("ranks", "together"))
         print(kit.row(name, counts, padding, ranks, together, used), flush=True)
 
@@ -150,7 +150,7 @@ def measured(name: str, ids: Sequence[Int32Array], capacity: int, way: str) -> F
         packed = pack(ids, config.model_copy(update={"balance": way}), workload)
         load, plan = packed.balance, packed.plan
         return Found(
-            plan.count, plan.padding_share, load.imbalance_flops, load.microbatch_imbalance_flops, load.utilisation
+            plan.count, plan.padding_share, load.imbalance_flops, load.microbatch_imbalance_flops, load.utilization
         )
     lengths = [len(sequence) for sequence in ids]
     filled = next_fit(lengths, capacity, config.data_parallel * multiple)
@@ -160,7 +160,7 @@ def measured(name: str, ids: Sequence[Int32Array], capacity: int, way: str) -> F
     dealt = [planned[rank :: config.data_parallel] for rank in range(config.data_parallel)]
     load = load_balance(dealt, config, workload, least)
     padding = 1 - sum(lengths) / sum(max(size, least) for size in padded)
-    return Found(len(filled), padding, load.imbalance_flops, load.microbatch_imbalance_flops, load.utilisation)
+    return Found(len(filled), padding, load.imbalance_flops, load.microbatch_imbalance_flops, load.utilization)
 
 
 def next_fit(lengths: Sequence[int], capacity: int, multiple: int) -> list[list[int]]:

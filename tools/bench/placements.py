@@ -14,7 +14,7 @@ The event loop's clock is simulated: :class:`SimulatedLoop` jumps to the next mo
 scheduler of groups, the choice of an engine and the clocks are those of a run. An engine holds at most
 :attr:`Setting.slots` requests and :attr:`Setting.cache_tokens` tokens; prefill goes before decoding. Tokens of a
 session that the engine has, under the same weights, need no prefill. After a weight update every running request is
-prefilled anew. Not modelled: CPU time of rollout and environments, faults, evaluation, popular experts. What a GPU does
+prefilled anew. Not modeled: CPU time of rollout and environments, faults, evaluation, popular experts. What a GPU does
 in a second follows from its datasheet and from the assumptions in the section ``cluster`` (docs/planning.md).
 ``tools/bench/timeline.py`` compares the simulation with real runs.
 """

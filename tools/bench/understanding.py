@@ -1,4 +1,4 @@
-"""How many labelled messages scripted users understand: docs/benchmarks/understanding.md.
+"""How many labeled messages scripted users understand: docs/benchmarks/understanding.md.
 
     python -m tools.bench.understanding [--folds 4 | --held-out]
 
@@ -81,13 +81,13 @@ def readers(model: Model | None = None) -> dict[str, Reader]:
     return {domain: Reader(load(kit.ROOT / "environments" / domain / "words.yaml"), model) for domain in DOMAINS}
 
 
-def labelled() -> dict[str, list[Line]]:
+def labeled() -> dict[str, list[Line]]:
     """The messages that the model has learnt from, by domain; not those written for it alone."""
     return {domain: lines_of(LABELLED / f"{domain}.jsonl", domain) for domain in DOMAINS}
 
 
 def unseen() -> list[Path]:
-    """Labelled files that nothing was learnt from."""
+    """Labeled files that nothing was learnt from."""
     return sorted(path for path in LABELLED.glob("*/*.jsonl") if path.parent.name.startswith(("heldout", "confusable")))
 
 
@@ -100,14 +100,14 @@ def _without(out: Callable[[Line], bool]) -> dict[str, Reader]:
     words = lexicons()
     first = [path for path in sorted(EXAMPLES.glob("*.jsonl")) if not path.stem.endswith("-after")]
     written = [line for path in first for line in lines_of(path, domain_of(path))]
-    every = [*written, *(line for lines in labelled().values() for line in lines), *composed()]
+    every = [*written, *(line for lines in labeled().values() for line in lines), *composed()]
     return readers(trained([seen(words[line.domain], line) for line in every if not out(line)]))
 
 
 def left_out(folds: int) -> dict[str, list[bool]]:
     """Each message read by a model that has not learnt from it nor from its fold."""
     found: dict[str, list[bool]] = {domain: [] for domain in DOMAINS}
-    lines = [line for lines in labelled().values() for line in lines]
+    lines = [line for lines in labeled().values() for line in lines]
     random.Random(0).shuffle(lines)
     for fold in range(folds):
         part = lines[fold::folds]
@@ -120,7 +120,7 @@ def left_out(folds: int) -> dict[str, list[bool]]:
 
 def other_domains() -> dict[str, list[bool]]:
     """Each domain's messages read by a model that learnt from the other domains."""
-    every = labelled()
+    every = labeled()
     return {
         domain: understood(_without(lambda line, domain=domain: line.domain == domain)[domain], every[domain])  # type: ignore[misc]
         for domain in DOMAINS
@@ -141,7 +141,7 @@ def _unseen() -> Iterator[str]:
 
 
 def _rows(folds: int) -> Iterator[str]:
-    own, every = readers(), labelled()
+    own, every = readers(), labeled()
     crossed, others = left_out(folds), other_domains()
     yield _LEARNT_HEAD
     for domain, lines in every.items():

@@ -73,7 +73,7 @@ async def judged(chat: ChatClient | None, system: str, text: str, read: Callable
         raise JudgeFault(str(fault), passing=fault.passing) from None
 
 
-async def labelled(
+async def labeled(
     judge: ChatClient | None, question: str, labels: Sequence[str], material: Mapping[str, str], seed: int
 ) -> str:
     """Which of ``labels`` the judge gives; ``material`` is marked as such: nothing in it instructs the judge."""

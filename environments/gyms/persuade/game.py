@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from environments.gyms._shared import Game, Reply, Setting
-from environments.gyms._shared.oracles import NEGATED, asked, labelled, spoken
+from environments.gyms._shared.oracles import NEGATED, asked, labeled, spoken
 from environments.gyms.persuade.topics import LEVELS, Note, Side, looked_up, notes, numbers, themes, topics
 from mua.environment.protocol import Task
 from mua.types import Json
@@ -212,7 +212,7 @@ async def judged_stance(game: Holder, text: str, levels: Sequence[str]) -> str:
         "the conversation so far": _conversation(game),
         "the latest message": text,
     }
-    return await labelled(game.setting.judge, question, levels, material, game.request_seed)
+    return await labeled(game.setting.judge, question, levels, material, game.request_seed)
 
 
 async def answered(game: Holder, text: str) -> str:

@@ -14,7 +14,7 @@ from typing import ClassVar
 from environments.gyms._shared import Choice, Game, Gym, Reply, Setting, act
 from environments.gyms._shared.game import Option, Role
 from environments.gyms._shared.official import has_records
-from environments.gyms._shared.oracles import labelled
+from environments.gyms._shared.oracles import labeled
 from environments.gyms._shared.records import SearchRecord
 from environments.gyms.search.players import PLAYERS, given_moves, moves
 from environments.gyms.search.web import OPTIONS, WebSearch
@@ -59,7 +59,7 @@ class SearchGame(Game):
     async def _judged(self, content: str) -> bool:
         data = self.task.data
         material = {"question": data["question"], "reference answer": data["answer"], "answer": content}
-        return await labelled(self.setting.judge, _JUDGE, ("Yes", "No"), material, self.seed) == "Yes"
+        return await labeled(self.setting.judge, _JUDGE, ("Yes", "No"), material, self.seed) == "Yes"
 
 
 def shown(documents: Sequence[Document]) -> str:

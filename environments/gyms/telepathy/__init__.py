@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import ClassVar
 
 from environments.gyms._shared import Choice, Game, Gym, Reply, Setting, act
-from environments.gyms._shared.oracles import GuessingGame, labelled, plain
+from environments.gyms._shared.oracles import GuessingGame, labeled, plain
 from environments.gyms._shared.records import TelepathyRecord
 from environments.gyms.telepathy.players import PLAYERS, moves
 from environments.gyms.telepathy.table import (
@@ -63,7 +63,7 @@ class TelepathyGame(GuessingGame):
         synonyms = ", ".join(self._entity.synonyms) or "nothing else"
         name = _described(self.task) if "gloss" in self.task.data else self._entity.name
         question = JUDGE.format(name=name, synonyms=synonyms)
-        said = await labelled(self.setting.judge, question, ("Yes", "No"), {"the guess": guess}, self._llm_seed())
+        said = await labeled(self.setting.judge, question, ("Yes", "No"), {"the guess": guess}, self._llm_seed())
         return said == "Yes"
 
 

@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import ClassVar, Protocol
 
 from environments.gyms._shared import Game, Reply, Setting
-from environments.gyms._shared.oracles import asked, is_list, labelled, spoken
+from environments.gyms._shared.oracles import asked, is_list, labeled, spoken
 from environments.gyms.travel.catalog import (
     AGAIN,
     BOOKED,
@@ -83,7 +83,7 @@ async def classified(game: Traveller, text: str, pending: Mapping[str, Sequence[
     lines = [f"- {number}: {_line(game, *one)}" for number, one in wishes.items()]
     question = _JUDGE.format(wishes="\n".join(lines) or "(none that is still untold)")
     labels = ["chat", "miss", "vague", *wishes]
-    label = await labelled(game.setting.judge, question, labels, {"the agent's message": text}, game.asks_seed)
+    label = await labeled(game.setting.judge, question, labels, {"the agent's message": text}, game.asks_seed)
     return Asked("hit", *wishes[label]) if label in wishes else Asked(_KINDS[label])
 
 
@@ -91,7 +91,7 @@ async def searched(game: Traveller, text: str, facts: Mapping[str, str]) -> str 
     """The part of the trip that the query ``text`` covers; ``facts`` are those of each part."""
     question = _SEARCH.format(parts="\n".join(f"- {name}: {told}" for name, told in facts.items()), none=_NO_PART)
     labels = [*facts, _NO_PART]
-    said = await labelled(game.setting.judge, question, labels, {"the query": text}, game.asks_seed)
+    said = await labeled(game.setting.judge, question, labels, {"the query": text}, game.asks_seed)
     return None if said == _NO_PART else said
 
 

@@ -7,7 +7,7 @@ from collections.abc import Generator, Iterator, Sequence
 from typing import ClassVar
 
 from environments.gyms._shared import Choice, Game, Gym, Reply, Setting, act
-from environments.gyms._shared.oracles import GuessingGame, labelled
+from environments.gyms._shared.oracles import GuessingGame, labeled
 from environments.gyms.turtle.players import PLAYERS, asking, moves
 from environments.gyms.turtle.stories import (
     Criterion,
@@ -89,7 +89,7 @@ class TurtleGame(GuessingGame):
             "the questions that were answered with Yes": "\n".join(self._confirmed),
         }
         seed = self._llm_seed() + 100_000 * index
-        return SCORES[await labelled(self.setting.judge, question, list(SCORES), material, seed)]
+        return SCORES[await labeled(self.setting.judge, question, list(SCORES), material, seed)]
 
 
 class TurtleGym(Gym):

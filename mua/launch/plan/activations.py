@@ -86,7 +86,7 @@ class LayerSizes:
 
     @property
     def norm(self) -> float:
-        """Bytes a local norm saves for each element of its input: a float32 one (in bfloat16 a copy) and a normalised
+        """Bytes a local norm saves for each element of its input: a float32 one (in bfloat16 a copy) and a normalized
         one."""
         return _FLOAT + self.element
 

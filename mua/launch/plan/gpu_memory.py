@@ -45,7 +45,7 @@ USER_BUFFERS = 10
 that it overlaps (``initialize_ub``, version 2.20)."""
 
 BUCKETS = 2
-"""Buckets of a weight synchronisation under way at once: one being filled, one being read."""
+"""Buckets of a weight synchronization under way at once: one being filled, one being read."""
 
 
 _STATE = ("main_params_dtype", "exp_avg_dtype", "exp_avg_sq_dtype")

@@ -1,4 +1,4 @@
-"""Bytes of one weight synchronisation on every link of the cluster, from the routes that a run plans, and its time.
+"""Bytes of one weight synchronization on every link of the cluster, from the routes that a run plans, and its time.
 
 Built are the parameters of one rank of every pipeline stage, on the meta device; the others hold the same under other
 numbers. From there on it is the code of a run: the engines' slices, the buckets, and for every rectangle the rank it
@@ -35,7 +35,7 @@ _LINKS = ("gpu_out", "gpu_in", "network_out", "network_in")
 
 @dataclass(frozen=True, slots=True)
 class Sync:
-    """One weight synchronisation."""
+    """One weight synchronization."""
 
     model_bytes: int
     """The whole model once, in the trainer's type."""
@@ -60,12 +60,12 @@ class Sync:
 
 
 def plan_sync(architecture: Architecture, config: ExperimentConfig) -> Sync:
-    """Bytes and time of one synchronisation with the engines of ``config``."""
+    """Bytes and time of one synchronization with the engines of ``config``."""
     return without_cuda(planned_links, architecture, config).sum_up(config.cluster)
 
 
 def planned_links(architecture: Architecture, config: ExperimentConfig) -> Links:
-    """The bytes of one synchronisation on every link."""
+    """The bytes of one synchronization on every link."""
     layout = trainer_layout(architecture, config)
     colocated = config.engine.transport != "broadcast"
     parameters, tp = layout.parameters, config.engine.tensor_parallel

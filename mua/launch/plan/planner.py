@@ -223,7 +223,7 @@ class Plan:
 
     @cached_property
     def sync(self) -> Sync:
-        """Bytes over each link of a weight synchronisation; planned when first asked for, which takes seconds."""
+        """Bytes over each link of a weight synchronization; planned when first asked for, which takes seconds."""
         return plan_sync(self.architecture, self.config)
 
     @property

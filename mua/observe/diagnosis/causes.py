@@ -634,7 +634,7 @@ def template_collapse(seen: Evidence) -> Symptom | None:
         triples[e.id] = set(zip(words, words[1:], words[2:], strict=False)) or {tuple(words)}
     across = np.full(len(steps), np.nan)
     for at, step in enumerate(steps):
-        # A step of one group has one task: its neighbours before it count too.
+        # A step of one group has one task: its neighbors before it count too.
         members = [e for e in by_step.get(step, ()) if e.scored]
         for before in reversed(steps[max(0, at - 2) : at]):
             if len({e.task for e in members}) >= 3:
@@ -692,7 +692,7 @@ def _agreement(seen: Evidence) -> tuple[int, float] | None:
     if seen.setting("algorithm.advantage", "grpo") in ("gae", "none"):
         return None
     same, count = seen.of("same_rewards"), np.nan_to_num(seen.of("groups"))
-    refills = seen.setting("algorithm.refill.most_extra_groups", 0) + seen.setting("algorithm.refill.oversample", 0)
+    refills = seen.setting("algorithm.refill.max_extra_groups", 0) + seen.setting("algorithm.refill.oversample", 0)
     if refills:  # groups that agree are replaced; those that were not found are missing
         count = np.full(len(same), float(seen.setting("algorithm.groups_per_step", 32)))
         same = seen.of("missing_groups") / count
@@ -725,9 +725,9 @@ def _agreeing_from(agree: Floats, count: Floats, least: int) -> int | None:
             return place
         # Lower end of Wilson's interval.
         z, share = 2.33, k / n
-        centre = (share + z * z / (2 * n)) / (1 + z * z / n)
+        center = (share + z * z / (2 * n)) / (1 + z * z / n)
         half = z * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n)) / (1 + z * z / n)
-        if centre - half >= THRESHOLDS.agree:
+        if center - half >= THRESHOLDS.agree:
             return place
     return None
 

@@ -336,7 +336,7 @@ def same_message(held: Json, sent: Json) -> bool:
     Agent libraries write the assistant's messages again before they send them back (measured with four of them in
     docs/benchmarks/gateway.md). What they change is only form, and is looked through: ids, reasoning, white space
     around the text, the spelling of the arguments' JSON, ``null`` for empty. A library that has calls as text
-    (smolagents) is recognised by what the text must hold. Words of its own are another message, and a new segment.
+    (smolagents) is recognized by what the text must hold. Words of its own are another message, and a new segment.
     """
     if held["role"] != sent["role"]:
         return False

@@ -238,7 +238,7 @@ of a task all succeed, pass@k that one of k does, both estimated without bias fr
 resample tasks (bootstrap; Wilson's where all tasks agree). Unscored episodes are faults of the infrastructure, not of
 the policy: they count nowhere, and the same command plays them again."""
 _TURNS, _COUNTS = ("turns", "effective_turns", "time_weighted_reward"), ("tool_calls", "malformed")
-# Okabe and Ito's palette: told apart by colour-blind readers and in print.
+# Okabe and Ito's palette: told apart by color-blind readers and in print.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 
 
@@ -383,10 +383,10 @@ def _draw_success(result: Json, png: Path) -> None:
     rows = [(name, part) for name, part in [*rows, ("all", result["success"])] if part is not None]
     figure, axes = new_figure(1.2 + 0.34 * len(rows))
     for place, (name, part) in enumerate(reversed(rows)):
-        colour = COLOURS[6] if name == "all" else COLOURS[0] if name in result["domains"] else COLOURS[2]
+        color = COLOURS[6] if name == "all" else COLOURS[0] if name in result["domains"] else COLOURS[2]
         mean = part["mean"]
         bounds = [[mean - part["low"]], [part["high"] - mean]]
-        axes.barh(place, mean, xerr=bounds, color=colour, alpha=0.85, height=0.6, capsize=3, ecolor="#444444")
+        axes.barh(place, mean, xerr=bounds, color=color, alpha=0.85, height=0.6, capsize=3, ecolor="#444444")
     axes.set_yticks(range(len(rows)), [name for name, _ in reversed(rows)])
     axes.set_xlim(0, 1)
     axes.set_xlabel(f"success, {result['level']:.0%} interval over tasks")
@@ -398,12 +398,12 @@ def _draw_success(result: Json, png: Path) -> None:
 def _draw_passes(result: Json, png: Path) -> None:
     figure, axes = new_figure(4.5)
     for index, (name, part) in enumerate(_parts(result)):
-        colour = COLOURS[index % len(COLOURS)]
+        color = COLOURS[index % len(COLOURS)]
         for key, style, sign in (("pass_hat", "-o", "^"), ("pass_at", "--s", "@")):
             points = {int(k): value for k, value in part.get(key, {}).items()}
             means, low, high = ([value[n] for value in points.values()] for n in ("mean", "low", "high"))
-            axes.plot(list(points), means, style, color=colour, markersize=4, label=f"{name}, pass{sign}k")
-            axes.fill_between(list(points), low, high, color=colour, alpha=0.08)
+            axes.plot(list(points), means, style, color=color, markersize=4, label=f"{name}, pass{sign}k")
+            axes.fill_between(list(points), low, high, color=color, alpha=0.08)
     axes.set_ylim(-0.02, 1.02)
     axes.set_xlabel("k")
     axes.xaxis.get_major_locator().set_params(integer=True)

@@ -1,4 +1,4 @@
-"""Answers that are words: equal after normalisation, nearly equal, sharing words (SQuAD's F1), one of several choices
+"""Answers that are words: equal after normalization, nearly equal, sharing words (SQuAD's F1), one of several choices
 (``B``, ``(b)``, ``Option B``, ``B) Paris``), a day (by python-dateutil), or whatever the judge finds right.
 
 dateutil fills in what a text leaves out from a given day; a text is a day here only where two such days give the same.
@@ -73,7 +73,7 @@ def normal(text: str, *, articles: bool = True) -> str:
 class ExactOptions(Section):
     """Options of scorer ``exact``."""
 
-    normalise: bool = True
+    normalize: bool = True
     """Compare as SQuAD does, without case, punctuation and articles; off: white space alone does not count."""
 
 
@@ -94,7 +94,7 @@ class ExactScorer(Scorer):
     def _form(self, text: str) -> str:
         # An answer that is nothing but an article or a sign is compared with those.
         whole = " ".join(unicodedata.normalize("NFKC", text).split())
-        return (normal(text) or normal(text, articles=False) or whole) if self._options.normalise else whole
+        return (normal(text) or normal(text, articles=False) or whole) if self._options.normalize else whole
 
 
 class FuzzyOptions(Section):
@@ -103,7 +103,7 @@ class FuzzyOptions(Section):
     threshold: Annotated[float, Field(gt=0, le=1)] = 0.9
     """From which likeness on an answer is right."""
     compare: Literal["ratio", "token_sort", "levenshtein"] = "ratio"
-    """``ratio``: rapidfuzz's normalised Indel similarity; ``token_sort``: of the words in alphabetical order;
+    """``ratio``: rapidfuzz's normalized Indel similarity; ``token_sort``: of the words in alphabetical order;
     ``levenshtein``: one minus the edits per character."""
     graded: bool = False
     """Pay the likeness itself from ``threshold`` on, in place of 1."""

@@ -29,7 +29,7 @@ const stretches = (columns) => {
   return found;
 };
 
-// How strongly a token is shaded, from 0 to 1, and its colour.
+// How strongly a token is shaded, from 0 to 1, and its color.
 const shading = (columns, by) => {
   const values = columns[by];
   if (!values) return () => null;
@@ -40,8 +40,8 @@ const shading = (columns, by) => {
     const value = values[at];
     if (value === null) return null;
     const strength = by === "version" ? (most === least ? 0.5 : (value - least) / (most - least)) : Math.abs(value) / most;
-    const colour = by === "advantages" || by === "gap" ? (value < 0 ? "239,68,68" : "16,185,129") : by === "logprobs" ? "239,68,68" : "59,130,246";
-    return { background: `rgba(${colour},${(0.08 + 0.6 * strength).toFixed(3)})` };
+    const color = by === "advantages" || by === "gap" ? (value < 0 ? "239,68,68" : "16,185,129") : by === "logprobs" ? "239,68,68" : "59,130,246";
+    return { background: `rgba(${color},${(0.08 + 0.6 * strength).toFixed(3)})` };
   };
 };
 

@@ -104,7 +104,7 @@ def _is_special(encoder_lens: object, other: bool, sliding_window_size: int | No
 
 
 def _blocks(pieces: list[_Piece]) -> list[list[_Piece]]:
-    """Neighbours in order of keys, together while the block stays small."""
+    """Neighbors in order of keys, together while the block stays small."""
     blocks: list[list[_Piece]] = []
     most = 0
     for piece in pieces:

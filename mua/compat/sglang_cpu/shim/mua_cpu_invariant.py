@@ -3,7 +3,7 @@
 Reason: the loop promises that a resumed run repeats bit for bit, while arrival times decide which requests share
 a batch and what the prefix cache holds. Measured on torch 2.13 with MKL: a row of a float32 matrix product
 changes its last bits with the number of rows, and a row of causal attention with the length of the block it is
-computed in; normalisation, activations, softmax and the seeded sampler do not.
+computed in; normalization, activations, softmax and the seeded sampler do not.
 
 Matrix products therefore run in tiles of a fixed number of rows, the last one padded: equal shapes give equal
 code paths, and the position of a row within the tile does not matter (checked in the tests, not promised by
@@ -12,8 +12,8 @@ function of its prefix alone, so batch composition, chunked prefill, retraction 
 invisible. One thread per rank is assumed. Upstream: sglang 0.5.23 supports this on CUDA and XPU only.
 
 Sampling had one more leak: SGLang draws from the sorted vocabulary as soon as one request of the batch uses top_p,
-top_k or temperature 0, and from the plain one otherwise, so a request's tokens depended on its neighbours'
-parameters (a health probe is such a neighbour). Here the draw is always from the plain order.
+top_k or temperature 0, and from the plain one otherwise, so a request's tokens depended on its neighbors'
+parameters (a health probe is such a neighbor). Here the draw is always from the plain order.
 """
 
 from __future__ import annotations

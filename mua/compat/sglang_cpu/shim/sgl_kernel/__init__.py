@@ -28,7 +28,7 @@ def _absorb(state: torch.Tensor, word: torch.Tensor) -> torch.Tensor:
 
 
 def _finish(state: torch.Tensor, n_bytes: int) -> torch.Tensor:
-    """The finaliser of MurmurHash3: avalanche all bits."""
+    """The finalizer of MurmurHash3: avalanche all bits."""
     state = state ^ n_bytes
     state = ((state ^ (state >> 16)) * 0x85EBCA6B) & _MASK
     state = ((state ^ (state >> 13)) * 0xC2B2AE35) & _MASK

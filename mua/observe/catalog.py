@@ -22,7 +22,7 @@ from mua.types import Json, Outcome, Provenance
 from mua.utils.errors import MuaError
 
 STRICT = "MUA_STRICT_METRICS"
-"""Variable of the environment: ``1`` makes a name that the catalogue lacks an error."""
+"""Variable of the environment: ``1`` makes a name that the catalog lacks an error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class Metric:
 
 _DATA: Any = yaml.safe_load(Path(__file__).with_name("metrics.yaml").read_text(encoding="utf-8"))
 GROUPS: Mapping[str, str] = _DATA["groups"]
-CATALOGUE = tuple(Metric(name, **texts) for name, texts in _DATA["metrics"].items())
+CATALOG = tuple(Metric(name, **texts) for name, texts in _DATA["metrics"].items())
 _FREE = {
     "domain": ".+",
     "tool": ".+",
@@ -63,7 +63,7 @@ _FREE = {
 """Words that stand for what a run brings, as patterns."""
 _OF_AN_UPDATE = {
     "grad_norm", "lr", "skipped", "num_microbatches", "padding_share", "merged_share", "imbalance_tokens",
-    "imbalance_flops", "microbatch_imbalance_tokens", "microbatch_imbalance_flops", "utilisation",
+    "imbalance_flops", "microbatch_imbalance_tokens", "microbatch_imbalance_flops", "utilization",
     "forward_backward_seconds", "optimizer_seconds",
 }  # fmt: skip
 STANDS_FOR: Mapping[str, Sequence[str]] = {
@@ -102,7 +102,7 @@ def described(name: str) -> Metric | None:
 @cache
 def _patterns() -> list[tuple[re.Pattern[str], Metric]]:
     found = []
-    for metric in sorted(CATALOGUE, key=lambda m: ("{" in m.name, -len(re.sub(r"\{\w+\}", "", m.name)))):
+    for metric in sorted(CATALOG, key=lambda m: ("{" in m.name, -len(re.sub(r"\{\w+\}", "", m.name)))):
         parts = re.split(r"\{(\w+)\}", metric.name)
         parts[::2] = map(re.escape, parts[::2])
         parts[1::2] = (_FREE.get(word) or "|".join(map(re.escape, STANDS_FOR[word])) for word in parts[1::2])
@@ -111,7 +111,7 @@ def _patterns() -> list[tuple[re.Pattern[str], Metric]]:
 
 
 def unknown(names: Iterable[str]) -> list[str]:
-    """Those of ``names`` that the catalogue lacks."""
+    """Those of ``names`` that the catalog lacks."""
     return [name for name in names if described(name) is None]
 
 
@@ -121,11 +121,11 @@ def asked_for(name: str | None) -> list[Metric]:
     Raises :class:`MuaError` with near names where there is none.
     """
     if name is None:
-        return [*CATALOGUE]
+        return [*CATALOG]
     exact = described(name)
-    found = [exact] if exact is not None else [metric for metric in CATALOGUE if metric.name.startswith(name)]
+    found = [exact] if exact is not None else [metric for metric in CATALOG if metric.name.startswith(name)]
     if not found:
-        names = [metric.name for metric in CATALOGUE]
+        names = [metric.name for metric in CATALOG]
         others = [known for known in names if name in known] or get_close_matches(name, names, 5, 0.5)
         meant = f"; did you mean {', '.join(others[:5])}?" if others else "; `mua metrics` lists all"
         raise MuaError(f"no metric is called {name}{meant}")
@@ -181,7 +181,7 @@ def _page_parts() -> Iterator[str]:
     for group, about in GROUPS.items():
         yield f"## `{group}/`\n\n{about}\n"
         yield "| name | unit | meaning | normal | when it is not |\n| --- | --- | --- | --- | --- |"
-        for metric in CATALOGUE:
+        for metric in CATALOG:
             if metric.group == group:
                 cells = (f"`{metric.name}`", metric.unit, metric.meaning, metric.normal, metric.otherwise)
                 yield "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"

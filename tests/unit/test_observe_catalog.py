@@ -1,4 +1,4 @@
-"""Every metric has an entry in the catalogue, the page is made of it, and `mua metrics` explains one.
+"""Every metric has an entry in the catalog, the page is made of it, and `mua metrics` explains one.
 
 The scan sees names that stand in the source as texts; that what runs log is known too is proven by all tests that
 train, because ``tests/conftest.py`` makes an unknown name an error. Not covered: whether what is said to be normal is.
@@ -19,20 +19,20 @@ from typer.testing import CliRunner
 from mua.cli import app
 from mua.config.schema import ExperimentConfig
 from mua.config.section import all_keys
-from mua.observe.catalogue import CATALOGUE, GROUPS, STANDS_FOR, STRICT, described, metrics_page, unknown
+from mua.observe.catalog import CATALOG, GROUPS, STANDS_FOR, STRICT, described, metrics_page, unknown
 from mua.observe.metrics_log import MetricsWriter, read_metrics
 
 ROOT = Path(__file__).parents[2]
 NOT_METRICS = {"tools/list", "tools/call", "tools/base"}
 """Methods of MCP, and a folder."""
 NAME = re.compile(rf"({'|'.join(GROUPS)})/(\w|\.\+|/)+")
-NO_METRICS_IN = ("mua/compat/", "mua/launch/", "mua/observe/catalogue.py", "mua/environment/mcp/")
+NO_METRICS_IN = ("mua/compat/", "mua/launch/", "mua/observe/catalog.py", "mua/environment/mcp/")
 
 
 def examples() -> set[str]:
-    """The catalogue's names, with each word replaced by what it may stand for."""
+    """The catalog's names, with each word replaced by what it may stand for."""
     found = set()
-    for metric in CATALOGUE:
+    for metric in CATALOG:
         words = re.findall(r"\{(\w+)\}", metric.name)
         free = {"layer": ["00"], "moment": ["train_end"]}
         for values in itertools.product(*(STANDS_FOR.get(word, free.get(word, ["x"])) for word in words)):
@@ -72,10 +72,10 @@ def test_every_name_in_the_source_is_explained() -> None:
 
 def test_entries_are_whole_and_of_at_most_twelve_groups() -> None:
     assert len(GROUPS) <= 12
-    assert {metric.group for metric in CATALOGUE} == set(GROUPS)
-    names = [metric.name for metric in CATALOGUE]
+    assert {metric.group for metric in CATALOG} == set(GROUPS)
+    names = [metric.name for metric in CATALOG]
     assert len(names) == len(set(names))
-    assert [m.name for m in CATALOGUE if not m.meaning.endswith((".", ")"))] == []
+    assert [m.name for m in CATALOG if not m.meaning.endswith((".", ")"))] == []
     assert {word for name in names for word in re.findall(r"\{(\w+)\}", name)} <= {
         *STANDS_FOR, "domain", "tool", "kind", "layer", "moment",
     }  # fmt: skip
@@ -85,7 +85,7 @@ def test_keys_that_are_named_are_keys() -> None:
     keys = {".".join(key) for key in all_keys(ExperimentConfig)}
     named = {
         word.split(":")[0]
-        for metric in CATALOGUE
+        for metric in CATALOG
         for word in re.findall(r"`([a-z_]+(?:\.[a-z_]+)+)[:`]", metric.meaning + metric.normal + metric.otherwise)
     }
     files = {"evaluations.jsonl", "metrics.jsonl"}
@@ -115,7 +115,7 @@ def test_names_of_families_are_found_and_others_are_not() -> None:
 def test_the_committed_page_is_current() -> None:
     page = metrics_page()
     assert (ROOT / "docs/metrics.md").read_text(encoding="utf-8") == page, "run `make docs` and commit the page"
-    assert [metric.name for metric in CATALOGUE if f"| `{metric.name}` |" not in page] == []
+    assert [metric.name for metric in CATALOG if f"| `{metric.name}` |" not in page] == []
 
 
 def test_a_name_without_an_entry_is_an_error_in_tests_and_said_once_elsewhere(
@@ -139,7 +139,7 @@ def test_the_command_explains_one_finds_several_and_helps_with_a_wrong_one() -> 
 
     assert "nats per token" in said("train/entropy")
     assert said("judge/llm/").count("\njudge/llm/") > 5
-    assert len(said().splitlines()) == len(CATALOGUE)
+    assert len(said().splitlines()) == len(CATALOG)
     (entry,) = json.loads(said("time/wait_seconds", "--json"))
     assert (entry["name"], entry["group"], entry["unit"]) == ("time/{phase}_seconds", "time", "s")
     assert said("docs") == metrics_page()
