@@ -2,18 +2,22 @@
 
     python -m tests.rotation             # what CI leaves out, a file per line
     python -m tests.rotation --advance   # begin a landing: next third, compared with the current commit
+    python -m tests.rotation --measure [FILE ...]   # run slow files one by one, write what each costs
 
 ``.ci/rotation`` holds the number of the landing and the commit that it starts from. A slow file (one that marks tests
 ``slow`` or ``slurm``) belongs to one of three thirds by its name. A run takes the third of its landing. Then it
 takes the files that changed and those whose rooms changed, the cheapest first, as long as ``BUDGET`` holds.
 
-Not covered: which of a file's slow tests a change reaches; whether the estimates of ``tests/data/slow_costs.yaml`` are
-still true (``make test-all`` prints what each file takes).
+Not covered: which of a file's slow tests a change reaches; whether the figures of ``tests/data/slow_costs.yaml`` are
+still true (``--measure`` writes them).
 """
 
 from __future__ import annotations
 
 import ast
+import contextlib
+import ctypes
+import os
 import re
 import subprocess
 import sys
@@ -33,6 +37,7 @@ BUDGET = 420.0
 """Processor seconds of slow tests per run; the third of a landing runs whatever it costs."""
 UNKNOWN_COST = 60.0
 """Processor seconds of a file that COSTS lacks."""
+PR_SET_CHILD_SUBREAPER = 36
 EVERYWHERE = {"mua", "mua.types", "mua.utils", "mua.config", "tools"}
 """Rooms that all tests use: a change there says nothing about which slow test it needs."""
 BY_COMMAND: Mapping[str, tuple[str, ...]] = {
@@ -118,7 +123,27 @@ def git(*words: str) -> str:
     return done.stdout
 
 
+def measure(files: Iterable[str]) -> None:
+    """Run the slow tests of each file and write its processor seconds, those of orphaned processes too, to ``COSTS``."""
+    costs: dict[str, float] = yaml.safe_load(COSTS.read_text(encoding="utf-8")) or {}
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    for file in files:
+        before = sum(os.times()[2:4])
+        done = subprocess.run(
+            [sys.executable, "-m", "pytest", "-q", "-m", "slow or slurm", file], cwd=ROOT, check=False
+        )
+        with contextlib.suppress(ChildProcessError):
+            while os.wait():
+                pass
+        costs[file] = round(sum(os.times()[2:4]) - before)
+        print(f"{file}: {costs[file]} processor seconds, status {done.returncode}", flush=True)
+        COSTS.write_text(yaml.safe_dump(costs), encoding="utf-8")
+
+
 def main() -> None:
+    if sys.argv[1:2] == ["--measure"]:
+        measure(sys.argv[2:] or slow_files())
+        return
     if sys.argv[1:] == ["--advance"]:
         landing = int(STATE.read_text(encoding="utf-8").split()[0]) + 1
         STATE.write_text(f"{landing} {git('rev-parse', 'HEAD').strip()}\n", encoding="utf-8")
