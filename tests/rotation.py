@@ -124,7 +124,7 @@ def git(*words: str) -> str:
 
 
 def measure(files: Iterable[str]) -> None:
-    """Run the slow tests of each file and write its processor seconds, those of orphaned processes too, to ``COSTS``."""
+    """Run the slow tests of each file and write its processor seconds, orphans included, to ``COSTS``."""
     costs: dict[str, float] = yaml.safe_load(COSTS.read_text(encoding="utf-8")) or {}
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     for file in files:
