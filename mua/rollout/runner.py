@@ -16,19 +16,20 @@ from typing import NamedTuple
 from mua.config.schema import ExperimentConfig
 from mua.engine import Pauses, Sampler
 from mua.environment.endpoint.services import Services
-from mua.environment.manager import EnvironmentInstance, EnvironmentManager
+from mua.environment.manager import EnvironmentManager
 from mua.environment.protocol import Task
 from mua.environment.selection import Selection
 from mua.environment.user import User
 from mua.rollout.agent import EpisodeSetting, Policy, TokenPolicy
 from mua.rollout.episode import Episode, EpisodeResult
-from mua.rollout.external import ExternalEpisode, agent_judge
+from mua.rollout.external import ExternalEpisode
 from mua.rollout.gateway.launch import check_agent
 from mua.rollout.gateway.serving import GatewayServer
-from mua.store.recorder import EpisodeRecord, Recorder, noting
+from mua.store.recorder import Recorder, noting
 from mua.tokens.chat_family import ChatFamily
 from mua.types import EVALUATION_ORDINALS, Group, Outcome, Trajectory
 from mua.users.factory import UserFactory
+from mua.users.judge import Judge
 from mua.utils.errors import (
     ConfigError,
     DeadlineExceeded,
@@ -109,9 +110,14 @@ class EpisodeRunner:
         self._pauses = pauses or Pauses()
         self.gateway = None if config.agent is None else GatewayServer(config.agent)
         """Where agents of the configuration ask for turns; None without ``agent``."""
-        self._judge = agent_judge(config, services)
+        self._judge: Judge | None = None
+        """Who scores the episodes of the configuration's agent beside the domain."""
         if config.agent is not None:
             check_agent(config.agent)
+            if config.agent.judge is not None:
+                if services.judge is None:
+                    raise ConfigError("agent.judge asks the endpoint of judge.llm; add the section judge")
+                self._judge = Judge(services.judge)
             if not isinstance(policy, TokenPolicy):
                 raise ConfigError(
                     "agent: an agent of its own plays with a checkpoint through the engine, no other policy"
@@ -195,7 +201,10 @@ class EpisodeRunner:
                 # A fault must leave no trace in a deterministic run; elsewhere another seed may avoid the next one.
                 again = 0 if self._config.trainer.deterministic else attempt
                 seed = derived_seed(self._config.seed, ordinal, sample, again)
-                record = self._record(recorder, ordinal, sample, temperature)
+                record = None  # where this attempt notes what it does
+                if recorder is not None:
+                    evaluation, sampling = ordinal >= EVALUATION_ORDINALS, self._config.rollout.sampling(temperature)
+                    record = recorder.episode(ordinal, sample, sampling, evaluation=evaluation)
                 try:
                     with noting(record):
                         result = await self._attempt(setting, task, f"{ordinal}/{sample}/{attempt}", seed)
@@ -245,13 +254,6 @@ class EpisodeRunner:
             await record.ended(trajectory, None)
         return trajectory
 
-    def _record(self, recorder: Recorder | None, ordinal: int, sample: int, temperature: float) -> EpisodeRecord | None:
-        """Where the next attempt of an episode notes what it does."""
-        if recorder is None:
-            return None
-        sampling = self._config.rollout.sampling(temperature)
-        return recorder.episode(ordinal, sample, sampling, evaluation=ordinal >= EVALUATION_ORDINALS)
-
     async def _attempt(self, setting: EpisodeSetting, task: Task, session: str, seed: int) -> EpisodeResult:
         limit, began = setting.budgets.episode_seconds, perf_counter()
         try:
@@ -260,30 +262,24 @@ class EpisodeRunner:
                 self._environments[task.domain].instance(task, seed) as environment,
                 self._user(task, seed) as user,
             ):
-                started = perf_counter()
-                result = await self._played(setting, task, environment, user, session, seed)
+                started, guarded = perf_counter(), not self._users.recites_data(task)
+                if self.gateway is None:
+                    agent = self._policy.agent(setting, session=session, seed=seed)
+                    result = await Episode(setting, environment, user, agent, guarded=guarded).run()
+                else:  # the agent of the configuration
+                    await self.gateway.start()
+                    assert isinstance(self._policy, TokenPolicy), "checked at the start"
+                    episode = ExternalEpisode(
+                        setting, environment, user, self._policy,
+                        config=self.gateway.config, session=session, seed=seed, guarded=guarded, judge=self._judge,
+                    )  # fmt: skip
+                    result = await episode.play(self.gateway, self._config.output / "logs" / "agents")
                 result.metrics["seconds/start"] = started - began
                 return result
         except TimeoutError:
             if not deadline.expired():
                 raise
             raise DeadlineExceeded(f"rollout.episode_seconds: the episode took longer than {limit:g} s") from None
-
-    async def _played(
-        self, setting: EpisodeSetting, task: Task, environment: EnvironmentInstance, user: User, session: str, seed: int
-    ) -> EpisodeResult:
-        """By the built-in agent, or by that of the configuration."""
-        guarded = not self._users.recites_data(task)
-        if self.gateway is None:
-            agent = self._policy.agent(setting, session=session, seed=seed)
-            return await Episode(setting, environment, user, agent, guarded=guarded).run()
-        await self.gateway.start()
-        assert isinstance(self._policy, TokenPolicy), "checked at the start"
-        episode = ExternalEpisode(
-            setting, environment, user, self._policy,
-            config=self.gateway.config, session=session, seed=seed, guarded=guarded, judge=self._judge,
-        )  # fmt: skip
-        return await episode.play(self.gateway, self._config.output / "logs" / "agents")
 
     @asynccontextmanager
     async def _user(self, task: Task, seed: int) -> AsyncIterator[User]:

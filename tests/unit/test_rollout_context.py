@@ -21,7 +21,7 @@ from mua.config.algorithm import AlgorithmConfig
 from mua.config.rollout import ContextConfig
 from mua.config.schema import ExperimentConfig
 from mua.rollout import context as rules
-from mua.rollout.context import REMOVED, ContextKeeper, repetitions, shortened, with_notes, without_results
+from mua.rollout.context import REMOVED, ContextKeeper, repetitions, shorten_result, with_notes, without_results
 from mua.rollout.episode import EpisodeResult
 from mua.tokens.chat_family import ChatFamily
 from mua.types import Group, Json, Outcome, Trajectory
@@ -241,7 +241,7 @@ async def test_long_results_keep_their_beginning_and_end() -> None:
 @pytest.mark.parametrize("with_codec", [True, False])
 def test_shortened_text_holds_what_it_may(text: str, with_codec: bool) -> None:
     codec = FAMILIES[0].codec if with_codec else None
-    found = shortened(text, 40, codec)
+    found = shorten_result(text, 40, codec)
     if found == text:
         return
     head, said, tail = found.rpartition("\n[")[0], "tokens left out]\n", found.rpartition("tokens left out]\n")[2]
