@@ -50,8 +50,16 @@ from mua.rollout.curriculum import TaskStream
 from mua.rollout.interactive import SessionDesk
 from mua.rollout.job_queue import JobQueue
 from mua.rollout.rollout_worker import RolloutWorker, episode_differences, made_with, secrets_of, tasks_of
-from mua.rollout.runner import EpisodeRunner, Placed, evaluation_places
-from mua.rollout.scheduler import GroupScheduler, Position, RolloutBatch, StepDemand, sampled_tokens
+from mua.rollout.runner import (
+    EpisodeRunner,
+    GroupScheduler,
+    Placed,
+    Position,
+    RolloutBatch,
+    StepDemand,
+    evaluation_places,
+    sampled_tokens,
+)
 from mua.rollout.teacher import Teacher
 from mua.store.faults import StoreError
 from mua.store.recorder import NotedRequest, Recorder
@@ -444,14 +452,11 @@ class RolloutService:
             if different:
                 log.warning("%s is not what it was: episodes of before are rolled out again", different[0])
                 others.add(number)
-        kept = {}
-        for group in found:
-            oldest = step  # may have sampled it: which step takes it is not known, unless they are taken in order
-            if demand.in_order and not demand.extra:
-                oldest += (group.ordinal - first) // demand.groups - demand.staleness
-            same = not others & {member.part for member in group.members}
-            if same and (group.oldest is None or group.oldest >= oldest):
-                kept[group.ordinal] = group
+        kept = {
+            group.ordinal: group for group in found
+            if not others & {member.part for member in group.members}
+            and (group.oldest is None or group.oldest >= demand.oldest(group.ordinal - first, step))
+        }  # fmt: skip
         if kept:
             log.info("%d groups that had ended before are taken as they are (store.take_finished)", len(kept))
         return kept

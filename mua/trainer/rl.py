@@ -8,19 +8,19 @@
           that were trained on its group                                   where it is due
 
 ``trainer.max_staleness`` 0 is synchronous training; above it the same loop trains while the next groups roll out
-(see :mod:`mua.rollout.scheduler`).
+(see :mod:`mua.rollout.runner`).
 
 The walk of a token from the engine to the loss, file by file; :mod:`mua.algorithms.batch` draws its second half::
 
-    1  engine/sglang_client.py   ids and log-probabilities of one turn      Generation   (engine/pool.py picks it)
-    2  rollout/agent.py          the policy's turn in an episode            TokenPolicy
-    3  tokens/conversation.py    joined with what others wrote              Segment
-    4  rollout/episode.py        the whole conversation and its reward      EpisodeResult
-    5  rollout/runner.py         with its task, after retries               Trajectory, Group
-    6  rollout/scheduler.py      groups that are fresh enough               RolloutBatch
+    1  engine/sglang_client.py   ids and log-probabilities of one turn      Generation
+    2  engine/pool.py            from the engine that was picked
+    3  rollout/agent.py          the policy's turn in an episode            TokenPolicy
+    4  tokens/conversation.py    joined with what others wrote              Segment
+    5  rollout/episode.py        the whole conversation and its reward      EpisodeResult
+    6  rollout/runner.py         after retries; groups that are fresh       Trajectory, Group, RolloutBatch
     7  rollout/service.py        handed to this loop
-    8  trainer/rl.py             filtered, cut into minibatches
-    9  algorithms/batch.py       with weights and advantages                TrainBatch
+    8  trainer/rl.py             cut into minibatches
+    9  algorithms/batch.py       filtered, with weights and advantages      TrainBatch
     10 to 15                     planned, packed, sent to ranks, scored     LossTerms
 """
 
@@ -32,8 +32,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from mua.algorithms.batch import adjust_batch, make_batches, split_minibatches
-from mua.algorithms.filters import filter_groups, shuffle_rewards
+from mua.algorithms.batch import adjust_batch, filter_groups, make_batches, shuffle_rewards, split_minibatches
 from mua.algorithms.gae import estimate_advantages
 from mua.algorithms.losses import PolicyLoss, ValueLoss
 from mua.config.schema import ExperimentConfig, RolloutConfig

@@ -21,8 +21,7 @@ import torch
 from tokens_fixtures import chat_family
 
 from environments.help_desk import DOMAIN
-from mua.algorithms.batch import make_batch
-from mua.algorithms.filters import filter_groups
+from mua.algorithms.batch import filter_groups, make_batch
 from mua.algorithms.losses import PolicyLoss, TokenTensors
 from mua.config.load import dump_config, load_config
 from mua.config.schema import AlgorithmConfig, CurriculumConfig, EnvironmentConfig, UserConfig

@@ -16,11 +16,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mua.algorithms.batch import make_batch, usable
-from mua.algorithms.filters import filter_groups, malformed_turns, repeated_turns
+from mua.algorithms.batch import filter_groups, make_batch, malformed_turns, repeated_turns, usable
 from mua.algorithms.losses import PolicyLoss, TokenTensors
 from mua.config.schema import AlgorithmConfig, ExperimentConfig
-from mua.rollout.scheduler import Position, RolloutBatch
+from mua.rollout.runner import Position, RolloutBatch
 from mua.rollout.service import refill_metrics
 from mua.types import Group, Json, Outcome, Provenance, Segment, Trajectory
 

@@ -10,8 +10,7 @@ import math
 import numpy as np
 import pytest
 
-from mua.algorithms.diversity import diversity
-from mua.algorithms.rollout_metrics import rollout_metrics
+from mua.algorithms.rollout_metrics import diversity, rollout_metrics
 from mua.observe.catalog import unknown
 from mua.types import Group, Outcome, Provenance, Segment, Trajectory
 

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from environments.help_desk.tasks import generate
-from mua.algorithms.filters import malformed_turns, repeated_turns
+from mua.algorithms.batch import malformed_turns, repeated_turns
 from mua.config.schema import EnvironmentConfig, RolloutConfig
 from mua.environment.manager import EnvironmentManager
 from mua.environment.protocol import Evaluation, Task, ToolResult

@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mua.rollout.scheduler import GroupScheduler, Position, RolloutBatch, StepDemand
+from mua.rollout.runner import GroupScheduler, Position, RolloutBatch, StepDemand
 from mua.types import Group, Outcome, Segment, Trajectory
 from mua.utils.errors import EngineError
 

@@ -20,7 +20,7 @@ from mua.config.schema import ExperimentConfig
 from mua.environment.protocol import Task
 from mua.megatron.checkpoint import best_checkpoint
 from mua.observe.metrics_log import read_metrics
-from mua.rollout.scheduler import Position, RolloutBatch
+from mua.rollout.runner import Position, RolloutBatch
 from mua.store.traces import read_traces
 from mua.trainer.run_folder import Run
 from mua.types import Group, Outcome, Trajectory

@@ -20,8 +20,7 @@ from disk_support import largest_file
 from mua.config.schema import ExperimentConfig
 from mua.engine.weight_transfer import SyncReport
 from mua.observe.metrics_log import read_metrics
-from mua.rollout.runner import require_scored, too_few_scored
-from mua.rollout.scheduler import Position, RolloutBatch
+from mua.rollout.runner import Position, RolloutBatch, require_scored, too_few_scored
 from mua.rollout.service import RolloutService
 from mua.store.traces import read_traces
 from mua.trainer.learner import Learner

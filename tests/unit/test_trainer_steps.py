@@ -22,7 +22,7 @@ from mua.algorithms.losses import LossFunction, TokenTensors, finish_metrics
 from mua.config.schema import ExperimentConfig, RolloutConfig
 from mua.engine.weight_transfer import SyncReport
 from mua.observe.timeline import Timeline
-from mua.rollout.scheduler import Position, RolloutBatch
+from mua.rollout.runner import Position, RolloutBatch
 from mua.trainer import rl
 from mua.trainer.preempt import Preemption
 from mua.trainer.run_folder import Run
