@@ -137,7 +137,13 @@ def correct_mismatch(batch: TrainBatch, config: AlgorithmConfig, version: int) -
     Args:
         version: the policy version that is about to be trained; a token's age counts from it.
     """
-    metrics = _mismatch_by_age(batch, version)
+    # By itself for tokens of the version that is trained, where only numerics differ, and for older ones.
+    old, behavior = (np.concatenate([_sides(s)[side][s.trained] for s in batch]) for side in (0, 1))
+    age = np.concatenate([_age(s, version)[s.trained] for s in batch])
+    metrics: dict[str, float] = {}
+    for name, chosen in (("fresh", age <= 0), ("stale", age > 0)):
+        found = mismatch_metrics(old[chosen], behavior[chosen])
+        metrics |= {f"train/{name}/{key}": value for key, value in found.items()}
     if config.correction != "none":
         stays = [s.trained for s in batch]
         if config.correction == "band":
@@ -154,9 +160,9 @@ def correct_mismatch(batch: TrainBatch, config: AlgorithmConfig, version: int) -
             how = Correction(config.correction, config.correction_level, config.correction_low, config.correction_high)
             weights = [correction_weights(*_sides(s), s.trained, how) for s in batch]
             if batch.sequences:
-                found = np.concatenate([w[s.trained] for s, w in zip(batch, weights, strict=True)])
-                metrics["train/tis"] = float(found.mean())
-                metrics["train/tis_clipfrac"] = float(((found == how.high) | (found == 0)).mean())
+                used = np.concatenate([w[s.trained] for s, w in zip(batch, weights, strict=True)])
+                metrics["train/tis"] = float(used.mean())
+                metrics["train/tis_clipfrac"] = float(((used == how.high) | (used == 0)).mean())
             batch = batch.with_advantages([s.advantages * w for s, w in zip(batch, weights, strict=True)])
     if config.old_logprobs == "engine":
         batch = replace(batch, sequences=[replace(s, old_logprobs=s.behavior_logprobs) for s in batch])
@@ -189,18 +195,6 @@ def drop_tokens(batch: TrainBatch, stays: Sequence[Mask], config: AlgorithmConfi
         weights = np.where(out, np.float32(0), sequence.weights * np.float32(scale))
         left.append(replace(sequence, weights=weights))
     return replace(batch, sequences=left, denominators=batch.denominators | {"tokens": tokens - taken})
-
-
-def _mismatch_by_age(batch: TrainBatch, version: int) -> dict[str, float]:
-    """The engine's mismatch by itself for tokens of the version that is trained, where only numerics differ, and for
-    older ones, where the weights do too."""
-    old, behavior = (np.concatenate([_sides(s)[side][s.trained] for s in batch]) for side in (0, 1))
-    age = np.concatenate([_age(s, version)[s.trained] for s in batch])
-    found: dict[str, float] = {}
-    for name, chosen in (("fresh", age <= 0), ("stale", age > 0)):
-        values = mismatch_metrics(old[chosen], behavior[chosen])
-        found |= {f"train/{name}/{key}": value for key, value in values.items()}
-    return found
 
 
 def _sides(sequence: TrainSequence) -> tuple[Floats, Floats]:

@@ -142,7 +142,10 @@ class Episode:
         if self._agent.turns >= self._budgets.max_turns or self._counts["tool_calls"] >= budgets.max_tool_calls:
             if self._final or not budgets.final_turn:
                 return self._end(Outcome.MAX_TURNS)
-            self._force_an_answer()
+            self._final = True
+            self._agent.add_user(self._budgets.final_request)
+            self._agent.messages[-1]["forced"] = True
+            self._counts["final_turns"] += 1
         context, often = self._setting.context, self._setting.context.stop_on_repetition
         if often is not None and repetitions(self._agent.messages, similarity=context.similarity) >= often:
             return self._end(Outcome.REPETITION)
@@ -157,13 +160,6 @@ class Episode:
         if turn.tool_calls or turn.errors:
             return self._end(Outcome.MAX_TURNS) if self._final else EpisodeState.TOOLS
         return EpisodeState.USER if turn.content.strip() else self._end(Outcome.MALFORMED)
-
-    def _force_an_answer(self) -> None:
-        """Tell the policy that its next turn is its last."""
-        self._final = True
-        self._agent.add_user(self._budgets.final_request)
-        self._agent.messages[-1]["forced"] = True
-        self._counts["final_turns"] += 1
 
     async def _call_tools(self) -> EpisodeState:
         results = [await self._call(call) for call in self._turn.tool_calls]

@@ -42,10 +42,10 @@ from mua.environment.requests import LARGEST_REWARD
 from mua.environment.user import User
 from mua.rollout.agent import EpisodeSetting, TokenPolicy, sample_tokens
 from mua.rollout.episode import Episode, EpisodeResult, EpisodeState
-from mua.rollout.gateway.chat_calls import ChatCall, Refused
+from mua.rollout.gateway.chat_calls import ChatCall, Refused, ServedTurn
 from mua.rollout.gateway.launch import AgentEnd, AgentTask, run_agent
 from mua.rollout.gateway.serving import GatewayServer
-from mua.rollout.gateway.session import GatewaySession, ServedTurn, SessionLimits, TurnRequest
+from mua.rollout.gateway.session import GatewaySession, TurnRequest
 from mua.store.recorder import NotedRequest, current_episode, noting
 from mua.tokens.conversation import Conversation
 from mua.tokens.parsing import AssistantTurn, ToolCall
@@ -108,8 +108,7 @@ class ExternalEpisode(Episode):
         self._policy = policy
         self._name, self._seed = session, seed
         self._asked = defaultdict[str, float](float)
-        limits = SessionLimits(config.max_requests, config.max_session_tokens, config.concurrency)
-        self.session = GatewaySession(policy.family, self._ask, self, limits, show_tools=setting.show_tools)
+        self.session = GatewaySession(policy.family, self._ask, self, config, show_tools=setting.show_tools)
         super().__init__(setting, environment, user, _TranscriptKeeper(self.session, self._asked), guarded=guarded)
         self._turn_rewards = [0.0]
         self._fault: Exception | None = None
@@ -144,7 +143,8 @@ class ExternalEpisode(Episode):
         if self._fault is not None:
             raise self._fault
         if end is not None:
-            self._read_last_line(end)
+            if self._config.reward == "report" and self._reported is None and end.status == 0:
+                self._read_last_line(end.last_line)
             if self._outcome is None:
                 self._end(self._outcome_of(end))
         # The noted requests say where their tokens are among all of the session's segments.
@@ -295,18 +295,15 @@ class ExternalEpisode(Episode):
             raise Refused(400, "success: true or false", param="success")
         self._reported = Evaluation(float(number), number > 0 if success is None else success, {"reported": True})
 
-    def _read_last_line(self, end: AgentEnd) -> None:
-        if self._config.reward != "report" or self._reported is not None or end.status != 0:
-            return
+    def _read_last_line(self, line: str) -> None:
         try:
-            found = read_json(end.last_line)
+            found = read_json(line)
+            if isinstance(found, dict) and "reward" in found:
+                self.report(found)
         except JsonError:
             return
-        if isinstance(found, dict) and "reward" in found:
-            try:
-                self.report(found)
-            except Refused as refused:
-                raise EnvironmentFault(self._crash(None, f"reported what is no reward: {refused}")) from None
+        except Refused as refused:
+            raise EnvironmentFault(self._crash(None, f"reported what is no reward: {refused}")) from None
 
     async def _evaluate(self) -> Evaluation:
         """The environment's verdict or the agent's report, and the judge's, where ``agent.reward`` asks for them."""

@@ -116,16 +116,12 @@ def _told(path: Path, key: str, name: str) -> list[str]:
         if not isinstance(found, list) or not found:
             raise ValueError(f"{name} is no list, or empty")
         names = [entry["filename"] if isinstance(entry, dict) else entry for entry in found]
-        if odd := [each for each in names if not _is_name(each)]:
+        # A name within the folder: a dataset of others must not lead out of its own.
+        if odd := [n for n in names if not isinstance(n, str) or n in ("", ".", "..") or Path(n).name != n]:
             raise ValueError(f"{name} has {odd[0]!r:.100}, which is no name of a file or folder in it")
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ConfigError(f"{key}: {path}: not as Dataset.save_to_disk writes it ({one_line(error)})") from None
     return names
-
-
-def _is_name(name: Any) -> bool:
-    """Whether it names something directly within a folder: a dataset of others must not lead out of its own."""
-    return isinstance(name, str) and name not in ("", ".", "..") and Path(name).name == name
 
 
 def _of_file(path: Path, key: str) -> Iterator[tuple[str, Any]]:
@@ -293,10 +289,23 @@ def load_conversations(
     Raises :class:`ConfigError` naming file and line for what cannot be read, and for a conversation longer than
     ``model.max_length`` unless ``sft.overlong`` leaves it out.
     """
+
+    def read(train_on: Literal["all", "last"]) -> Iterator[tuple[str, list[Segment]]]:
+        for where, record in recorded_rows(path, key):
+            try:
+                messages, tools = messages_and_tools(record)
+                yield where, Conversation.from_messages(family, messages, tools, train_on=train_on).segments()
+                continue
+            except ConversationError as error:
+                reason = str(error)
+            except KeyError as error:
+                reason = f"the key {error} is missing"
+            except (ValueError, TypeError, AttributeError, RecursionError) as error:
+                reason = f"not in OpenAI form ({type(error).__name__}: {error})"
+            raise ConfigError(f"{where}: not a conversation: {printable(reason)}")
+
     assert config.sft is not None
-    train_on = config.sft.train_on
-    read = ((where, _segments(where, record, family, train_on)) for where, record in recorded_rows(path, key))
-    return _within_limit(read, config, str(path), f"{key}: {path} holds no conversation")
+    return _within_limit(read(config.sft.train_on), config, str(path), f"{key}: {path} holds no conversation")
 
 
 def load_stored(
@@ -377,17 +386,3 @@ def batch_members(pool: Sequence[int], size: int, step: int, seed: int) -> list[
         random.Random(derived_seed("sft", seed, epoch)).shuffle(order)
         chosen += order[start : start + size - len(chosen)]
     return chosen
-
-
-def _segments(where: str, record: Any, family: ChatFamily, train_on: Literal["all", "last"]) -> list[Segment]:
-    """The token streams of one record. Raises :class:`ConfigError` with ``where`` for what is no conversation."""
-    try:
-        messages, tools = messages_and_tools(record)
-        return Conversation.from_messages(family, messages, tools, train_on=train_on).segments()
-    except ConversationError as error:
-        reason = str(error)
-    except KeyError as error:
-        reason = f"the key {error} is missing"
-    except (ValueError, TypeError, AttributeError, RecursionError) as error:
-        reason = f"not in OpenAI form ({type(error).__name__}: {error})"
-    raise ConfigError(f"{where}: not a conversation: {printable(reason)}")

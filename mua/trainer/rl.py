@@ -29,8 +29,8 @@ from __future__ import annotations
 import itertools
 import logging
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import nullcontext
 
 from mua.algorithms.batch import adjust_batch, filter_groups, make_batches, shuffle_rewards, split_minibatches
 from mua.algorithms.gae import estimate_advantages
@@ -90,7 +90,12 @@ def train(config: ExperimentConfig, preemption: Preemption | None = None) -> Non
         learner.worker_loop()
         preemption.check()
         return
-    with learner, Run(config, learner) as run, recorded(config, run) as record:
+    with (
+        learner,
+        Run(config, learner) as run,
+        RunRecord(config, run.step) if config.store.enabled else nullcontext() as record,
+    ):
+        run.store = record
         if config.trainer.deterministic and record is not None:
             learner.watch_gradients()
         if config.megatron.offload:
@@ -119,17 +124,6 @@ def _start(config: ExperimentConfig) -> None:
     refuse_expandable_segments(config.engine)
     init_distributed(config)
     check_trainer_machine(config, local_ranks(), visible_gpus())
-
-
-@contextmanager
-def recorded(config: ExperimentConfig, run: Run) -> Iterator[RunRecord | None]:
-    """The store's record of this start of ``run``; None where the configuration wants no store."""
-    if not config.store.enabled:
-        yield None
-        return
-    with RunRecord(config, run.step) as record:
-        run.store = record
-        yield record
 
 
 def check_sampling(rollout: RolloutConfig) -> None:

@@ -60,16 +60,6 @@ _LOGGED = (
 log = logging.getLogger(__name__)
 
 
-def services_of(config: ExperimentConfig) -> list[MetricSink]:
-    """Those that ``observe`` names. Raises :class:`ConfigError` where the package of one is not installed."""
-    found: list[MetricSink] = []
-    if config.observe.wandb is not None:
-        found.append(wandb_sink(config.observe.wandb, config.name, config.output))
-    if config.observe.mlflow is not None:
-        found.append(mlflow_sink(config.observe.mlflow, config.name, config.output))
-    return found
-
-
 class Run:
     """One run's output folder: checkpoints, metrics and progress. Only the leading process has one."""
 
@@ -107,12 +97,13 @@ class Run:
         """Steps in a row that changed nothing."""
         self.timeline = Timeline()
         self.progress = Progress(config.observe.progress)
-        self._metrics = MetricsWriter(
-            config.output,
-            config.observe.tensorboard,
-            resume_step=self.step - (self.unlogged is not None),
-            others=services_of(config),
-        )
+        others: list[MetricSink] = []
+        if config.observe.wandb is not None:
+            others.append(wandb_sink(config.observe.wandb, config.name, config.output))
+        if config.observe.mlflow is not None:
+            others.append(mlflow_sink(config.observe.mlflow, config.name, config.output))
+        resume_step = self.step - (self.unlogged is not None)
+        self._metrics = MetricsWriter(config.output, config.observe.tensorboard, resume_step=resume_step, others=others)
         self._metrics.log_hyperparameters(hyperparameters(config))
 
     def __enter__(self) -> Self:
@@ -161,11 +152,8 @@ class Run:
         episodes = [trajectory for group in groups for trajectory in group.trajectories]
         wanted = metrics_log.due(step, self._config.trainer.steps, self._config.observe.texts)
         with self.timeline.phase(TrainerPhase.RECORDS):
-            self._metrics.log_details(
-                step,
-                metrics_log.histograms_of(episodes),
-                metrics_log.texts_of(episodes) if wanted else {},
-            )
+            texts = metrics_log.texts_of(episodes) if wanted else {}
+            self._metrics.log_details(step, metrics_log.histograms_of(episodes), texts)
 
     def scored(self, step: int, few: UnscoredEpisodes | None) -> None:
         """``step`` has its episodes; ``few`` where too few of them could be scored, so that it trains on nothing.

@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mua.rollout.gateway.chat_calls import ChatCall, Refused, read_chat
-from mua.rollout.gateway.session import GatewaySession, ServedTurn, SessionLimits, TurnRequest, same_message
+from mua.config.rollout import AgentConfig
+from mua.rollout.gateway.chat_calls import ChatCall, Refused, ServedTurn, chat_call
+from mua.rollout.gateway.session import GatewaySession, TurnRequest, same_message
 from mua.tokens.conversation import Conversation
 from mua.tokens.parsing import AssistantTurn
 from mua.types import Generation, Int32Array, Json, Outcome, Provenance, ToolSchema
@@ -40,9 +41,8 @@ class Desk:
         self.seeds: list[tuple[int | str, ...]] = []
         self.gate = asyncio.Event()
         self.gate.set()
-        self.session = GatewaySession(
-            family, self.ask, self, SessionLimits(10**6, 10**6, concurrency), show_tools=show_tools
-        )
+        limits = AgentConfig(command=["true"], concurrency=concurrency)
+        self.session = GatewaySession(family, self.ask, self, limits, show_tools=show_tools)
 
     async def ask(self, talk: Conversation, request: TurnRequest) -> tuple[AssistantTurn, Generation]:
         prompt, said = talk.prompt_ids(), self.texts.pop(0) if self.texts else f"say {len(self.asked)}"
@@ -87,7 +87,8 @@ class Desk:
 
 def chat(*messages: Json, tools: tuple[ToolSchema, ...] = (TOOL,), **body: Any) -> ChatCall:
     sent = {"messages": messages, "tools": [tool.openai() for tool in tools] or None, **body}
-    return read_chat(json.dumps(sent).encode(), "override")
+    raw = json.dumps(sent).encode()
+    return chat_call(json.loads(raw), raw, "override")
 
 
 def copied(turn: ServedTurn, **changes: Any) -> Json:
@@ -255,7 +256,7 @@ async def test_sampling_stays_the_runs_and_what_would_change_it_is_refused() -> 
             chat(*BEGIN, **wrong)
         assert refused.value.status == 400
     with pytest.raises(Refused, match=r"agent\.sampling"):
-        read_chat(json.dumps({"messages": BEGIN, "temperature": 0.5}).encode(), "refuse")
+        chat_call({"messages": BEGIN, "temperature": 0.5}, b"", "refuse")
     desk.check()
 
 

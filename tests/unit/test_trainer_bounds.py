@@ -20,11 +20,11 @@ from disk_support import largest_file
 from mua.config.schema import ExperimentConfig
 from mua.engine.weight_transfer import SyncReport
 from mua.observe.metrics_log import read_metrics
-from mua.rollout.runner import Position, RolloutBatch, require_scored, too_few_scored
+from mua.rollout.runner import Position, RolloutBatch, UnscoredEpisodes, require_scored, too_few_scored
 from mua.rollout.service import RolloutService
 from mua.store.traces import read_traces
 from mua.trainer.learner import Learner
-from mua.trainer.observers import progress_note
+from mua.trainer.observers import DoneStep, Learned
 from mua.trainer.preempt import Preemption
 from mua.trainer.rl import Training
 from mua.trainer.run_folder import Run
@@ -205,16 +205,14 @@ def test_a_fault_that_does_not_pass_is_not_tried_again_nor_any_of_a_deterministi
 
 
 def test_what_the_line_of_progress_says() -> None:
-    def groups(*members: Trajectory) -> list[Group]:
-        return [Group(0, "task", list(members))]
+    def said(metrics: dict[str, float], members: Sequence[Trajectory], few: UnscoredEpisodes | None = None) -> str:
+        return DoneStep(0, [Group(0, "task", list(members))], [], few, Learned(), metrics=metrics).note
 
     shown = {"rollout/reward/mean": 0.5, "rollout/success": 0.5}
-    assert progress_note(shown, groups(*ALL), None) == "reward 0.500, success 0.500"
+    assert said(shown, ALL) == "reward 0.500, success 0.500"
     some = [*ALL, episode(4, Outcome.TIMEOUT)]
-    said = progress_note(shown, groups(*some), None)
-    assert said == "reward 0.500, success 0.500, 1 of 5 episodes failed, most as timeout"
-    few = too_few_scored(NONE)
-    assert progress_note({}, groups(*NONE), few) == "4 of 4 episodes failed, most as judge_error, trained on nothing"
+    assert said(shown, some) == "reward 0.500, success 0.500, 1 of 5 episodes failed, most as timeout"
+    assert said({}, NONE, too_few_scored(NONE)) == "4 of 4 episodes failed, most as judge_error, trained on nothing"
 
 
 def test_a_share_that_is_just_enough(tmp_path: Path) -> None:

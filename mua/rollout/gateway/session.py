@@ -23,7 +23,8 @@ from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
-from mua.rollout.gateway.chat_calls import ChatCall, Refused
+from mua.config.rollout import AgentConfig
+from mua.rollout.gateway.chat_calls import ChatCall, Refused, ServedTurn
 from mua.tokens.chat_family import ChatFamily
 from mua.tokens.codec import ConversationError
 from mua.tokens.conversation import Conversation, Mark
@@ -85,30 +86,6 @@ class EpisodeHost(Protocol):
         """The policy could not be asked."""
 
 
-@dataclass(frozen=True, slots=True)
-class SessionLimits:
-    """Of one session; see the section ``agent`` of the configuration."""
-
-    requests: int
-    tokens: int
-    concurrency: int
-
-
-@dataclass(frozen=True, slots=True)
-class ServedTurn:
-    """What a client is answered."""
-
-    message: Json
-    finish: str
-    prompt_tokens: int
-    sampled_tokens: int
-    cached_tokens: int
-    number: int
-    created: int
-    placed: str
-    """appended, forked, rewritten, or started: a conversation without an assistant's turn yet."""
-
-
 @dataclass(slots=True)
 class _Branch:
     conversation: Conversation
@@ -124,7 +101,7 @@ class GatewaySession:
     """Belongs to one event loop. ``show_tools``: whether the template shows tools (``environment.prompt: full``)."""
 
     def __init__(
-        self, family: ChatFamily, ask: Ask, host: EpisodeHost, limits: SessionLimits, *, show_tools: bool
+        self, family: ChatFamily, ask: Ask, host: EpisodeHost, limits: AgentConfig, *, show_tools: bool
     ) -> None:
         self.family = family
         self.turns = 0
@@ -147,9 +124,9 @@ class GatewaySession:
         self.counts["gateway/requests"] += 1
         if not self.open:
             raise Refused(401, "this session is over", "invalid_api_key")
-        if self.counts["gateway/requests"] > self._limits.requests:
+        if self.counts["gateway/requests"] > self._limits.max_requests:
             self.host.ended(Outcome.MAX_TURNS)
-            raise Refused(400, f"agent.max_requests: more than {self._limits.requests} requests", "session_limit")
+            raise Refused(400, f"agent.max_requests: more than {self._limits.max_requests} requests", "session_limit")
 
     async def answer(self, call: ChatCall, *, retried: bool) -> ServedTurn:
         """The policy's turn. A request that a client's library sends again (``retried``) is answered as it was.
@@ -203,7 +180,7 @@ class GatewaySession:
             self._waiting -= 1
         try:
             outcome = self.host.may_ask()
-            if outcome is None and self.tokens > self._limits.tokens:
+            if outcome is None and self.tokens > self._limits.max_session_tokens:
                 self.host.ended(outcome := Outcome.LENGTH)
             if outcome is not None:
                 raise Refused(400, f"the episode is over ({outcome.value}); no further turn is sampled", "episode_over")
