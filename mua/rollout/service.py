@@ -220,8 +220,19 @@ class RolloutService:
 
         Raises :class:`EngineError` when an engine has used up its restarts.
         """
+        scheduler, stream = self._scheduler, self._stream
+        assert scheduler is not None and stream is not None, "schedule() comes first"  # noqa: PT018
+
+        async def take() -> RolloutBatch:
+            batch = await scheduler.take()
+            stream.observe(batch.groups)
+            self.position = batch.position.to_json() | {"curriculum": stream.state()}
+            chosen = refill_metrics(batch, self._config.algorithm) if self._config.algorithm.refill.on else {}
+            self._of_step = chosen | stream.metrics()
+            return batch
+
         self._on_episode = on_episode or (lambda: None)
-        return self._attend(self._take())
+        return self._attend(take())
 
     def release(self) -> None:
         """The weights trained on the groups taken last are in the engines: let new groups start."""
@@ -330,16 +341,6 @@ class RolloutService:
     def _episodes(self) -> EpisodeRunner:
         assert self._runner is not None
         return self._runner
-
-    async def _take(self) -> RolloutBatch:
-        assert self._scheduler is not None, "schedule() comes first"
-        assert self._stream is not None
-        rollout_batch = await self._scheduler.take()
-        self._stream.observe(rollout_batch.groups)
-        self.position = rollout_batch.position.to_json() | {"curriculum": self._stream.state()}
-        chosen = refill_metrics(rollout_batch, self._config.algorithm) if self._config.algorithm.refill.on else {}
-        self._of_step = chosen | self._stream.metrics()
-        return rollout_batch
 
     async def _offer(self) -> None:
         """From now on samplers roll out the groups of training; one of them, perhaps, is in this process."""

@@ -133,9 +133,10 @@ class Teacher:
         def tell(began: float, seconds: float, waited: float, answer: Any, error: BaseException | None) -> None:
             about = answer.get("meta_info") if isinstance(answer, dict) else None
             cached = about.get("cached_tokens") if isinstance(about, dict) else None
+            cached = cached if isinstance(cached, int) and 0 <= cached < 2**31 else None
             values = {
                 "segment": number, "token_start": start + 1, "token_end": end, "prompt_tokens": end,
-                "seconds": seconds, "waited": waited, "cached_tokens": cached if isinstance(cached, int) and 0 <= cached < 2**31 else None,
+                "seconds": seconds, "waited": waited, "cached_tokens": cached,
                 "endpoint": mask_credentials(self._config.base_url),
                 "error": None if error is None else mask_credentials(str(error) or type(error).__name__),
             }  # fmt: skip

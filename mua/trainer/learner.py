@@ -9,7 +9,7 @@ import logging
 import os
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -323,23 +323,17 @@ class Learner:
         self._onload()
         read = read_logprobs(temperature, self.policy.vocab_size, self._config.model.fp32_lm_head)
         share = self._sharder.shard(batch)
-        with self._reference_in_place() if reference else nullcontext():
-            found = self.policy.score(share, read)
-        return self._sharder.gather_scores(batch, found)
-
-    @contextmanager
-    def _reference_in_place(self) -> Iterator[None]:
-        """Within it the policy's parameters are those of the reference."""
-        assert self._reference is not None
-        parameters = [*self.policy.parameters()]
-        policy = [parameter.data for parameter in parameters]
+        policy = [(parameter, parameter.data) for parameter in self.policy.parameters()]
         try:
-            for parameter, tensor in zip(parameters, self._reference, strict=True):
-                parameter.data = tensor
-            yield
+            if reference:
+                assert self._reference is not None
+                for (parameter, _), tensor in zip(policy, self._reference, strict=True):
+                    parameter.data = tensor
+            found = self.policy.score(share, read)
         finally:
-            for parameter, tensor in zip(parameters, policy, strict=True):
+            for parameter, tensor in policy:
                 parameter.data = tensor
+        return self._sharder.gather_scores(batch, found)
 
     def _planned(self, sequences: Sequence[TrainSequence], *, training: bool, replays: bool = True) -> GlobalBatch:
         """The policy's plan, with expert choices where it ``replays`` any, once they are found to be there."""
