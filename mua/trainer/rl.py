@@ -368,7 +368,7 @@ def _take_steps(
             if has_critic:
                 metrics |= learner.train_values(batch, ValueLoss(config.critic.value_clip))
             if trains:
-                metrics |= learner.train_step(batch, PolicyLoss.from_config(algorithm), keep=keep)
+                metrics |= learner.train_step(batch, PolicyLoss(algorithm), keep=keep)
             if epoch == 0:
                 learned.logprobs.append(learner.kept_logprobs if keep else None)
             steps.append(metrics)

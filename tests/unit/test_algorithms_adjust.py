@@ -119,7 +119,7 @@ def gradients(advantage: float, **changes: Any) -> list[float]:
             *(torch.from_numpy(a[s.trained]) for a in (s.weights, s.advantages, s.behavior_logprobs, s.old_logprobs)),
             sequence=torch.zeros(1, dtype=torch.int64), sequences=1,
         )  # fmt: skip
-        PolicyLoss.from_config(setting)(logprobs, torch.zeros(1), tokens).loss.backward()
+        PolicyLoss(setting)(logprobs, torch.zeros(1), tokens).loss.backward()
         assert logprobs.grad is not None
         found.append(float(logprobs.grad))
     return found
@@ -215,7 +215,7 @@ def loss_of(batch: TrainBatch, setting: AlgorithmConfig) -> tuple[float, list[fl
 
     logprobs = flat("reference_logprobs").requires_grad_()
     tokens = TokenTensors(flat("weights"), flat("advantages"), flat("behavior_logprobs"), flat("old_logprobs"))
-    loss = PolicyLoss.from_config(setting)(logprobs, torch.zeros_like(logprobs), tokens).loss
+    loss = PolicyLoss(setting)(logprobs, torch.zeros_like(logprobs), tokens).loss
     (gradient,) = torch.autograd.grad(loss, logprobs)
     return loss.item(), gradient.tolist()
 

@@ -203,7 +203,7 @@ def gradient(batch: TrainBatch, config: AlgorithmConfig) -> torch.Tensor:
 
     tokens = TokenTensors(flat("weights"), flat("advantages"), flat("behavior_logprobs"), flat("old_logprobs"))
     logprobs = parameter[torch.from_numpy(ids).long()]
-    loss = PolicyLoss.from_config(config)(logprobs, torch.zeros(len(ids)), tokens).loss
+    loss = PolicyLoss(config)(logprobs, torch.zeros(len(ids)), tokens).loss
     (found,) = torch.autograd.grad(loss, parameter)
     return found
 

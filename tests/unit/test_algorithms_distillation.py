@@ -109,7 +109,7 @@ def test_the_expected_gradient_is_that_of_the_divergence(objective: str, discoun
         torch.from_numpy(np.repeat(probability, LENGTH)), flat(batch, "advantages"),
         logprobs.detach(), logprobs.detach(),
     )  # fmt: skip
-    loss = PolicyLoss.from_config(setting)(logprobs, torch.zeros_like(logprobs), tokens).loss
+    loss = PolicyLoss(setting)(logprobs, torch.zeros_like(logprobs), tokens).loss
     (gradient,) = torch.autograd.grad(loss, parameters)
     expected = 2.0 * slopes(logits, teacher, prefixes_fixed=discount == 0)
     np.testing.assert_allclose(gradient.numpy(), expected, atol=2e-6)

@@ -108,7 +108,7 @@ def gradients(members: list[Trajectory], config: AlgorithmConfig) -> list[list[f
         old = torch.from_numpy(sequence.old_logprobs).double()
         logprobs = old.clone().requires_grad_()
         weights, advantages = (torch.from_numpy(a).double() for a in (sequence.weights, sequence.advantages))
-        loss = PolicyLoss.from_config(config)
+        loss = PolicyLoss(config)
         loss(logprobs, torch.zeros_like(old), TokenTensors(weights, advantages, old, old)).loss.backward()
         assert logprobs.grad is not None
         by_turn = (logprobs.grad * batch.denominators["tokens"]).reshape(-1, TOKENS)

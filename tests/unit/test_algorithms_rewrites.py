@@ -173,7 +173,7 @@ def test_loss_and_gradient_are_those_of_one_segment(loss: str) -> None:
         names = ("weights", "advantages", "behavior_logprobs", "old_logprobs")
         columns = {n: torch.from_numpy(np.concatenate(per_token(batch, n))).float() for n in names}
         now = (columns["old_logprobs"] + torch.linspace(-0.5, 0.5, len(columns["weights"]))).requires_grad_()
-        terms = PolicyLoss.from_config(config)(now, torch.zeros_like(now), TokenTensors(**columns))
+        terms = PolicyLoss(config)(now, torch.zeros_like(now), TokenTensors(**columns))
         terms.loss.backward()
         totals.append(terms.loss.item())
         gradients.append(now.grad)
