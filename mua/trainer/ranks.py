@@ -89,18 +89,8 @@ def ensure_processes(config: MegatronConfig) -> None:
         size, port = str(needed), str(_meeting_point.port)
         os.environ |= {"MASTER_ADDR": LOOPBACK, "MASTER_PORT": port, "TORCHELASTIC_USE_AGENT_STORE": "True"}
         os.environ |= {"WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, "RANK": "0", "LOCAL_RANK": "0"}
-        libc = ctypes.CDLL(None)
-
-        def tie_to_parent() -> None:
-            signal.signal(signal.SIGINT, signal.SIG_IGN)
-            libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-
         for rank in range(1, needed):
-            command = [sys.executable, "-m", "mua.cli", *sys.argv[1:]]
-            variables = os.environ | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-            _started.append(
-                subprocess.Popen(command, env=variables, stdin=subprocess.DEVNULL, preexec_fn=tie_to_parent)
-            )
+            _start_rank(rank)
 
         def end_waits_when_a_rank_is_lost() -> None:  # those at the meeting point, which have no other end in time
             global _meeting_point
@@ -144,6 +134,19 @@ def abort_workers() -> None:
         process.kill()
     while _started:
         _started.pop().wait()
+
+
+def _start_rank(rank: int) -> None:
+    libc = ctypes.CDLL(None)
+
+    def tie_to_parent() -> None:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+    command, variables = [sys.executable, "-m", "mua.cli", *sys.argv[1:]], {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+    _started.append(
+        subprocess.Popen(command, env=os.environ | variables, stdin=subprocess.DEVNULL, preexec_fn=tie_to_parent)
+    )
 
 
 Arguments = ParamSpec("Arguments")
