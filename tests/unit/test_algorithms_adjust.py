@@ -150,11 +150,6 @@ def test_with_a_correction_it_depends_on_who_sampled(advantage: float, changes: 
     assert config(**changes).sees_sampler
 
 
-def test_reinforce_against_the_engine_is_blind_whatever_the_ratio():
-    assert gradients(1.0, loss="reinforce", old_logprobs="engine") == pytest.approx([-1.0] * 3)
-    assert not config(loss="reinforce", old_logprobs="engine").sees_sampler
-
-
 # ---- AgentRL's band
 
 TOKEN = st.tuples(
@@ -285,12 +280,6 @@ def test_every_estimator_can_be_taken_from_the_advantage(estimator: str, value: 
     setting = config(kl_in="reward", kl_coefficient=0.5, kl_estimator=estimator)
     found, _ = adjust_batch(plain, setting, VERSION)
     np.testing.assert_allclose(found.sequences[0].advantages, [0.0, 2.0 - 0.5 * value], rtol=1e-5)
-
-
-def test_a_batch_that_leaves_the_band_whole_is_empty():
-    banded, metrics = adjust_batch(batch_of(sequence([-1.0], [-5.0], [1.0])), config(**WIDTH), VERSION)
-    assert len(banded) == 0
-    assert metrics["train/tis_masked_fraction"] == 1.0
 
 
 def test_versions_and_trajectories_reach_the_batch():

@@ -180,11 +180,6 @@ async def test_a_conversation_too_long_for_the_model_is_the_policys_doing() -> N
     assert (result.outcome, result.turn_rewards) == (Outcome.LENGTH, [1.0])  # the call before was executed
 
 
-async def test_an_empty_reply_is_malformed() -> None:
-    result, _ = await play(lambda body: says(""))
-    assert result.outcome is Outcome.MALFORMED
-
-
 async def test_other_settings_reach_the_request_and_prices_make_a_cost() -> None:
     endpoint = {
         "extra": {"chat_template_kwargs": {"enable_thinking": False}},

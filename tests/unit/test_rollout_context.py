@@ -16,7 +16,6 @@ import pytest
 from pydantic import ValidationError
 
 from mua.algorithms.batch import make_batches
-from mua.algorithms.rollout_metrics import rollout_metrics
 from mua.config.algorithm import AlgorithmConfig
 from mua.config.rollout import ContextConfig
 from mua.config.schema import ExperimentConfig
@@ -142,30 +141,6 @@ async def test_reasoning_goes_with_the_users_next_message_after_a_rewrite_in_mid
     assert [prompt.count("secret") for prompt in prompts] == [0, 1, 2, 0]  # as the template has it
     assert [prompt.count(REMOVED) for prompt in prompts] == [0, 0, 1, 1]
     assert len(result.segments) == 3
-
-
-async def test_every_turn_of_all_segments_gets_the_trajectorys_credit() -> None:
-    played = []
-    for sample, texts in enumerate(([LOOK, "notes", CANCELLED, "Done."], [LOOK, "other notes", LOOK, "Done."])):
-        result, sampler = await rewritten(*texts, strategy="digest", every_turns=1, max_rewrites=1)
-        check_streams(result, sampler)
-        members = {"messages": result.messages, "metrics": result.metrics, "turn_rewards": result.turn_rewards}
-        played.append(
-            Trajectory(
-                "t", 0, sample, result.segments, reward=result.reward, success=bool(result.reward),
-                outcome=result.outcome, **members,
-            )
-        )  # fmt: skip
-    (batch,) = make_batches([[Group(0, "t", played)]], AlgorithmConfig(), 1.0)
-    for member, sign in ((0, 1), (1, -1)):
-        own = [sequence for sequence in batch if sequence.trajectory == member]
-        assert len(own) == len(played[member].segments) == 2
-        assert len({float(a) for s in own for a in s.advantages[s.trained]}) == 1
-        assert all((np.sign(s.advantages[s.trained]) == sign).all() for s in own)
-        assert sum(int(s.trained.sum()) for s in own) == played[member].sampled_tokens
-    metrics = rollout_metrics([Group(0, "t", played)])
-    assert metrics["rollout/context/rewrites"] == 1.0
-    assert metrics["rollout/segments/mean"] == 2.0
 
 
 async def test_a_rewrite_by_tokens_lets_an_episode_outlive_its_window() -> None:

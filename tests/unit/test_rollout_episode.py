@@ -108,12 +108,6 @@ async def test_a_hook_gives_the_reward_in_place_of_the_environment() -> None:
     assert mine.evaluation.details["environment_reward"] == 1.0
 
 
-async def test_the_same_words_without_the_deed_are_no_success() -> None:
-    result, _ = await play(f"Done, order {ORDER} cancelled.")
-    assert (result.outcome, result.evaluation.success, result.turn_rewards) == (Outcome.USER_STOP, False, [0.0])
-    assert result.evaluation.details["database"]
-
-
 async def test_several_calls_of_one_turn_are_answered_in_order() -> None:
     calls = "\n".join([call("check_owner", order=ORDER, name=NAME), CANCELLED, call("get_order", order=ORDER)])
     result, _ = await play(calls, "Done.")
@@ -158,11 +152,6 @@ async def test_too_many_malformed_calls_end_the_episode(bad: str) -> None:
     assert len(sampler.requests) == len(observations(result)) == result.metrics["malformed"] == 3
     assert malformed_turns(result.messages) == [True] * 3
     assert repeated_turns(result.messages) == [False, True, True]
-
-
-async def test_as_many_malformed_calls_as_allowed_do_not() -> None:
-    result, _ = await play(BROKEN, BROKEN, CANCELLED, "Done.", max_malformed=2)
-    assert (result.outcome, result.evaluation.success) == (Outcome.USER_STOP, True)
 
 
 async def test_an_error_of_the_tool_itself_is_not_malformed() -> None:
@@ -237,11 +226,6 @@ async def test_a_prompt_that_does_not_fit_is_scored_without_a_sampled_token() ->
     assert not any(segment.loss_mask.any() for segment in result.segments)
 
 
-async def test_a_terminal_tool_ends_the_episode() -> None:
-    result, _ = await play(call("transfer_to_human", reason="asked"))
-    assert (result.outcome, observations(result)) == (Outcome.TERMINAL_TOOL, ['{"ok": true}'])
-
-
 async def test_calls_behind_a_terminal_one_are_not_run() -> None:
     result, _ = await play(f"{call('transfer_to_human', reason='asked')}\n{CANCELLED}")
     assert result.outcome is Outcome.TERMINAL_TOOL
@@ -313,11 +297,6 @@ async def test_a_thinking_policy_gets_a_new_segment_where_its_reasoning_is_dropp
     generations = [request.generation.ids for request in sampler.requests]
     np.testing.assert_array_equal(np.concatenate(sampled), np.concatenate(generations))
     assert [len(ids) for ids in sampled] == [len(generations[0]), len(generations[1]) + len(generations[2])]
-
-
-async def test_reasoning_alone_is_an_empty_reply() -> None:
-    result, _ = await play("<think>\nhm\n</think>\n\n", family=THINKING)
-    assert result.outcome is Outcome.MALFORMED
 
 
 async def test_metrics_count_calls_errors_and_tokens() -> None:

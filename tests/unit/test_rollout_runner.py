@@ -18,8 +18,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from environments.help_desk.tasks import generate
-from mua.algorithms.batch import make_batch
-from mua.config.schema import AlgorithmConfig
 from mua.environment import manager as manager_module
 from mua.environment.endpoint.services import Services
 from mua.environment.manager import TooManyHungCalls
@@ -119,13 +117,6 @@ async def test_a_tool_that_raises_is_retried_in_a_fresh_environment() -> None:
     assert [request.session for request in bench.sampler.requests] == ["4/0/0", "4/0/1", "4/0/1"]
 
 
-async def test_a_tool_that_hangs_is_retried_too(hang: Callable[[], None]) -> None:
-    bench = Bench(environment={"call_seconds": 2.0})
-    bench.domain.on_call = failing_first(1, hang)
-    trajectory = await bench.trajectory()
-    assert (trajectory.attempts, trajectory.success) == (2, True)
-
-
 async def test_an_environment_that_always_raises_is_given_up_unscored() -> None:
     bench = Bench()
     bench.domain.on_call = failing_first(99, broken)
@@ -156,16 +147,6 @@ async def test_faults_of_the_engine(fault: Exception, outcome: Outcome) -> None:
     assert (trajectory.outcome, trajectory.attempts, trajectory.error) == (outcome, 3, str(fault))
 
 
-async def test_an_engine_that_recovers_costs_attempts_only() -> None:
-    def script(session: str, turn: int) -> str:
-        if session != "4/0/2":
-            raise EngineError("restarting")
-        return SOLVED(session, turn)
-
-    trajectory = await Bench(script).trajectory()
-    assert (trajectory.scored, trajectory.success, trajectory.attempts) == (True, True, 3)
-
-
 async def test_faults_of_the_user_and_its_end() -> None:
     users: list[FixedUser] = []
 
@@ -191,23 +172,6 @@ async def test_an_episode_past_its_deadline_is_a_timeout() -> None:
     trajectory = await bench.trajectory()
     assert (trajectory.outcome, trajectory.attempts) == (Outcome.TIMEOUT, 2)
     assert trajectory.error == "rollout.episode_seconds: the episode took longer than 0.3 s"
-
-
-async def test_unscored_trajectories_never_enter_a_batch() -> None:
-    def script(session: str, turn: int) -> str:
-        sample = session.split("/")[1]
-        if sample == "1":
-            raise EngineError("gone")
-        return SOLVED(session, turn) if sample == "0" else "Sorry."
-
-    group = await Bench(script).group(size=4)
-    assert [t.scored for t in group.trajectories] == [True, False, True, True]
-    batch = make_batch([group], AlgorithmConfig(), 1.0)
-    sampled = sum(t.sampled_tokens for t in group.trajectories if t.scored)
-    assert batch.denominators == {"tokens": sampled, "sequences": 3.0}
-    assert len(batch) == 3
-    advantages = [float(s.advantages.max() + s.advantages.min()) for s in batch]
-    assert advantages[0] == pytest.approx(2 / 3 / (1 / 3) ** 0.5, rel=1e-4)  # of rewards 1, 0, 0: three, not four
 
 
 async def test_no_more_episodes_at_once_than_allowed() -> None:
@@ -250,12 +214,6 @@ async def test_seeds_differ_between_episodes_and_turns_and_are_equal_between_run
     other, sampling_other = await seeds_of(5)
     assert not set(other) & set(environments)
     assert not set(sampling_other.values()) & set(sampling.values())
-
-
-async def test_an_engine_that_is_not_deterministic_gets_no_seeds() -> None:
-    bench = Bench()
-    await bench.group()
-    assert {request.params.seed for request in bench.sampler.requests} == {None}
 
 
 PARTS = st.lists(st.one_of(st.integers(), st.text("abc1", max_size=3)), min_size=1, max_size=4)

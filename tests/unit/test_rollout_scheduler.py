@@ -235,49 +235,6 @@ async def begun(desk: Desk, demand: StepDemand, position: Position | None = None
     return scheduler
 
 
-async def test_groups_are_taken_in_order_however_they_end() -> None:
-    desk = Desk()
-    scheduler = await begun(desk, StepDemand(2, 5, staleness=1), Position(10))
-    assert desk.running == [10, 11, 12, 13]
-    taking = asyncio.create_task(scheduler.take())
-    for ordinal in (13, 12, 11):
-        await desk.end(ordinal)
-        assert not taking.done()
-    await desk.end(10)
-    assert [group.ordinal for group in (await taking).groups] == [10, 11]
-    assert scheduler.in_flight == 2
-    scheduler.release()
-    assert [group.ordinal for group in (await scheduler.take()).groups] == [12, 13]
-    await scheduler.stop()
-
-
-async def test_only_a_release_starts_new_groups() -> None:
-    desk = Desk()
-    scheduler = await begun(desk, StepDemand(2, 5))
-    await desk.end(0, 1)
-    await scheduler.take()
-    scheduler.start()
-    await turns(3)
-    assert sorted(desk.ends) == [0, 1]
-    scheduler.release()
-    await turns(2)
-    assert sorted(desk.ends) == [0, 1, 2, 3]
-    await scheduler.stop()
-
-
-async def test_nothing_starts_behind_the_last_step() -> None:
-    desk = Desk()
-    scheduler = await begun(desk, StepDemand(2, 2, staleness=4))
-    assert desk.running == [0, 1, 2, 3]
-    await desk.end(0, 1, 2, 3)
-    for ordinals in ([0, 1], [2, 3]):
-        assert [group.ordinal for group in (await scheduler.take()).groups] == ordinals
-        scheduler.release()
-    await turns(2)
-    assert (await scheduler.take()).groups == []
-    assert scheduler.in_flight == 0
-
-
 async def test_an_unusable_group_of_a_synchronous_step_is_replaced_at_once() -> None:
     desk = Desk()
     scheduler = await begun(desk, StepDemand(2, 5, extra=1), usable=lambda group: group.ordinal not in (1, 2))

@@ -89,28 +89,6 @@ def test_qwen3_without_thinking() -> None:
     assert [message.get("tool_call_id") for message in talk.messages if message["role"] == "tool"] == ["call_0_0", None]
 
 
-def test_qwen25_with_its_default_system_prompt() -> None:
-    family = chat_family("qwen2.5", False)
-    talk = Conversation.begin(family, system=None, tools=[], user="hi")
-    talk.prompt_ids()
-    talk.add_sampled(generation(sampled(family, "", call=True)))
-    talk.add_tool_results(["<tool_response>", ""])
-    talk.prompt_ids()
-    assert runs(family, talk.segments()[0]) == [
-        (
-            "TEMPLATE",
-            "<|im_start|>system\nYou are Qwen, created by Alibaba Cloud. You are a helpful assistant.<|im_end|>\n"
-            "<|im_start|>user\n",
-        ),
-        ("USER", "hi"),
-        ("TEMPLATE", "<|im_end|>\n<|im_start|>assistant\n"),
-        ("SAMPLED", f"{CALL}<|im_end|>"),
-        ("TEMPLATE", "\n<|im_start|>user\n<tool_response>\n"),
-        ("TOOL", "<tool_response>\n"),
-        ("TEMPLATE", "</tool_response>\n<tool_response>\n\n</tool_response><|im_end|>\n<|im_start|>assistant\n"),
-    ]
-
-
 def test_turn_logprobs_and_versions_stand_at_the_sampled_tokens() -> None:
     family = chat_family("qwen3", False)
     talk = Conversation.begin(family, system=None, tools=[], user="hi")
@@ -294,17 +272,6 @@ def calling(arguments: str) -> dict:
 def test_bad_demonstration_names_the_message(messages: list, says: str) -> None:
     with pytest.raises(ConversationError, match=says):
         Conversation.from_messages(chat_family("qwen3", False), messages, [], train_on="all")
-
-
-def test_unpaired_surrogate_from_a_tool_is_one_clear_error() -> None:
-    family = chat_family("qwen3", False)
-    talk = Conversation.begin(family, system=None, tools=[], user="hi")
-    talk.prompt_ids()
-    talk.add_sampled(generation(sampled(family, "", call=True)))
-    with pytest.raises(ConversationError, match="unpaired surrogate at character"):
-        talk.add_tool_results(["caf\udce9"])
-    talk.add_tool_results(["café"])
-    assert talk.messages[-1] == {"role": "tool", "content": "café", "tool_call_id": "call_0_0"}
 
 
 @pytest.mark.parametrize("bad", [generation([5], "abort"), generation([5], "stop"), generation([], "stop")])
