@@ -17,7 +17,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mua.algorithms.batch import adjust_batch, make_batch, usable
+from mua.algorithms.batch import adjust_batch, make_batch
 from mua.algorithms.distillation import distillation_advantages, reverse_kl
 from mua.algorithms.losses import PolicyLoss, TokenTensors
 from mua.config.schema import AlgorithmConfig, DistillationConfig
@@ -146,26 +146,3 @@ def test_rewards_and_teacher_add_up_and_rewards_can_be_left_out():
             np.testing.assert_allclose(sequence.advantages, [0.0, reward + 0.5, reward - 0.5], rtol=1e-6)
         assert metrics["train/opd_reverse_kl"] == 0.0
         assert metrics["train/opd_reverse_kl_k3"] == pytest.approx(math.cosh(1) - 1)
-
-
-def test_groups_without_a_difference_are_worth_training_with_a_teacher():
-    members = [sampled((0,), np.zeros(1), np.zeros(1), 0.0, sample) for sample in range(2)]
-    agreed = Group(0, "t", members)
-    assert not usable(agreed, AlgorithmConfig(group_size=2))
-    assert usable(agreed, AlgorithmConfig(group_size=2, distillation=DistillationConfig(base_url="http://t:1")))
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"skip_zero_advantage": True}, "needs skip_zero_advantage false"),
-        ({"advantage": "gae", "distillation": {"base_url": "http://t:1", "only": True}}, "nothing for a critic"),
-        ({"distillation": {"base_url": "http://t:1/v1"}}, "without /v1"),
-        ({"distillation": {"base_url": "http://me:secret@t:1"}}, "a key belongs into api_key"),
-        ({"distillation": {"base_url": "teacher:30000"}}, "must be http://HOST:PORT"),
-    ],
-)
-def test_what_cannot_be_is_refused(changes: dict[str, Any], message: str):
-    with pytest.raises(ValueError, match=message) as refused:
-        AlgorithmConfig.model_validate({"distillation": {"base_url": "http://t:1"}} | changes)
-    assert "secret@" not in refused.value.errors()[0]["msg"]

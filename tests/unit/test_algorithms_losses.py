@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from mua.algorithms.losses import CrossEntropyLoss, LossTerms, PolicyLoss, TokenTensors, finish_metrics
-from mua.algorithms.objectives import OBJECTIVES
 from mua.config.schema import AlgorithmConfig
 
 LOW, HIGH = 0.2, 0.3
@@ -282,15 +281,6 @@ def test_gspo_takes_the_mean_over_each_sequence_and_over_ranks() -> None:
     torch.testing.assert_close(gradient, -torch.tensor([means[0], means[0], means[1]]).double().exp())
 
 
-@pytest.mark.parametrize("objective", ["cispo", "minirl", "sapo", "reinforce"])
-def test_every_objective_is_a_weighted_sum_of_its_tokens(objective: str) -> None:
-    given, lp = tokens(20), logprobs_of(20)
-    terms = run(policy_loss(0.0, loss=objective), lp, given)
-    log_ratio = lp - given.old_logprobs
-    per_token = OBJECTIVES[objective](lp, log_ratio, given.advantages, policy_loss().config).loss
-    assert terms.loss.item() == pytest.approx((given.weights * per_token).sum().item(), rel=1e-12)
-
-
 def test_an_entropy_bonus_pulls_towards_more_entropy() -> None:
     given, lp = tokens(5), logprobs_of(5)
     entropy = torch.rand(5, dtype=torch.float64, requires_grad=True)
@@ -298,11 +288,3 @@ def test_an_entropy_bonus_pulls_towards_more_entropy() -> None:
     (gradient,) = torch.autograd.grad(terms.loss, entropy)
     torch.testing.assert_close(gradient, -0.1 * given.weights)
     assert terms.sums["train/entropy_loss"].item() == pytest.approx(-0.1 * (given.weights * entropy).sum().item())
-
-
-def test_a_correction_needs_log_probabilities_of_its_own() -> None:
-    assert not AlgorithmConfig(correction="truncate").on_policy
-    with pytest.raises(ValueError, match="set old_logprobs to recompute"):
-        AlgorithmConfig(correction="mask", old_logprobs="engine")
-    with pytest.raises(ValueError, match="correction_low must be below"):
-        AlgorithmConfig(correction="mask", correction_low=3.0)

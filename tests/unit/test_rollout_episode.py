@@ -173,30 +173,11 @@ async def test_the_last_action_within_max_turns_is_executed() -> None:
     assert result.turn_rewards == [1.0]
 
 
-async def test_the_user_still_answers_the_last_turn() -> None:
-    user = FixedUser("go on")
-    result, _ = await play("What is your name?", user=user, max_turns=1)
-    assert (result.outcome, roles(result)[-1]) == (Outcome.MAX_TURNS, "user")
-    stopped, _ = await play("What is your name?", user=FixedUser("bye"), max_turns=1)
-    assert stopped.outcome is Outcome.USER_STOP
-
-
 async def test_the_last_action_within_max_tool_calls_is_executed() -> None:
     look = call("get_order", order=ORDER)
     result, sampler = await play(look, f"{look}\n{CANCELLED}", max_tool_calls=2)
     assert (result.outcome, result.evaluation.success) == (Outcome.MAX_TURNS, True)
     assert (result.metrics["tool_calls"], len(sampler.requests)) == (3.0, 2)
-
-
-async def test_a_turn_cut_by_its_token_cap_is_not_acted_on() -> None:
-    whole = len(sampled_ids(QWEN, CANCELLED))
-    result, sampler = await play(CANCELLED, max_turn_tokens=whole - 1)  # all but the end-of-turn token
-    assert (result.outcome, result.evaluation.success) == (Outcome.LENGTH, False)
-    assert observations(result) == []
-    assert sampler.requests[0].params.max_new_tokens == whole - 1
-    assert result.segments[0].loss_mask.sum() == whole - 1
-    fits, _ = await play(CANCELLED, "Done.", max_turn_tokens=whole)
-    assert fits.outcome is Outcome.USER_STOP
 
 
 async def test_a_turn_cut_by_its_token_cap_is_not_told_to_the_user() -> None:
@@ -218,12 +199,6 @@ async def test_a_full_segment_ends_the_episode_as_length() -> None:
     assert (little_room.outcome, requests.requests[1].params.max_new_tokens) == (Outcome.LENGTH, 1)
     enough, _ = await play(CANCELLED, "Done.", max_tokens=second + done)
     assert enough.outcome is Outcome.USER_STOP
-
-
-async def test_a_prompt_that_does_not_fit_is_scored_without_a_sampled_token() -> None:
-    result, sampler = await play(max_tokens=3)
-    assert (result.outcome, result.turn_rewards, sampler.requests) == (Outcome.LENGTH, [0.0], [])
-    assert not any(segment.loss_mask.any() for segment in result.segments)
 
 
 async def test_calls_behind_a_terminal_one_are_not_run() -> None:
@@ -343,13 +318,6 @@ async def test_deterministic_sampling_seeds_differ_by_turn_and_repeat() -> None:
     assert seeds[0] == seeds[1]
     assert len(set(seeds[0])) == 3
     assert None not in seeds[0]
-
-
-async def test_tools_stand_in_the_prompt_only_when_shown() -> None:
-    hidden, _ = await play("Done.")
-    shown, _ = await play("Done.", setting={"show_tools": True})
-    assert "transfer_to_human" not in QWEN.decode(hidden.segments[0].ids)
-    assert "transfer_to_human" in QWEN.decode(shown.segments[0].ids)
 
 
 async def test_a_user_that_does_not_answer_is_a_named_deadline() -> None:

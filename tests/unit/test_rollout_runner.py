@@ -14,8 +14,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from environments.help_desk.tasks import generate
 from mua.environment import manager as manager_module
@@ -24,9 +22,8 @@ from mua.environment.manager import TooManyHungCalls
 from mua.environment.protocol import ToolResult
 from mua.rollout import runner as runner_module
 from mua.rollout.runner import EpisodeRunner
-from mua.store.traces import TraceWriter
 from mua.types import Group, Json, Outcome, Trajectory
-from mua.utils.errors import ConfigError, DeadlineExceeded, EngineError, UserFault, describe_error
+from mua.utils.errors import DeadlineExceeded, EngineError, UserFault, describe_error
 from mua.utils.seeds import derived_seed
 from tests.rollout_fixtures import FixedUser, Script, ScriptedSampler, TestDesk, call, experiment, lines, only
 from tests.tokens_fixtures import chat_family
@@ -216,16 +213,6 @@ async def test_seeds_differ_between_episodes_and_turns_and_are_equal_between_run
     assert not set(sampling_other.values()) & set(sampling.values())
 
 
-PARTS = st.lists(st.one_of(st.integers(), st.text("abc1", max_size=3)), min_size=1, max_size=4)
-
-
-@given(PARTS, PARTS)
-def test_a_seed_is_a_pure_function_of_its_parts(one: list, other: list) -> None:
-    assert 0 <= derived_seed(*one) < 2**31
-    same = [str(part) for part in one] == [str(part) for part in other]
-    assert (derived_seed(*one) == derived_seed(*other)) == same
-
-
 def test_seeds_stay_what_they_are() -> None:
     """A change here would change every run that is to be repeated."""
     assert derived_seed(1, 2, 3) == 1052989463
@@ -265,18 +252,6 @@ async def test_too_many_hung_calls_end_the_run_readably(
     assert line.startswith("environment 'help_desk': 1 calls hang in abandoned threads")
 
 
-async def test_a_task_without_a_recording_ends_the_run_readably(tmp_path) -> None:
-    messages = [{"role": "user", "content": "hi"}]
-    recorded = Trajectory("other", 0, 0, [], [], 0.0, False, Outcome.USER_STOP, messages)
-    path = TraceWriter(tmp_path).write(0, [recorded])
-    bench = Bench(user={"kind": "replay", "replay": str(path)})
-    with pytest.raises(ExceptionGroup) as caught:
-        await bench.group(size=2)
-    assert caught.group_contains(ConfigError)
-    (line,) = describe_error(caught.value)
-    assert f"has no recording of task {TASK.id!r}" in line
-
-
 async def test_a_fault_of_the_program_is_neither_retried_nor_hidden() -> None:
     def script(session: str, turn: int) -> str:
         raise ZeroDivisionError
@@ -287,26 +262,6 @@ async def test_a_fault_of_the_program_is_neither_retried_nor_hidden() -> None:
     assert caught.group_contains(ZeroDivisionError)
     assert bench.domain.made == 1
     assert list(describe_error(caught.value)) == []
-
-
-async def test_pauses_grow_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner_module, "_FIRST_PAUSE_S", 0.5)
-    slept: list[float] = []
-
-    async def sleep(seconds: float) -> None:
-        slept.append(seconds)
-
-    def script(session: str, turn: int) -> str:
-        raise EngineError("gone")
-
-    bench = Bench(script, rollout={"max_retries": 12})
-    monkeypatch.setattr(asyncio, "sleep", sleep)
-    await bench.group()
-    pauses = [seconds for seconds in slept if seconds]
-    for attempt, seconds in enumerate(pauses):
-        longest = min(0.5 * 2**attempt, 30.0)
-        assert longest / 2 <= seconds <= longest
-    assert len(pauses) == 12
 
 
 class Mumbling(FixedUser):
@@ -334,13 +289,3 @@ async def test_an_unpaired_surrogate_of_a_tool_is_the_environments_fault() -> No
     trajectory = await bench.trajectory()
     assert (trajectory.outcome, trajectory.attempts) == (Outcome.ENVIRONMENT_ERROR, 3)
     assert "unpaired surrogate at character 1" in (trajectory.error or "")
-
-
-async def test_instructions_that_no_tokenizer_can_read_are_the_environments_fault(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    bench = Bench()
-    monkeypatch.setattr(bench.domain, "system_prompt", lambda style: "\ud800")
-    trajectory = await bench.trajectory()
-    assert trajectory.outcome is Outcome.ENVIRONMENT_ERROR
-    assert "cannot be told to the policy" in (trajectory.error or "")

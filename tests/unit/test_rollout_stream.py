@@ -36,13 +36,6 @@ def test_no_task_is_lost_or_repeated_in_an_epoch(count: int, seed: int) -> None:
         assert sorted(found, key=int) == [str(i) for i in range(count)]
 
 
-@given(st.integers(1, 20), st.integers(0, 9), st.lists(st.integers(0, 100), max_size=20))
-def test_random_access_equals_the_sequence(count: int, seed: int, ordinals: list[int]) -> None:
-    sequence = ids(TaskStream([(1.0, tasks(count))], seed), range(101))
-    stream = TaskStream([(1.0, tasks(count))], seed)
-    assert [stream.task(ordinal).id for ordinal in ordinals] == [sequence[ordinal] for ordinal in ordinals]
-
-
 def test_epochs_and_seeds_differ_in_order() -> None:
     orders = {
         tuple(ids(TaskStream([(1.0, tasks(30))], seed), range(epoch * 30, epoch * 30 + 30)))
@@ -175,12 +168,6 @@ def test_a_mix_keeps_its_shares_and_each_domain_its_own_order() -> None:
     assert (metrics["rollout/curriculum/d0/never_solved"], metrics["rollout/curriculum/d1/never_solved"]) == (0.5, 0.0)
 
 
-def test_without_a_curriculum_there_is_nothing_to_remember() -> None:
-    stream = TaskStream([(1.0, tasks(3))], 0)
-    stream.observe([outcome(stream.task(0), 0, 1.0)])
-    assert (stream.state(), stream.metrics()) == ([], {})
-
-
 def test_a_checkpoint_of_other_tasks_is_refused() -> None:
     stream = by_rate([3])
     learn(stream, {f"d0/{i}": 0.5 for i in range(3)}, range(3))
@@ -211,14 +198,6 @@ def test_kinds_that_fail_come_more_often_and_none_is_forgotten() -> None:
     weights = {kind: 0.1 + 0.9 * p for kind, p in (("easy", 1 / 18), ("half", 1 / 2), ("hard", 17 / 18))}
     for kind, weight in weights.items():
         assert drawn[kind] / 3000 == pytest.approx(weight / sum(weights.values()), abs=0.03)
-
-
-def test_tasks_of_a_kind_come_in_epochs() -> None:
-    drawn = learn_kinds(by_kind({"easy": 7, "hard": 5}), {"easy": 1, "hard": 0}, range(120))
-    for kind, n in (("easy", 7), ("hard", 5)):
-        own = [one for one in drawn if one.startswith(kind)]
-        for start in range(0, len(own) - n, n):
-            assert len(set(own[start : start + n])) == n
 
 
 def test_cases_of_a_kind_are_told_apart() -> None:

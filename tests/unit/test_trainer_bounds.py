@@ -215,17 +215,6 @@ def test_what_the_line_of_progress_says() -> None:
     assert said({}, NONE, too_few_scored(NONE)) == "4 of 4 episodes failed, most as judge_error, trained on nothing"
 
 
-def test_a_share_that_is_just_enough(tmp_path: Path) -> None:
-    half = [*ALL[:2], *(episode(sample, Outcome.TIMEOUT) for sample in range(2))]
-    train(experiment(tmp_path), StandIn(), rollouts(half))
-    assert len(list(read_metrics(tmp_path / "metrics.jsonl"))) == STEPS
-    one = [ALL[0], *(episode(sample, Outcome.TIMEOUT) for sample in range(1, SIZE))]
-    assert too_few_scored(one, 0.25) is None
-    assert too_few_scored(one, 0.26) is not None
-    assert require_scored(one) == one
-    assert require_scored([]) == []
-
-
 def test_the_commonest_fault_decides_what_is_said() -> None:
     lost = [episode(0, Outcome.TIMEOUT), episode(1, Outcome.USER_ERROR, passing=False), episode(2, Outcome.TIMEOUT)]
     with pytest.raises(RunStopped, match=r"ended as timeout: timeout of 2; raise the deadline that is named") as error:

@@ -162,14 +162,6 @@ def test_every_form_of_a_conversation_gives_the_same_tokens_and_mask(tmp_path: P
     assert trained(FAMILY, other) == [f"{text}<|im_end|>" for text in (said if train_on == "all" else said[-1:])]
 
 
-def test_reasoning_before_a_function_call_is_reasoning(tmp_path: Path) -> None:
-    path, thinking = tmp_path / "x.jsonl", chat_family("qwen3", True)
-    value = f"<think>\nwhich one?\n</think>\n\n{json.dumps(CALL)}"
-    path.write_text(shared(("human", "hi"), ("function_call", value)))
-    (segments,) = load_conversations(path, thinking, config_of(path))
-    assert trained(thinking, segments) == [f"<think>\nwhich one?\n</think>\n\n{TAGGED}<|im_end|>"]
-
-
 def test_an_array_is_read_like_lines(tmp_path: Path) -> None:
     path, records = tmp_path / "x.json", [OPENAI, SHAREGPT["LLaMA-Factory"], record(USER, AGENT)]
     path.write_text("\ufeff" + json.dumps([json.loads(line) for line in records], indent=2))
@@ -228,11 +220,6 @@ def test_validation_is_a_file_or_a_share_that_leaves_something_on_both_sides(tmp
         load_sets(config_of(path, validation=0.5), FAMILY)
     with pytest.raises(ConfigError, match=r"^sft\.validation: cannot read .*none\.jsonl"):
         load_sets(config_of(path, validation=str(tmp_path / "none.jsonl")), FAMILY)
-
-
-def test_a_line_separator_inside_a_string_does_not_end_the_record(tmp_path: Path) -> None:
-    (segments,) = read(tmp_path / "x.jsonl", [record(USER, {**AGENT, "content": "one\u2028two\x85three"})])
-    assert trained(FAMILY, segments) == ["one\u2028two\x85three<|im_end|>"]
 
 
 def test_windows_line_ends_and_a_missing_last_one_are_fine(tmp_path: Path) -> None:
@@ -330,13 +317,6 @@ def test_batches_walk_through_every_conversation_once_an_epoch(count: int, size:
     assert len(stream) == steps * size
     for epoch in range(3):
         assert Counter(stream[epoch * count : (epoch + 1) * count]) == Counter(pool)
-
-
-@given(st.integers(1, 30), st.integers(1, 40), st.lists(st.integers(0, 50), min_size=1, max_size=8))
-def test_a_batch_depends_on_its_step_alone(count: int, size: int, steps: list[int]) -> None:
-    pool = list(range(count))
-    in_order = {step: batch_members(pool, size, step, 1) for step in sorted(steps)}
-    assert {step: batch_members(pool, size, step, 1) for step in reversed(steps)} == in_order
 
 
 def test_a_fifo_is_no_data(tmp_path: Path) -> None:
