@@ -41,7 +41,7 @@ from mua.environment.protocol import Evaluation
 from mua.environment.requests import LARGEST_REWARD
 from mua.environment.user import User
 from mua.rollout.agent import EpisodeSetting, TokenPolicy, sample_tokens
-from mua.rollout.episode import Episode, EpisodeResult, EpisodeState
+from mua.rollout.episode import Episode, EpisodeResult
 from mua.rollout.gateway.chat_calls import ChatCall, Refused, ServedTurn
 from mua.rollout.gateway.launch import AgentEnd, AgentTask, run_agent
 from mua.rollout.gateway.serving import GatewayServer
@@ -206,9 +206,9 @@ class ExternalEpisode(Episode):
         self._fault = self._fault or fault
         self._over.set()
 
-    def _end(self, outcome: Outcome) -> EpisodeState:
+    def _end(self, outcome: Outcome) -> None:
         self._over.set()
-        return super()._end(outcome)
+        super()._end(outcome)
 
     async def _ask(self, talk: Conversation, request: TurnRequest) -> tuple[AssistantTurn, Generation] | None:
         """A turn on one of the session's streams, as the built-in agent asks for its own; None without room."""
@@ -273,16 +273,16 @@ class ExternalEpisode(Episode):
             self._turn = replace(self._turn, content=text)
             try:
                 with noting(self._record):
-                    state = await self._ask_user()
+                    await self._ask_user()
             except MuaError as fault:
                 self.failed(fault)
                 raise
-            self._heard_last = "user"
+            self._heard_last, stopped = "user", self._outcome is not None
             self._counts["gateway/told"] += 1
             if self._counts["gateway/told"] > self._budgets.max_turns:
                 self._end(Outcome.MAX_TURNS)
             reply = self._agent.messages[-1]["content"]
-            return {"text": reply, "stop": state is EpisodeState.END}
+            return {"text": reply, "stop": stopped}
 
     def report(self, report: Json) -> None:
         if self._config.reward != "report":
