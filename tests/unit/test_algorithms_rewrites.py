@@ -14,11 +14,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from mua.algorithms.batch import adjust_batch, make_batch
 from mua.algorithms.gae import estimate_advantages
-from mua.algorithms.losses import PolicyLoss, TokenTensors
 from mua.config.algorithm import AlgorithmConfig
 from mua.megatron.microbatch import predictions
 from mua.megatron.packing import PlannedMicrobatch
@@ -140,27 +138,6 @@ def test_what_is_left_out_or_corrected_is_the_same(settings: dict[str, Any], agg
         ]  # fmt: skip
         done.append(adjust_batch(replace(batch, sequences=rescored), config, 3)[0])
     assert_alike(done[0], done[1], "weights", "advantages")
-
-
-@pytest.mark.parametrize("loss", ["grpo", "cispo", "minirl", "sapo", "reinforce"])
-def test_loss_and_gradient_are_those_of_one_segment(loss: str) -> None:
-    config = AlgorithmConfig.model_validate(
-        {"loss": loss, "old_logprobs": "engine", "minibatches": 2, "allow_off_policy": loss == "reinforce"}
-    )
-    totals, gradients = [], []
-    for split in (True, False):
-        batch = make_batch(groups(split), config, 1.0)
-        names = ("weights", "advantages", "behavior_logprobs", "old_logprobs")
-        columns = {n: torch.from_numpy(np.concatenate(per_token(batch, n))).float() for n in names}
-        now = (columns["old_logprobs"] + torch.linspace(-0.5, 0.5, len(columns["weights"]))).requires_grad_()
-        terms = PolicyLoss(config)(now, torch.zeros_like(now), TokenTensors(**columns))
-        terms.loss.backward()
-        totals.append(terms.loss.item())
-        gradients.append(now.grad)
-    assert totals[0] == pytest.approx(totals[1], rel=1e-6)
-    torch.testing.assert_close(gradients[0], gradients[1])
-    assert gradients[0] is not None
-    assert gradients[0].abs().sum() > 0
 
 
 def valued(batch: TrainBatch, elsewhere: float) -> TrainBatch:

@@ -218,13 +218,3 @@ async def test_two_policies_are_compared_on_the_same_users(tmp_path: Path) -> No
     assert (found["common"], found["same_setting"], found["all"]["first"]) == (6, True, 0.0)
     assert found["all"]["difference"]["mean"] == pytest.approx(good["success"]["mean"])
     assert found["all"]["worse"] == 0 < found["all"]["better"]
-
-
-async def test_what_cannot_be_evaluated_is_refused(tmp_path: Path) -> None:
-    async with chat_server(clerk) as server:
-        with pytest.raises(ConfigError, match="a domain stands there twice"):
-            await evaluated(config(tmp_path, server, "evaluation.domains=[help_desk, help_desk]"))
-        with pytest.raises(ConfigError, match="unknown environment 'help_disk'"):
-            await evaluated(config(tmp_path, server, "evaluation.domains=[help_disk]"))
-        with pytest.raises(ConfigError, match=r"needs the section evaluation\.policy\.endpoint"):
-            config(tmp_path, server, "evaluation.policy.endpoint=null")

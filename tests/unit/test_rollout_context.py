@@ -13,12 +13,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from pydantic import ValidationError
 
 from mua.algorithms.batch import make_batches
 from mua.config.algorithm import AlgorithmConfig
 from mua.config.rollout import ContextConfig
-from mua.config.schema import ExperimentConfig
 from mua.rollout import context as rules
 from mua.rollout.context import REMOVED, ContextKeeper, repetitions, shorten_result, with_notes, without_results
 from mua.rollout.episode import EpisodeResult
@@ -197,12 +195,6 @@ async def test_a_policy_that_says_the_same_over_and_over_is_stopped_and_scored()
     assert result.outcome is Outcome.USER_STOP
 
 
-async def test_repetition_leads_to_a_rewrite_before_it_ends_the_episode() -> None:
-    texts = [LOOK, LOOK, "notes: stop looking", CANCELLED, "Done."]
-    result, _ = await rewritten(*texts, strategy="digest", on_repetition=2, stop_on_repetition=3)
-    assert (result.outcome, result.metrics["context/rewrites_by_repetition"]) == (Outcome.USER_STOP, 1.0)
-
-
 async def test_long_results_keep_their_beginning_and_end() -> None:
     result, sampler = await rewritten(LOOK, CANCELLED, "Done.", max_result_tokens=12)
     check_streams(result, sampler)
@@ -284,20 +276,6 @@ async def test_a_policy_behind_an_endpoint_follows_the_same_rules() -> None:
     _, server = await play_chat(in_order(look, look, says("Done.")), context=kept)
     results = [m["content"] for m in server.requests[-1]["messages"] if m["role"] == "tool"]
     assert results == [REMOVED, REMOVED] or all("left out" in r or r == REMOVED for r in results)
-
-
-@pytest.mark.parametrize(
-    ("section", "reason"),
-    [
-        ({"every_turns": 3}, "strategy off never does"),
-        ({"strategy": "digest", "instruction": " "}, "instruction is empty"),
-        ({"strategy": "digest", "summary_tokens": 9000}, r"context\.summary_tokens 9000 does not fit: .* 8192 of"),
-    ],
-)
-def test_settings_that_cannot_work_are_refused(section: Json, reason: str) -> None:
-    whole = {"name": "x", "output": "x", "model": {"path": "m"}, "environment": {"name": "help_desk"}}
-    with pytest.raises(ValidationError, match=reason):
-        ExperimentConfig.model_validate({**whole, "trainer": {"steps": 1}, "context": section})
 
 
 def test_a_keeper_waits_a_turn_between_rewrites() -> None:
