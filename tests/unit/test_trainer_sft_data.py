@@ -22,8 +22,7 @@ from hypothesis import strategies as st
 
 from mua.config.schema import ExperimentConfig
 from mua.tokens.chat_family import ChatFamily
-from mua.trainer.conversations import batch_members, hold_out, load_conversations, load_sets
-from mua.trainer.record_forms import openai_messages
+from mua.trainer.conversations import batch_members, hold_out, load_conversations, load_sets, openai_messages
 from mua.types import Segment
 from mua.utils.errors import ConfigError
 from tests.tokens_fixtures import chat_family, runs
