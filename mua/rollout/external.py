@@ -28,7 +28,7 @@ import asyncio
 import json
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -45,7 +45,7 @@ from mua.rollout.episode import Episode, EpisodeResult
 from mua.rollout.gateway.chat_calls import ChatCall, Refused, ServedTurn
 from mua.rollout.gateway.launch import AgentEnd, AgentTask, run_agent
 from mua.rollout.gateway.serving import GatewayServer
-from mua.rollout.gateway.session import GatewaySession, TurnRequest
+from mua.rollout.gateway.session import GatewaySession, Seed
 from mua.store.recorder import NotedRequest, current_episode, noting
 from mua.tokens.conversation import Conversation
 from mua.tokens.parsing import AssistantTurn, ToolCall
@@ -210,22 +210,23 @@ class ExternalEpisode(Episode):
         self._over.set()
         super()._end(outcome)
 
-    async def _ask(self, talk: Conversation, request: TurnRequest) -> tuple[AssistantTurn, Generation] | None:
+    async def _ask(
+        self, talk: Conversation, most: int | None, seed: Seed, number: Callable[[], int]
+    ) -> tuple[AssistantTurn, Generation] | None:
         """A turn on one of the session's streams, as the built-in agent asks for its own; None without room."""
-        prompt, most = talk.prompt_ids(), self._budgets.max_turn_tokens
-        if request.most_tokens is not None:
-            most = min(request.most_tokens, most)
+        prompt, budget = talk.prompt_ids(), self._budgets.max_turn_tokens
+        most = budget if most is None else min(most, budget)
         room = min(most, self._budgets.max_tokens - len(prompt))
         if room < 1:
             return None
         with self._clock("generate"), noting(self._record):
             generation, noted = await sample_tokens(
                 self._policy, self._setting, talk, prompt, room, session=self._name,
-                seed=derived_seed(self._seed, *request.seed), turn=lambda: self.session.turns, counts=self._asked,
+                seed=derived_seed(self._seed, *seed), turn=lambda: self.session.turns, counts=self._asked,
             )  # fmt: skip
         if noted is not None:
             self._noted.append((noted, talk))
-        return talk.add_sampled(generation, request.number()), generation
+        return talk.add_sampled(generation, number()), generation
 
     # ---- what the agent asks for
 

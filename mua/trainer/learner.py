@@ -74,14 +74,9 @@ class Learner:
     """
 
     def __init__(
-        self,
-        config: ExperimentConfig,
-        *,
-        total_steps: int,
-        with_reference: bool = False,
-        critic_steps: int | None = None,
-        driven: bool = True,
-    ) -> None:
+        self, config: ExperimentConfig, *, total_steps: int, with_reference: bool = False,
+        critic_steps: int | None = None, driven: bool = True,
+    ) -> None:  # fmt: skip
         self._config = config
         self.calls: Calls | None = None
         self._pending: checkpoint.PendingSave | None = None
@@ -106,14 +101,12 @@ class Learner:
                 self.calls = Calls(self._group, config.trainer.silence_seconds)
             self._sharder = BatchSharder(self.policy.chunks, config.megatron, self._group)
             self._nodes = find_nodes(self._group)
+        calls = self.calls
         self._source = TrainerSource(
-            self._model_in_place,
-            config.engine,
-            self._nodes,
-            self._group,
-            announce=lambda *what: None if self.calls is None else self.calls.announce(("_follow", what, {})),
-            meet=lambda: None if self.calls is None else self.calls.meet(),
-        )
+            self._model_in_place, config.engine, self._nodes, self._group,
+            announce=lambda *what: None if calls is None else calls.announce(("_follow", what, {})),
+            meet=lambda: None if calls is None else calls.meet(),
+        )  # fmt: skip
 
     @classmethod
     def for_rl(cls, config: ExperimentConfig, *, with_reference: bool | None = None) -> Self:
@@ -373,6 +366,7 @@ class Learner:
         self._finish_save()
         if background and self._closing is None:
             self._closing = parallel.own_group()
+        files = self._config.model.path
         self._pending = checkpoint.begin(
             folder,
             self.networks,
@@ -380,7 +374,7 @@ class Learner:
             extra_state,
             provenance,
             background=background,
-            model_files=self._config.model.path,
+            model_files=files,
         )
         if not background:
             self._finish_save()

@@ -21,6 +21,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Any, Protocol, TypeAlias
 
 from mua.config.rollout import AgentConfig
@@ -36,20 +37,13 @@ from mua.utils.strict_json import JsonError, read_json
 _MOST_WAITING = 256
 
 
-@dataclass(frozen=True, slots=True)
-class TurnRequest:
-    """What the engines are asked for a turn."""
-
-    most_tokens: int | None
-    """Fewer than the run's, by the client's wish."""
-    seed: tuple[int | str, ...]
-    """What the sampling seed is derived from, under the episode's."""
-    number: Callable[[], int]
-    """Gives the turn its number in the session, when it has ended."""
-
-
-Ask: TypeAlias = Callable[[Conversation, TurnRequest], Coroutine[Any, Any, tuple[AssistantTurn, Generation] | None]]
-"""Samples the next turn of a conversation; None when there is no room for one."""
+Seed: TypeAlias = tuple[int | str, ...]
+"""What a turn's sampling seed is derived from, under the episode's."""
+Ask: TypeAlias = Callable[
+    [Conversation, int | None, Seed, Callable[[], int]], Coroutine[Any, Any, tuple[AssistantTurn, Generation] | None]
+]
+"""Samples the next turn of a conversation: of at most so many tokens by the client's wish, by the seed; the function
+gives the turn its number in the session when it has ended. None when there is no room for a turn."""
 
 
 class EpisodeHost(Protocol):
@@ -103,15 +97,12 @@ class GatewaySession:
     def __init__(
         self, family: ChatFamily, ask: Ask, host: EpisodeHost, limits: AgentConfig, *, show_tools: bool
     ) -> None:
-        self.family = family
+        self.family, self.host = family, host
+        self._ask, self._limits, self._show_tools = ask, limits, show_tools
         self.turns = 0
         """Turns sampled so far."""
         self.counts: Counter[str] = Counter()
         self.open = True
-        self._ask = ask
-        self.host = host
-        self._limits = limits
-        self._show_tools = show_tools
         self._branches: list[_Branch] = []
         self._slots = asyncio.Semaphore(limits.concurrency)
         self._waiting = 0
@@ -198,7 +189,7 @@ class GatewaySession:
         prompt_tokens = len(talk.prompt_ids())
         # The first stream's turns have the seeds that a built-in episode's have; others are told apart by what they
         # were asked and how often, so that requests that overtake each other change nothing.
-        seed: tuple[int | str, ...] = (len(branch.marks),)
+        seed: Seed = (len(branch.marks),)
         if branch is not self._branches[0]:
             self._repeats[call.digest] += 1
             seed = call.digest, self._repeats[call.digest]
@@ -208,7 +199,7 @@ class GatewaySession:
             return self.turns - 1
 
         try:
-            found = await self._ask(talk, TurnRequest(call.most_tokens, seed, number))
+            found = await self._ask(talk, call.most_tokens, seed, number)
         except (EngineError, DeadlineExceeded) as fault:
             self.host.failed(fault)
             raise Refused(503, f"the policy could not be asked: {fault}", "engine_error") from fault
@@ -255,7 +246,8 @@ class GatewaySession:
         for candidate in self._branches:  # the longest recorded beginning
             if candidate.tools != tools or not candidate.marks:
                 continue
-            shared = min(count_common(candidate.seen, call.messages), len(call.messages) - 1)
+            same = map(same_message, candidate.seen, call.messages)
+            shared = min(sum(1 for _ in takewhile(bool, same)), len(call.messages) - 1)
             fitting = [(seen, mark) for seen, mark in candidate.marks if seen <= shared]
             if fitting and (found is None or fitting[-1][0] > found[1]):
                 found = (candidate, *fitting[-1])
@@ -297,14 +289,6 @@ class GatewaySession:
 
 
 _THOUGHTS = re.compile(r"\A\s*(?:<think>)?(?:(?!</think>).)*</think>", re.DOTALL)
-
-
-def count_common(held: Sequence[Json], sent: Sequence[Json]) -> int:
-    """How many messages at the beginning of ``sent`` are those at the beginning of ``held``."""
-    for index, (mine, theirs) in enumerate(zip(held, sent, strict=False)):
-        if not same_message(mine, theirs):
-            return index
-    return min(len(held), len(sent))
 
 
 def same_message(held: Json, sent: Json) -> bool:
