@@ -197,8 +197,7 @@ class EpisodeRunner:
             self._recorder.evaluation(of)
 
         async def one(placed: Placed) -> None:
-            found = await self.trajectory(placed.task, placed.ordinal, placed.sample, temperature=temperature)
-            on_trajectory(placed, found)
+            on_trajectory(placed, await self.trajectory(*placed, temperature=temperature))
 
         async with asyncio.TaskGroup() as group:
             for placed in episodes:
@@ -373,10 +372,6 @@ class UnscoredEpisodes:
     def fix(self) -> str:
         """What a person does about the commonest fault."""
         return _FIXES[self.outcome]
-
-    def note(self) -> str:
-        """A few words for a line of progress."""
-        return f"{self.unscored} of {self.total} episodes failed, most as {self.outcome}"
 
     def reason(self, share: float = 0.0) -> str:
         """In a sentence how many could be scored, of which ``share`` should, and what became of the others."""

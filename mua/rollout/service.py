@@ -165,11 +165,9 @@ class RolloutService:
         if self._scheduler is not None:
             self._call(self._scheduler.stop())
         self._call(self._offering.aclose())
-        if self._runner is not None:
-            self._call(self._runner.close())
-        if self._teacher is not None:
-            self._call(self._teacher.close())
-        self._call(self._services.close())
+        for ended in (self._runner, self._teacher, self._services):
+            if ended is not None:
+                self._call(ended.close())
         self._call(self._pool.stop(finished=finished))
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()

@@ -92,7 +92,8 @@ class DoneStep:
         """What the line of progress says. Without a scored episode there is no reward, and none is shown."""
         words = [f"{name} {self.metrics[key]:.3f}" for name, key in _SHOWN.items() if key in self.metrics]
         if (failed := unscored_among(self.trajectories)) is not None:
-            words.append(failed.note() + (", trained on nothing" if self.few is not None else ""))
+            lost = f"{failed.unscored} of {failed.total} episodes failed, most as {failed.outcome}"
+            words.append(lost + (", trained on nothing" if self.few is not None else ""))
         return ", ".join(words)
 
 
