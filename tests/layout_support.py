@@ -23,6 +23,7 @@ from torch import Tensor
 
 from mua.algorithms.losses import PolicyLoss, TokenTensors, ValueLoss
 from mua.config.megatron import CriticConfig, CriticOptimizerConfig, MegatronConfig
+from mua.config.schema import AlgorithmConfig
 from mua.megatron import layouts
 from mua.types import Float32Array, TrainBatch, TrainSequence
 from tests.distributed import run_on_workers
@@ -39,13 +40,13 @@ from tests.megatron_support import (
 
 STEPS = 2
 TEMPERATURE = 0.8
-LOSS = PolicyLoss(clip_low=0.2, clip_high=0.3, kl_coefficient=0.0)
+LOSS = PolicyLoss(AlgorithmConfig(clip_high=0.3, epochs=2))
 ADAM = OPTIMIZER.model_copy(update={"epsilon": 1e-8})
 LENGTHS = (17, 5, 40, 2, 23, 31, 8, 12, 29, 33, 9)
 """They fill four micro-batches of 64, so that up to four data-parallel ranks have those of a single process."""
 OVERLAP = {"overlap_grad_reduce": True, "overlap_param_gather": True, "ddp_bucket_size": 2000}
 """Communication of data-parallel ranks in buckets of a few matrices, many of which are under way in a step."""
-SEQUENCE_LOSS = PolicyLoss(0.2, 0.3, 0.0, objective="gspo", entropy_coefficient=0.01)
+SEQUENCE_LOSS = PolicyLoss(LOSS.config.model_copy(update={"loss": "gspo", "entropy_coefficient": 0.01}))
 CRITIC = CriticConfig(
     optimizer=CriticOptimizerConfig(learning_rate=1e-2, weight_decay=0.1, epsilon=1e-4, clip_grad=1.0), value_clip=0.2
 )

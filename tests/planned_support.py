@@ -115,13 +115,14 @@ def measured(folder: Path, case: Case) -> list[ObjectBytes]:
 
 def _held(folder: str, case: dict[str, Any]) -> dict[str, int]:
     from mua.algorithms.losses import PolicyLoss, ValueLoss
+    from mua.config.schema import AlgorithmConfig
     from mua.trainer.learner import Learner
     from tests.megatron_support import make_batch, with_values
 
     config = Case(**case).config(Path(folder))
     built = Learner(config, total_steps=1, critic_steps=1 if case["critic"] else None, driven=False)
     try:
-        built.train_step(make_batch(), PolicyLoss(clip_low=0.2, clip_high=0.2, kl_coefficient=0.0))
+        built.train_step(make_batch(), PolicyLoss(AlgorithmConfig(epochs=2)))
         network = built.policy
         if case["critic"]:
             built.train_values(with_values(make_batch()), ValueLoss(None))

@@ -11,8 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -21,77 +20,58 @@ from mua.algorithms.advantage import Floats
 from mua.config.schema import AlgorithmConfig
 from mua.types import TrainBatch, TrainSequence
 
-CorrectionName = Literal["none", "truncate", "mask", "band"]
-Level = Literal["token", "sequence", "geometric"]
 Mask = npt.NDArray[np.bool_]
 MAX_LOG_RATIO = 20.0
 """Log-ratios are clamped to +-20 before ``exp``: float32 overflows at 88, and an infinite ratio times a zero
 advantage is NaN. Beyond e^20 a ratio carries no gradient, as in verl."""
 
 
-@dataclass(frozen=True, slots=True)
-class Correction:
-    """How the mismatch ratio becomes a weight.
+def correction_weights(old: Floats, behavior: Floats, trained: Mask, config: AlgorithmConfig) -> Floats:
+    """The weight of each token of one sequence, ``[T]``; 1 where nothing is trained.
+
+    By ``algorithm.correction``, with ``low`` and ``high`` of ``correction_low`` and ``correction_high``:
 
     - ``truncate``: ``min(ratio, high)`` (truncated importance sampling);
     - ``mask``: the ratio inside ``[low, high]``, 0 outside (ICEPOP's band at token level; masked importance sampling at
       sequence level);
     - ``band``: like ``truncate``, of the tokens that :func:`in_band` leaves.
-    """
 
-    name: CorrectionName = "none"
-    level: Level = "token"
-    """``token``: each token's own ratio; ``sequence``: the product over the sequence's trained tokens; ``geometric``:
-    its ``T``-th root."""
-    low: float = 0.0
-    high: float = 2.0
-
-
-def correction_weights(old: Floats, behavior: Floats, trained: Mask, how: Correction) -> Floats:
-    """The weight of each token of one sequence, ``[T]``; 1 where nothing is trained.
+    By ``correction_level`` the ratio is each token's own (``token``), the product over the sequence's trained tokens
+    (``sequence``), or its ``T``-th root (``geometric``).
 
     Args:
         old: the trainer's log-probabilities ``log q``, ``[T]``.
         behavior: the engine's ``log m``, ``[T]``.
         trained: which tokens were sampled, ``[T]``.
-        how: the correction.
+        config: the section ``algorithm``.
     """
     weights = np.ones(len(old), dtype=np.float64)
-    if how.name == "none" or not trained.any():
+    if config.correction == "none" or not trained.any():
         return weights
     log_ratio = (old - behavior)[trained].astype(np.float64)
-    if how.level != "token":
-        total = log_ratio.mean() if how.level == "geometric" else log_ratio.sum()
+    if config.correction_level != "token":
+        total = log_ratio.mean() if config.correction_level == "geometric" else log_ratio.sum()
         log_ratio = np.full_like(log_ratio, total)
     ratio = np.exp(np.clip(log_ratio, -MAX_LOG_RATIO, MAX_LOG_RATIO))
-    kept = np.where((ratio >= how.low) & (ratio <= how.high), ratio, 0.0) if how.name == "mask" else ratio
-    weights[trained] = np.minimum(kept, how.high)
+    if config.correction == "mask":
+        ratio = np.where((ratio >= config.correction_low) & (ratio <= config.correction_high), ratio, 0.0)
+    weights[trained] = np.minimum(ratio, config.correction_high)
     return weights
 
 
-@dataclass(frozen=True, slots=True)
-class RatioBand:
-    """AgentRL's band of admissible ratios (its ``importance_weight_cap_ratio`` and ``out_of_date_decay``)."""
+def band_bounds(age: Floats, config: AlgorithmConfig) -> tuple[Floats, Floats]:
+    """AgentRL's band of admissible ratios (its ``importance_weight_cap_ratio`` and ``out_of_date_decay``).
 
-    low: float
-    """Its epsilon: the lower clip distance."""
-    high: float
-    """Its epsilon + epsilon_higher: the upper one."""
-    cap: float
-    """How many times wider than these the band of a fresh token is; 1 is AgentRL's ``strict_in_bound``."""
-    decay: float = 0.0
-    """Rate at which it narrows with a token's age, per policy version."""
-
-    def bounds(self, age: Floats) -> tuple[Floats, Floats]:
-        """Lower and upper bound for tokens sampled ``age >= 0`` policy versions ago, each of the shape of ``age``.
-
-        ``[1 - low cap d, 1 + high cap d]`` with ``d = exp(-age decay)``.
-        """
-        d = np.exp(-self.decay * np.maximum(age, 0.0))
-        return 1 - self.low * self.cap * d, 1 + self.high * self.cap * d
+    Lower and upper bound for tokens sampled ``age >= 0`` policy versions ago, each of the shape of ``age``:
+    ``[1 - low cap d, 1 + high cap d]`` with ``d = exp(-age decay)``. ``low`` is ``clip_low`` (its epsilon), ``high``
+    ``clip_high`` (epsilon + epsilon_higher), ``cap`` ``correction_cap``: how many times wider than these the band of a
+    fresh token is (1 is AgentRL's ``strict_in_bound``), ``decay`` ``correction_decay``: how fast it narrows.
+    """
+    d = np.exp(-config.correction_decay * np.maximum(age, 0.0))
+    return 1 - config.clip_low * config.correction_cap * d, 1 + config.clip_high * config.correction_cap * d
 
 
-def in_band(log_ratio: Floats, advantages: Floats, age: Floats, band: RatioBand) -> Mask:
+def in_band(log_ratio: Floats, advantages: Floats, age: Floats, config: AlgorithmConfig) -> Mask:
     """Which tokens stay, ``[N]``: not those whose ratio has left the band on the side their advantage pulls to.
 
     A token goes if ``A > 0`` and its ratio is above the upper bound, or ``A < 0`` and below the lower one. Tokens
@@ -101,10 +81,10 @@ def in_band(log_ratio: Floats, advantages: Floats, age: Floats, band: RatioBand)
         log_ratio: ``log q - log m``, ``[N]``.
         advantages: ``[N]``.
         age: policy versions since each token was sampled, ``[N]``.
-        band: the bounds.
+        config: see :func:`band_bounds`.
     """
     ratio = np.exp(np.clip(log_ratio, -MAX_LOG_RATIO, MAX_LOG_RATIO))
-    lower, upper = band.bounds(age)
+    lower, upper = band_bounds(age, config)
     return ~(((advantages > 0) & (ratio > upper)) | ((advantages < 0) & (ratio < lower)))
 
 
@@ -137,13 +117,18 @@ def correct_mismatch(batch: TrainBatch, config: AlgorithmConfig, version: int) -
     Args:
         version: the policy version that is about to be trained; a token's age counts from it.
     """
-    metrics = _mismatch_by_age(batch, version)
+    # By itself for tokens of the version that is trained, where only numerics differ, and for older ones.
+    old, behavior = (np.concatenate([_sides(s)[side][s.trained] for s in batch]) for side in (0, 1))
+    age = np.concatenate([_age(s, version)[s.trained] for s in batch])
+    metrics: dict[str, float] = {}
+    for name, chosen in (("fresh", age <= 0), ("stale", age > 0)):
+        found = mismatch_metrics(old[chosen], behavior[chosen])
+        metrics |= {f"train/{name}/{key}": value for key, value in found.items()}
     if config.correction != "none":
         stays = [s.trained for s in batch]
         if config.correction == "band":
-            band = RatioBand(config.clip_low, config.clip_high, config.correction_cap, config.correction_decay)
             stays = [
-                s.trained & in_band(np.subtract(*_sides(s)), s.advantages.astype(np.float64), _age(s, version), band)
+                s.trained & in_band(np.subtract(*_sides(s)), s.advantages.astype(np.float64), _age(s, version), config)
                 for s in batch
             ]
         metrics["train/tis_masked_fraction"] = 1 - sum(m.sum() for m in stays) / max(
@@ -151,12 +136,11 @@ def correct_mismatch(batch: TrainBatch, config: AlgorithmConfig, version: int) -
         )
         batch = drop_tokens(batch, stays, config)
         if config.old_logprobs != "engine":
-            how = Correction(config.correction, config.correction_level, config.correction_low, config.correction_high)
-            weights = [correction_weights(*_sides(s), s.trained, how) for s in batch]
+            weights = [correction_weights(*_sides(s), s.trained, config) for s in batch]
             if batch.sequences:
-                found = np.concatenate([w[s.trained] for s, w in zip(batch, weights, strict=True)])
-                metrics["train/tis"] = float(found.mean())
-                metrics["train/tis_clipfrac"] = float(((found == how.high) | (found == 0)).mean())
+                used = np.concatenate([w[s.trained] for s, w in zip(batch, weights, strict=True)])
+                metrics["train/tis"] = float(used.mean())
+                metrics["train/tis_clipfrac"] = float(((used == config.correction_high) | (used == 0)).mean())
             batch = batch.with_advantages([s.advantages * w for s, w in zip(batch, weights, strict=True)])
     if config.old_logprobs == "engine":
         batch = replace(batch, sequences=[replace(s, old_logprobs=s.behavior_logprobs) for s in batch])
@@ -189,18 +173,6 @@ def drop_tokens(batch: TrainBatch, stays: Sequence[Mask], config: AlgorithmConfi
         weights = np.where(out, np.float32(0), sequence.weights * np.float32(scale))
         left.append(replace(sequence, weights=weights))
     return replace(batch, sequences=left, denominators=batch.denominators | {"tokens": tokens - taken})
-
-
-def _mismatch_by_age(batch: TrainBatch, version: int) -> dict[str, float]:
-    """The engine's mismatch by itself for tokens of the version that is trained, where only numerics differ, and for
-    older ones, where the weights do too."""
-    old, behavior = (np.concatenate([_sides(s)[side][s.trained] for s in batch]) for side in (0, 1))
-    age = np.concatenate([_age(s, version)[s.trained] for s in batch])
-    found: dict[str, float] = {}
-    for name, chosen in (("fresh", age <= 0), ("stale", age > 0)):
-        values = mismatch_metrics(old[chosen], behavior[chosen])
-        found |= {f"train/{name}/{key}": value for key, value in values.items()}
-    return found
 
 
 def _sides(sequence: TrainSequence) -> tuple[Floats, Floats]:

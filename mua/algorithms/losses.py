@@ -13,13 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Literal, Protocol, Self
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from mua.algorithms.gae import clipped_value_loss
-from mua.algorithms.objectives import OBJECTIVES, Bounds, PerToken, clamp_log_ratio, kl_estimate, sequence_log_ratio
+from mua.algorithms.objectives import OBJECTIVES, PerToken, clamp_log_ratio, kl_estimate, sequence_log_ratio
 from mua.config.schema import AlgorithmConfig
 from mua.utils.hooks import call_hook, is_hook, wrong_result
 
@@ -100,55 +100,24 @@ class PolicyLoss:
     ``entropy_coefficient`` times the entropy of the next-token distribution.
     """
 
-    clip_low: float
-    clip_high: float
-    kl_coefficient: float
-    old_logprobs: Literal["engine", "recompute"] = "recompute"
-    """Where ``old`` comes from. With ``engine`` it equals ``behavior_logprobs``, so the trainer's side of the
-    engine/trainer difference is then the current policy instead of ``old``."""
-    on_policy: bool = False
-    """The batch gets exactly one optimizer step, so that recomputing ``old`` would give the current policy's own
-    log-probabilities: they are taken from this very forward pass, and ``tokens.old_logprobs`` is not read."""
-    objective: str = "grpo"
-    dual_clip: float | None = None
-    kl_estimator: str = "k3"
-    entropy_coefficient: float = 0.0
-    ce_gppo_beta1: float | None = None
-    ce_gppo_beta2: float | None = None
-    config: AlgorithmConfig | None = None
-    """What a hook in the place of the objective is given."""
-
-    @classmethod
-    def from_config(cls, config: AlgorithmConfig) -> Self:
-        """The configured loss; on-policy when ``old`` is recomputed and a batch is one step."""
-        return cls(
-            config.clip_low,
-            config.clip_high,
-            config.kl_coefficient if config.kl_in == "loss" else 0.0,
-            config.old_logprobs,
-            config.on_policy,
-            config.loss,
-            config.dual_clip,
-            config.kl_estimator,
-            config.entropy_coefficient,
-            config.ce_gppo_beta1,
-            config.ce_gppo_beta2,
-            config if is_hook(config.loss) else None,
-        )
+    config: AlgorithmConfig
+    """With ``old_logprobs: engine`` old ones equal ``behavior_logprobs``: the trainer's side of the difference of
+    engine and trainer is then the current policy. Where it is ``on_policy``, a batch gets exactly one optimizer step:
+    recomputed old ones would be the current policy's own. They are taken from this very forward pass, and
+    ``tokens.old_logprobs`` is not read."""
 
     def __call__(self, logprobs: Tensor, entropy: Tensor, tokens: TokenTensors) -> LossTerms:
         """See :class:`LossFunction`. Raises ``ValueError`` without a reference."""
-        current = logprobs.detach()
-        if self.on_policy:
+        config, current = self.config, logprobs.detach()
+        if config.on_policy:
             tokens = replace(tokens, old_logprobs=current)
         log_ratio = logprobs - tokens.old_logprobs
-        if self.objective == "gspo":
+        if config.loss == "gspo":
             log_ratio = sequence_log_ratio(logprobs, log_ratio, tokens.mean_of_sequence(log_ratio))
-        if is_hook(self.objective):
+        if is_hook(config.loss):
             policy = self._of_hook(logprobs, entropy, tokens)
         else:
-            bounds = Bounds(self.clip_low, self.clip_high, self.dual_clip, self.ce_gppo_beta1, self.ce_gppo_beta2)
-            policy = OBJECTIVES[self.objective](logprobs, log_ratio, tokens.advantages, bounds)
+            policy = OBJECTIVES[config.loss](logprobs, log_ratio, tokens.advantages, config)
         loss = (tokens.weights * policy.loss).sum()
         ratio = clamp_log_ratio(log_ratio.detach()).exp()
         sums = {
@@ -158,19 +127,19 @@ class PolicyLoss:
             "train/pg_clipfrac_high": policy.clipped_high.sum().float(),
             "train/advantage_abs": tokens.advantages.abs().sum(),
         }
-        if self.kl_coefficient > 0:
+        if config.kl_in == "loss" and config.kl_coefficient > 0:
             if tokens.reference_logprobs is None:
                 raise ValueError("algorithm.kl_coefficient is above 0 but the batch has no reference log-probabilities")
-            divergence = kl_estimate(self.kl_estimator, logprobs - tokens.reference_logprobs)
-            kl_loss = self.kl_coefficient * (tokens.weights * divergence).sum()
+            divergence = kl_estimate(config.kl_estimator, logprobs - tokens.reference_logprobs)
+            kl_loss = config.kl_coefficient * (tokens.weights * divergence).sum()
             sums |= {"train/kl_loss": kl_loss.detach(), "train/ref_kl": divergence.detach().sum()}
             loss = loss + kl_loss
-        if self.entropy_coefficient > 0:
-            bonus = self.entropy_coefficient * (tokens.weights * entropy).sum()
+        if config.entropy_coefficient > 0:
+            bonus = config.entropy_coefficient * (tokens.weights * entropy).sum()
             sums["train/entropy_loss"] = -bonus.detach()
             loss = loss - bonus
         # How far the engine's log-probabilities are from the trainer's, for the same ids.
-        difference = (current if self.old_logprobs == "engine" else tokens.old_logprobs) - tokens.behavior_logprobs
+        difference = (current if config.old_logprobs == "engine" else tokens.old_logprobs) - tokens.behavior_logprobs
         # KL(old || current) on tokens sampled (nearly) from old.
         drift = current - tokens.old_logprobs
         sums |= _common_sums(loss, logprobs, entropy) | {
@@ -189,7 +158,7 @@ class PolicyLoss:
 
     def _of_hook(self, logprobs: Tensor, entropy: Tensor, tokens: TokenTensors) -> PerToken:
         """Raises :class:`mua.utils.errors.MuaError` for what is no loss of each token."""
-        key, path = "algorithm.loss", self.objective
+        key, path = "algorithm.loss", self.config.loss
         loss = call_hook(key, path, logprobs, entropy, tokens, self.config)
         if not isinstance(loss, Tensor) or loss.shape != logprobs.shape:
             shown = f"shape {list(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__

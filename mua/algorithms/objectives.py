@@ -20,21 +20,8 @@ import torch
 from torch import Tensor
 
 from mua.algorithms.correction import MAX_LOG_RATIO
+from mua.config.schema import AlgorithmConfig
 from mua.types import TrainSequence
-
-
-@dataclass(frozen=True, slots=True)
-class Bounds:
-    """Distances of the ratio from 1 at which an objective stops pulling."""
-
-    low: float
-    high: float
-    dual: float | None = None
-    """PPO's second bound for negative advantages: the loss of a token is at most ``dual * |A|``."""
-    ce_gppo_beta1: float | None = None
-    """Share of its gradient at the lower bound that a token keeps below it; None: it has no gradient there."""
-    ce_gppo_beta2: float | None = None
-    """The same above the upper bound."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,52 +36,54 @@ class PerToken:
     """``[N]`` bool: no gradient because the ratio is above its upper bound."""
 
 
-Objective: TypeAlias = Callable[[Tensor, Tensor, Tensor, Bounds], PerToken]
-"""``(logprobs, log_ratio, advantages, bounds)``; ``log_ratio = log p - log q``, with gradient like ``logprobs``."""
+Objective: TypeAlias = Callable[[Tensor, Tensor, Tensor, AlgorithmConfig], PerToken]
+"""``(logprobs, log_ratio, advantages, config)``; ``log_ratio = log p - log q``, with gradient like ``logprobs``. Of the
+section ``algorithm`` they read the distances of the ratio from 1 at which they stop pulling (``clip_low`` and
+``clip_high``: low and high below), ``dual_clip`` and ``ce_gppo_beta1`` and ``2``."""
 
 
-def ppo(logprobs: Tensor, log_ratio: Tensor, advantages: Tensor, bounds: Bounds) -> PerToken:
+def ppo(logprobs: Tensor, log_ratio: Tensor, advantages: Tensor, config: AlgorithmConfig) -> PerToken:
     """``-min(r A, clip(r, 1 - low, 1 + high) A)``.
 
-    PPO (arXiv 1707.06347, eq. 7) with DAPO's asymmetric bounds (arXiv 2503.14476); with ``bounds.dual`` = c the loss of
+    PPO (arXiv 1707.06347, eq. 7) with DAPO's asymmetric bounds (arXiv 2503.14476); with ``dual_clip`` = c the loss of
     tokens with ``A < 0`` is at most ``-c A`` (dual clip, arXiv 1912.09729), so that a token grown ever likelier does
     not take over the batch.
 
-    With ``bounds.ce_gppo_beta1`` = b1 tokens that a plain clip silences below the lower bound (``A < 0``,
-    ``r < 1 - low``) have the loss ``-b1 (1 - low) / sg(r) r A``, with ``bounds.ce_gppo_beta2`` = b2 those above the
+    With ``ce_gppo_beta1`` = b1 tokens that a plain clip silences below the lower bound (``A < 0``,
+    ``r < 1 - low``) have the loss ``-b1 (1 - low) / sg(r) r A``, with ``ce_gppo_beta2`` = b2 those above the
     upper one (``A > 0``, ``r > 1 + high``) ``-b2 (1 + high) / sg(r) r A``. Whatever their ratio, their gradient is b1
     or b2 times that of a token at the bound. This is what AgentRL's ``beta1`` and ``beta2`` are meant to be (CE-GPPO,
     arXiv 2509.20712); there the replaced branch has no live ratio, so that its gradient is 0 or that of no clip at all.
     """
     ratio = clamp_log_ratio(log_ratio).exp()
-    loss = -torch.minimum(ratio * advantages, ratio.clamp(1 - bounds.low, 1 + bounds.high) * advantages)
-    clipped_low = (advantages < 0) & (ratio < 1 - bounds.low)
-    clipped_high = (advantages > 0) & (ratio > 1 + bounds.high)
+    loss = -torch.minimum(ratio * advantages, ratio.clamp(1 - config.clip_low, 1 + config.clip_high) * advantages)
+    clipped_low = (advantages < 0) & (ratio < 1 - config.clip_low)
+    clipped_high = (advantages > 0) & (ratio > 1 + config.clip_high)
     # A ratio that is clamped for exp has no gradient: log p has, and with r / sg(r) in its place the same one.
     live = 1 + logprobs - logprobs.detach()
-    if bounds.ce_gppo_beta1 is not None:
-        loss = torch.where(clipped_low, -bounds.ce_gppo_beta1 * (1 - bounds.low) * live * advantages, loss)
+    if config.ce_gppo_beta1 is not None:
+        loss = torch.where(clipped_low, -config.ce_gppo_beta1 * (1 - config.clip_low) * live * advantages, loss)
         clipped_low = torch.zeros_like(clipped_low)
-    if bounds.ce_gppo_beta2 is not None:
-        loss = torch.where(clipped_high, -bounds.ce_gppo_beta2 * (1 + bounds.high) * live * advantages, loss)
+    if config.ce_gppo_beta2 is not None:
+        loss = torch.where(clipped_high, -config.ce_gppo_beta2 * (1 + config.clip_high) * live * advantages, loss)
         clipped_high = torch.zeros_like(clipped_high)
-    if bounds.dual is not None:
-        ceiling = -bounds.dual * advantages
+    if config.dual_clip is not None:
+        ceiling = -config.dual_clip * advantages
         over = (advantages < 0) & (loss > ceiling)
         loss, clipped_high = torch.where(over, ceiling, loss), clipped_high | over
     return PerToken(loss, clipped_low, clipped_high)
 
 
-def cispo(logprobs: Tensor, log_ratio: Tensor, advantages: Tensor, bounds: Bounds) -> PerToken:
+def cispo(logprobs: Tensor, log_ratio: Tensor, advantages: Tensor, config: AlgorithmConfig) -> PerToken:
     """``-sg(clip(r, 1 - low, 1 + high)) A log p``: the weight is clipped, no token loses its gradient.
 
-    MiniMax-M1 (arXiv 2506.13585), which leaves the lower bound open: ``bounds.low`` of 1 or more does that.
+    MiniMax-M1 (arXiv 2506.13585), which leaves the lower bound open: ``clip_low`` of 1 or more does that.
     """
-    weight = clamp_log_ratio(log_ratio).exp().detach().clamp(max(0.0, 1 - bounds.low), 1 + bounds.high)
+    weight = clamp_log_ratio(log_ratio).exp().detach().clamp(max(0.0, 1 - config.clip_low), 1 + config.clip_high)
     return _never_bounded(-weight * advantages * logprobs)
 
 
-def minirl(logprobs: Tensor, log_ratio: Tensor, advantages: Tensor, bounds: Bounds) -> PerToken:
+def minirl(logprobs: Tensor, log_ratio: Tensor, advantages: Tensor, config: AlgorithmConfig) -> PerToken:
     """``-M sg(r) A log p`` with ``M = 0`` where ``A > 0, r > 1 + high`` or ``A < 0, r < 1 - low``.
 
     MiniRL (arXiv 2512.01374). Its weight is ``p / m``: the part ``q / m`` is the correction, multiplied into the
@@ -102,29 +91,29 @@ def minirl(logprobs: Tensor, log_ratio: Tensor, advantages: Tensor, bounds: Boun
     AgentRL's variant masks on ``p / m``: it is this function with the engine's log-probabilities as the old ones.
     """
     ratio = clamp_log_ratio(log_ratio).exp().detach()
-    clipped_low = (advantages < 0) & (ratio < 1 - bounds.low)
-    clipped_high = (advantages > 0) & (ratio > 1 + bounds.high)
+    clipped_low = (advantages < 0) & (ratio < 1 - config.clip_low)
+    clipped_high = (advantages > 0) & (ratio > 1 + config.clip_high)
     kept = (~(clipped_low | clipped_high)).to(ratio.dtype)
     return PerToken(-kept * ratio * advantages * logprobs, clipped_low, clipped_high)
 
 
-def sapo(logprobs: Tensor, log_ratio: Tensor, advantages: Tensor, bounds: Bounds) -> PerToken:
+def sapo(logprobs: Tensor, log_ratio: Tensor, advantages: Tensor, config: AlgorithmConfig) -> PerToken:
     """``-(4 / tau) sigmoid(tau (r - 1)) A``: a soft gate in the place of a clip (SAPO, arXiv 2511.20347).
 
-    ``tau`` is ``bounds.high`` for ``A > 0`` and ``bounds.low`` otherwise (published: 1.0 and 1.05): the larger, the
+    ``tau`` is ``clip_high`` for ``A > 0`` and ``clip_low`` otherwise (published: 1.0 and 1.05): the larger, the
     sooner a token's gradient fades as its ratio leaves 1. At ``r = 1`` the gradient is that of ``-r A``.
     """
     ratio = clamp_log_ratio(log_ratio).exp()
-    tau = torch.full_like(advantages, bounds.low).masked_fill(advantages > 0, bounds.high)
+    tau = torch.full_like(advantages, config.clip_low).masked_fill(advantages > 0, config.clip_high)
     return _never_bounded(-(4 / tau) * torch.sigmoid(tau * (ratio - 1)) * advantages)
 
 
-def reinforce(logprobs: Tensor, log_ratio: Tensor, advantages: Tensor, bounds: Bounds) -> PerToken:
+def reinforce(logprobs: Tensor, log_ratio: Tensor, advantages: Tensor, config: AlgorithmConfig) -> PerToken:
     """``-A log p`` (Williams 1992); no ratio, no bound: only for batches that get one step."""
     return _never_bounded(-advantages * logprobs)
 
 
-def cross_entropy(logprobs: Tensor, log_ratio: Tensor, advantages: Tensor, bounds: Bounds) -> PerToken:
+def cross_entropy(logprobs: Tensor, log_ratio: Tensor, advantages: Tensor, config: AlgorithmConfig) -> PerToken:
     """``-log p``: imitation of whatever is in the batch; advantages and who sampled it are not read.
 
     With filters and ``algorithm.minimal_advantage`` it is fine-tuning on the samples that they let through (rejection

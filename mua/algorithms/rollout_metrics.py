@@ -6,11 +6,14 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from mua.algorithms.advantage import group_relative_advantages
-from mua.algorithms.diversity import diversity
 from mua.types import Group, Outcome, Provenance, Trajectory
 
+GRAM = 4
+_PRIME = np.uint64(0x9E3779B97F4A7C15)
+"""Odd, with evenly spread bits: base of a polynomial hash of four ids in 64 bits, which different ones hardly share."""
 _COUNTED = {
     "tool_calls/": "env/tool_calls/",
     "tool_errors/": "env/tool_errors/",
@@ -51,7 +54,17 @@ def rollout_metrics(
             | _shapes(scored)
             | {name: count / len(scored) for name, count in counted.items()}
         )
-        metrics |= _tools_used(scored) | diversity(scored) | _length_correlation(scored)
+        used = Counter(
+            name.removeprefix("tool_calls/")
+            for trajectory in scored
+            for name, count in trajectory.metrics.items()
+            if name.startswith("tool_calls/") and count
+        )
+        metrics |= {f"env/tool_used/{name}": used[name] / len(scored) for name in sorted(used)}  # share of episodes
+        metrics |= diversity(scored)
+        rewards, lengths = np.array([(t.reward, t.sampled_tokens) for t in scored], np.float64).T
+        if rewards.std() and lengths.std():
+            metrics["rollout/reward/length_correlation"] = float(np.corrcoef(rewards, lengths)[0, 1])
         metrics |= _by_domain(groups) | _group_shares([g for g in groups if g.scored], divide_by_std)
         versions = [s.version[s.loss_mask] for t in scored for s in t.segments]
         sampled = np.concatenate(versions or [np.zeros(0, np.int32)])
@@ -74,26 +87,6 @@ def _totals(trajectories: Sequence[Trajectory], kinds: Mapping[str, str]) -> dic
         totals.update({name: value for name, value in trajectory.metrics.items() if name.startswith(tuple(kinds))})
     ended = {name: next(kind for kind in kinds if name.startswith(kind)) for name in sorted(totals)}
     return {kinds[kind] + name.removeprefix(kind): float(totals[name]) for name, kind in ended.items()}
-
-
-def _tools_used(scored: Sequence[Trajectory]) -> dict[str, float]:
-    """Share of episodes that called each tool."""
-    used = Counter(
-        name.removeprefix("tool_calls/")
-        for trajectory in scored
-        for name, count in trajectory.metrics.items()
-        if name.startswith("tool_calls/") and count
-    )
-    return {f"env/tool_used/{name}": used[name] / len(scored) for name in sorted(used)}
-
-
-def _length_correlation(scored: Sequence[Trajectory]) -> dict[str, float]:
-    """Pearson's, of reward and sampled tokens; nothing where either does not vary."""
-    rewards = np.array([t.reward for t in scored])
-    lengths = np.array([t.sampled_tokens for t in scored], np.float64)
-    if not rewards.std() or not lengths.std():
-        return {}
-    return {"rollout/reward/length_correlation": float(np.corrcoef(rewards, lengths)[0, 1])}
 
 
 def _rewards(scored: Sequence[Trajectory]) -> dict[str, float]:
@@ -158,3 +151,33 @@ def _group_shares(groups: Sequence[Group], divide_by_std: bool) -> dict[str, flo
         "rollout/groups/solve_none": float(np.mean([not any(t.success for t in g.scored) for g in groups])),
         "rollout/advantage/abs_mean": float(np.abs(advantages).mean()),
     }
+
+
+def diversity(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    """Shares of what is distinct, under ``rollout/diversity/``; nothing of what nobody said.
+
+    ``distinct_4grams`` of all runs of four sampled tokens within a turn (distinct-n: Li et al. 2016, arXiv:1510.03055),
+    ``unique_turns`` of all turns, ``unique_episodes`` of all episodes, each as the sampled tokens.
+    """
+    grams: list[npt.NDArray[np.uint64]] = []
+    turns: list[bytes] = []
+    episodes: list[bytes] = []
+    for trajectory in trajectories:
+        own: list[bytes] = []
+        for segment in trajectory.segments:
+            chosen = np.flatnonzero(segment.loss_mask)
+            ids, turn = segment.ids[chosen], segment.turn[chosen]
+            for part in np.split(ids, np.flatnonzero(np.diff(turn)) + 1) if len(ids) else ():
+                own.append(part.tobytes())
+                wide, hashed = part.astype(np.uint64), np.zeros(max(0, len(part) - GRAM + 1), np.uint64)
+                for place in range(GRAM):
+                    hashed = hashed * _PRIME + wide[place : place + len(hashed)]
+                grams.append(hashed)
+        turns += own
+        episodes += [b"|".join(own)] if own else []
+    shares = {"unique_turns": turns, "unique_episodes": episodes}
+    found = {name: len(set(members)) / len(members) for name, members in shares.items() if members}
+    every = np.sort(np.concatenate(grams or [np.zeros(0, np.uint64)]))  # np.unique hashes: 14 times as long
+    if len(every):
+        found["distinct_4grams"] = (1 + int(np.count_nonzero(every[1:] != every[:-1]))) / len(every)
+    return {f"rollout/diversity/{name}": share for name, share in found.items()}

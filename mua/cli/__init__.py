@@ -6,6 +6,7 @@ keeps its traceback and leaves with 1. ``MUA_TRACEBACK=1`` shows every traceback
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import functools
 import json
@@ -242,9 +243,10 @@ def sample(
     with Preemption() as preemption, kept:
         import mua.rollout.rollout_worker
 
-        mua.rollout.rollout_worker.sample(
+        work = mua.rollout.rollout_worker.sample(
             store, lambda: preemption.requested, run=run, config=config, overrides=overrides or (), wait_seconds=wait
         )
+        asyncio.run(work)
 
 
 @command(app)

@@ -253,7 +253,7 @@ class AlgorithmConfig(Section):
     trainer.max_staleness above 0 neither a correction nor the engine's log-probabilities in the ratio, or several
     optimizer steps on a batch with loss reinforce. Without this such a configuration is refused."""
     filters: list[GroupFilter] = []
-    """Which groups and trajectories train, in order; ``mua/algorithms/filters.py`` says what each does."""
+    """Which groups and trajectories train, in order; ``mua/algorithms/batch.py`` says what each does."""
     group_filter: HookPath | None = None
     """A hook that says which trajectories of a group train, after ``filters``."""
     shaping: ShapingConfig = ShapingConfig()

@@ -12,8 +12,8 @@ The episode asks for a turn, answers it with tool results or with the user's wor
 from __future__ import annotations
 
 import logging
-from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections import defaultdict, deque
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from time import perf_counter, time
 from typing import Any, Protocol
@@ -170,7 +170,7 @@ class TokenPolicy:
 
 async def sample_tokens(
     policy: TokenPolicy, setting: EpisodeSetting, talk: Conversation, prompt: Int32Array, room: int, *, session: str,
-    seed: int, turn: Callable[[], int], counts: dict[str, float], role: str = "policy",
+    seed: int, turn: Callable[[], int], counts: defaultdict[str, float], role: str = "policy",
 ) -> tuple[Generation, NotedRequest | None]:  # fmt: skip
     """What the policy says to ``prompt`` (ids, ``[tokens]``) in at most ``room`` tokens, and the recorded request.
 
@@ -218,7 +218,7 @@ async def sample_tokens(
         if not policy.pace.ran_on(len(cut.partial.ids), room):
             note(None, "cut by its deadline")
             raise
-        _count(counts, {"cut_by_time": 1})
+        counts["cut_by_time"] += 1
         generation = replace(cut.partial, finish="length")  # the policy's doing: it ends as at its room of tokens
     except BaseException as error:
         note(None, type(error).__name__)
@@ -227,25 +227,25 @@ async def sample_tokens(
     if generation.finish == "stop":
         policy.pace.ended(len(generation.ids), perf_counter() - started)
         policy.pace.warn_if_too_slow(budgets.max_turn_tokens, budgets.generate_seconds)
-    _count(counts, {"prompt_tokens": len(ids), "cached_tokens": generation.cached_tokens})
-    _count(counts, {"seconds/engine_slot": generation.waited})
+    counts["prompt_tokens"] += len(ids)
+    counts["cached_tokens"] += generation.cached_tokens
+    counts["seconds/engine_slot"] += generation.waited
     return generation, noted
 
 
 class TokenAgent:
     """Token in, token out: what :class:`Conversation` holds is exactly what the engine saw."""
 
+    _talk: Conversation
+    """From :meth:`begin` on."""
+
     def __init__(self, policy: TokenPolicy, setting: EpisodeSetting, session: str, seed: int) -> None:
         self.messages: list[Json] = []
-        self._policy = policy
-        self._setting = setting
-        self._session = session
-        self._seed = seed
-        self._conversation: Conversation | None = None
+        self._policy, self._setting, self._session, self._seed = policy, setting, session, seed
         self._told = 0
         """How many of the conversation's messages are in :attr:`messages`, or stand for those that are."""
         self._context = ContextKeeper(setting.context, setting.budgets.max_tokens)
-        self._counts: dict[str, float] = {}
+        self._counts = defaultdict[str, float](float)
 
     @property
     def turns(self) -> int:
@@ -253,22 +253,25 @@ class TokenAgent:
 
     def begin(self, system: str, tools: Sequence[ToolSchema], user: str) -> None:
         shown = tools if self._setting.show_tools else []
-        self._conversation = Conversation.begin(self._policy.family, system=system, tools=shown, user=user)
+        self._talk = Conversation.begin(self._policy.family, system=system, tools=shown, user=user)
         self._tell()
 
     async def turn(self) -> AssistantTurn | None:
         if not await self._make_room():
             return None
-        prompt, budgets = self._talk.prompt_ids(), self._setting.budgets
-        room = min(budgets.max_turn_tokens, budgets.max_tokens - len(prompt))
-        if room < 1:
+        seed = derived_seed(self._seed, self._talk.turns)
+        if (generation := await self._sample(self._setting.budgets.max_turn_tokens, seed)) is None:
             return None
-        generation = await self._sample(prompt, room, derived_seed(self._seed, self._talk.turns))
         turn = self._talk.add_sampled(generation)
         self._tell()
         return turn
 
-    async def _sample(self, prompt: Int32Array, room: int, seed: int, role: str = "policy") -> Generation:
+    async def _sample(self, most: int, seed: int, role: str = "policy") -> Generation | None:
+        """At most ``most`` tokens; None where ``rollout.max_tokens`` leaves no room for one."""
+        prompt = self._talk.prompt_ids()
+        room = min(most, self._setting.budgets.max_tokens - len(prompt))
+        if room < 1:
+            return None
         generation, _ = await sample_tokens(
             self._policy, self._setting, self._talk, prompt, room, session=self._session, seed=seed,
             turn=lambda: self._talk.turns, counts=self._counts, role=role,
@@ -281,36 +284,26 @@ class TokenAgent:
         reason, before = self._context.due(talk.length, talk.turns, self.messages), talk.length
         if reason is None:
             return True
-        if config.takes_notes:
-            messages = list(talk.messages)
-            if (notes := await self._notes()) is None:
+        context: Json = {"reason": reason}
+        messages = list(talk.messages)
+        if config.takes_notes:  # the policy's notes for itself: their tokens count as part of its next turn
+            talk.add_user(config.instruction)
+            seed = derived_seed(self._seed, talk.turns, "notes")
+            if (generation := await self._sample(config.summary_tokens, seed, "summary")) is None:
                 return False
-            talk.rewrite(with_notes(messages, notes, users=config.strategy == "summarize"))
-            self.messages[-1]["context"] = {"reason": reason, "notes": notes}
-        else:
-            messages = without_results(talk.messages, config.keep_results)
-            if messages == talk.messages:
-                return True
-            talk.rewrite(messages)
-            self.messages[-1]["context"] = {"reason": reason}
+            self._context.counts["context/notes_tokens"] += len(generation.ids)
+            context["notes"] = talk.add_aside(generation).content
+            messages = with_notes(messages, context["notes"], users=config.strategy == "summarize")
+        elif (messages := without_results(messages, config.keep_results)) == talk.messages:
+            return True
+        talk.rewrite(messages)
+        self.messages[-1]["context"] = context
         self._told = len(talk.messages)
         self._context.rewritten(reason, talk.turns, before, talk.length)
         return True
 
-    async def _notes(self) -> str | None:
-        """What the policy writes down for itself, by tokens that count as part of its next turn; None without room."""
-        config = self._setting.context
-        self._talk.add_user(config.instruction)
-        prompt = self._talk.prompt_ids()
-        room = min(config.summary_tokens, self._setting.budgets.max_tokens - len(prompt))
-        if room < 1:
-            return None
-        generation = await self._sample(prompt, room, derived_seed(self._seed, self._talk.turns, "notes"), "summary")
-        self._context.counts["context/notes_tokens"] += len(generation.ids)
-        return self._talk.add_aside(generation).content
-
     def add_tool_results(self, results: Sequence[str]) -> None:
-        self._talk.add_tool_results(self._context.shortened(results, self._policy.family.codec))
+        self._talk.add_tool_results(self._context.shorten(results, self._policy.family.codec))
         self._tell()
 
     def add_user(self, text: str) -> None:
@@ -330,11 +323,6 @@ class TokenAgent:
         """Have :attr:`messages` hold what the conversation got since the last call."""
         self.messages += self._talk.messages[self._told :]
         self._told = len(self._talk.messages)
-
-    @property
-    def _talk(self) -> Conversation:
-        assert self._conversation is not None, "begin comes first"
-        return self._conversation
 
 
 @dataclass(frozen=True, slots=True)
@@ -361,9 +349,7 @@ class ChatAgent:
     def __init__(self, policy: ChatPolicy, setting: EpisodeSetting, seed: int) -> None:
         self.messages: list[Json] = []
         self.turns = 0
-        self._policy = policy
-        self._setting = setting
-        self._seed = seed
+        self._policy, self._setting, self._seed = policy, setting, seed
         self._wire: list[Json] = []
         self._tools: list[Json] = []
         self._owed: list[str] = []
@@ -372,7 +358,7 @@ class ChatAgent:
         self._keeper = ContextKeeper(setting.context, setting.budgets.max_tokens)
         self._context = 0
         """Tokens of the conversation up to the last reply, as the endpoint counted them; after a rewrite a guess."""
-        self._counts: dict[str, float] = {}
+        self._counts = defaultdict[str, float](float)
 
     def begin(self, system: str, tools: Sequence[ToolSchema], user: str) -> None:
         self._tools = [tool.openai() for tool in tools]
@@ -414,7 +400,8 @@ class ChatAgent:
             reply = await self._policy.client.ask(request, budgets.generate_seconds)
         except ContextLengthExceeded:
             return None
-        _count(self._counts, reply.usage | ({"policy_cost": reply.cost} if reply.cost else {}))
+        for name, value in (reply.usage | ({"policy_cost": reply.cost} if reply.cost else {})).items():
+            self._counts[name] += value
         return reply
 
     async def _make_room(self) -> bool:
@@ -424,19 +411,19 @@ class ChatAgent:
         reason = self._keeper.due(before, self.turns, self.messages)
         if reason is None:
             return True
+        context: Json = {"reason": reason}
+        kept = self._wire
         if config.takes_notes:
-            asked = [*self._wire, {"role": "user", "content": config.instruction}]
+            asked = [*kept, {"role": "user", "content": config.instruction}]
             room = min(config.summary_tokens, self._setting.budgets.max_tokens - before)
             seed = derived_seed(self._seed, self.turns, "notes")
             if room < 1 or (reply := await self._ask(asked, self._tools, room, seed)) is None:
                 return False
-            kept = with_notes(self._wire, reply.text or "", users=config.strategy == "summarize")
-            self.messages[-1]["context"] = {"reason": reason, "notes": reply.text or ""}
-        else:
-            kept = without_results(self._wire, config.keep_results)
-            if kept == self._wire:
-                return True
-            self.messages[-1]["context"] = {"reason": reason}
+            context["notes"] = reply.text or ""
+            kept = with_notes(kept, context["notes"], users=config.strategy == "summarize")
+        elif (kept := without_results(kept, config.keep_results)) == self._wire:
+            return True
+        self.messages[-1]["context"] = context
         self._context = before * _characters(kept) // max(1, _characters(self._wire))
         self._wire = kept
         self._keeper.rewritten(reason, self.turns, before, self._context)
@@ -445,7 +432,7 @@ class ChatAgent:
     def add_tool_results(self, results: Sequence[str]) -> None:
         if len(results) != len(self._owed):
             raise RuntimeError(f"{len(self._owed)} calls of the last turn want answers, {len(results)} are given")
-        shown = self._keeper.shortened(results, None)
+        shown = self._keeper.shorten(results, None)
         for call_id, result in zip(self._owed, shown, strict=True):
             self._add({"role": "tool", "tool_call_id": call_id, "content": result})
         self._owed = []
@@ -501,8 +488,3 @@ def turn_of(reply: Completion, number: int, used: Collection[str]) -> tuple[Assi
             good.append(ToolCall(call_id, call.name, arguments))
     turn = AssistantTurn(reply.text, reply.reasoning, good, errors, reply.truncated)
     return turn, [call.openai() for call in good] + broken
-
-
-def _count(total: dict[str, float], more: Mapping[str, float]) -> None:
-    for name, value in more.items():
-        total[name] = total.get(name, 0) + value

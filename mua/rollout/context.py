@@ -76,17 +76,17 @@ class ContextKeeper:
             }
         )  # fmt: skip
 
-    def shortened(self, results: Sequence[str], codec: Codec | None) -> list[str]:
+    def shorten(self, results: Sequence[str], codec: Codec | None) -> list[str]:
         """``results`` of tool calls within ``max_result_tokens``."""
         limit = self.config.max_result_tokens
         if limit is None:
             return list(results)
-        cut = [shortened(result, limit, codec) for result in results]
+        cut = [shorten_result(result, limit, codec) for result in results]
         self.counts["context/results_cut"] += sum(a != b for a, b in zip(results, cut, strict=True))
         return cut
 
 
-def shortened(text: str, limit: int, codec: Codec | None) -> str:
+def shorten_result(text: str, limit: int, codec: Codec | None) -> str:
     """``text`` with at most ``limit`` of its tokens, half from its beginning and half from its end.
 
     What is left out is said in between. Without a ``codec`` four characters count as a token.
@@ -111,7 +111,12 @@ def repetitions(messages: Sequence[Json], last: int | None = None, *, similarity
     The same are text and calls, but for white space, ids and the order of arguments; below 1, ``similarity`` is the
     least normalized Indel similarity (of insertions and deletions) of what counts as the same.
     """
-    said = [_said(message) for message in messages if message["role"] == "assistant"]
+    said = []
+    for message in messages:
+        if message["role"] == "assistant":
+            calls = [call["function"] for call in message.get("tool_calls") or ()]
+            text = " ".join((message.get("content") or "").split())
+            said.append((text, *((call["name"], call["arguments"]) for call in calls)))
     said = said if last is None else said[max(0, len(said) - last) :]
     if not said or similarity == 1:
         return said.count(said[-1]) if said else 0
@@ -151,9 +156,3 @@ def with_notes(messages: Sequence[Json], notes: str, *, users: bool) -> list[Jso
     if len(said) > 1 and said[-1] is messages[-1]:  # what the user waits for an answer to comes last
         return [*head, *said[:-1], note, said[-1]]
     return [*head, *said, note]
-
-
-def _said(message: Json) -> tuple[object, ...]:
-    calls = [call["function"] for call in message.get("tool_calls") or ()]
-    text = " ".join((message.get("content") or "").split())
-    return (text, *((call["name"], call["arguments"]) for call in calls))

@@ -31,7 +31,7 @@ from __future__ import annotations
 import random
 from abc import ABC, abstractmethod
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import accumulate
 
 from mua.config.schema import CurriculumConfig
@@ -75,6 +75,8 @@ class Curriculum(ABC):
 
     def __init__(self, tasks: Sequence[Task], seed: int, config: CurriculumConfig) -> None:
         self.domain = tasks[0].domain
+        self.size = len(tasks)
+        """How many are told apart."""
         self._tasks = {task.id: task for task in tasks}
         self._seed = seed
         self._config = config
@@ -87,13 +89,9 @@ class Curriculum(ABC):
     def draw(self, position: int) -> str:
         """The id of the task at ``position``, asked for once."""
 
-    @abstractmethod
     def key(self, task: Task) -> str:
         """What the rollouts of ``task`` are counted for."""
-
-    @abstractmethod
-    def __len__(self) -> int:
-        """How many are told apart."""
+        return task.id
 
     def task(self, position: int) -> Task:
         """The task at ``position``, drawn when it is first asked for."""
@@ -131,12 +129,6 @@ class SuccessRateCurriculum(Curriculum):
         self._unknown = list(self._tasks)
         """Never drawn, the next one last."""
         random.Random(derived_seed("curriculum", seed)).shuffle(self._unknown)
-
-    def __len__(self) -> int:
-        return len(self._tasks)
-
-    def key(self, task: Task) -> str:
-        return task.id
 
     def draw(self, position: int) -> str:
         if self._unknown:
@@ -182,9 +174,7 @@ class FailingKindsCurriculum(Curriculum):
         self._counts = dict.fromkeys(self._kinds, (0.0, 0.0))
         self._drawn = dict.fromkeys(self._kinds, 0)
         self._start = random.Random(derived_seed("curriculum", seed, 0)).random()
-
-    def __len__(self) -> int:
-        return len(self._kinds)
+        self.size = len(self._kinds)
 
     def key(self, task: Task) -> str:
         kind, case = str(task.data.get("kind", "")), task.data.get("case")
@@ -237,16 +227,11 @@ class HookCurriculum(SuccessRateCurriculum):
         self._counts = dict.fromkeys(self._tasks, (0.0, 0.0)) | self._counts
 
 
-CURRICULA: Mapping[str, type[Curriculum]] = {
-    "success_rate": SuccessRateCurriculum,
-    "failing_kinds": FailingKindsCurriculum,
-}
-"""By ``algorithm.curriculum.kind``; ``off`` is :class:`Epochs`."""
-
-
 def make_curriculum(tasks: Sequence[Task], seed: int, config: CurriculumConfig) -> Curriculum:
-    """The order that ``config`` asks for."""
-    return (HookCurriculum if is_hook(config.kind) else CURRICULA[config.kind])(tasks, seed, config)
+    """The order that ``config`` asks for; ``off`` is :class:`Epochs`."""
+    if is_hook(config.kind):
+        return HookCurriculum(tasks, seed, config)
+    return (SuccessRateCurriculum if config.kind == "success_rate" else FailingKindsCurriculum)(tasks, seed, config)
 
 
 class TaskStream:
@@ -330,5 +315,5 @@ def _rates(prefix: str, orders: Sequence[Curriculum]) -> dict[str, float]:
         f"{prefix}/mean_rate": sum(rates) / len(rates),
         f"{prefix}/always_solved": sum(rate == 1 for rate in rates) / len(rates),
         f"{prefix}/never_solved": sum(rate == 0 for rate in rates) / len(rates),
-        f"{prefix}/known": len(rates) / sum(len(order) for order in orders),
+        f"{prefix}/known": len(rates) / sum(order.size for order in orders),
     }

@@ -22,7 +22,6 @@ from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from enum import Enum, auto
 from time import perf_counter, time
 
 from mua.environment.manager import EnvironmentInstance
@@ -39,15 +38,6 @@ from mua.types import Json, Outcome, Segment, ToolSchema
 from mua.users.utterance_check import formless, unusable, with_signal
 from mua.utils.errors import DeadlineExceeded, EnvironmentFault, MuaError, UserFault, UserFaultKind, one_line
 from mua.utils.hooks import await_hook, check_number
-
-
-class EpisodeState(Enum):
-    """Where an episode is."""
-
-    GENERATE = auto()
-    TOOLS = auto()
-    USER = auto()
-    END = auto()
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,14 +100,10 @@ class Episode:
         the agent failed.
         """
         await self._start()
-        state = EpisodeState.GENERATE
-        while state is not EpisodeState.END:
-            if state is EpisodeState.GENERATE:
-                state = await self._generate()
-            elif state is EpisodeState.TOOLS:
-                state = await self._call_tools()
-            else:
-                state = await self._ask_user()
+        while self._outcome is None:
+            await self._generate()
+            if self._outcome is None:
+                await (self._call_tools() if self._turn.tool_calls or self._turn.errors else self._ask_user())
         return await self._finish()
 
     async def _start(self) -> None:
@@ -137,12 +123,15 @@ class Episode:
             raise EnvironmentFault(f"task {task.id!r} cannot be told to the policy: {error}") from None
         self._note_user(opening)
 
-    async def _generate(self) -> EpisodeState:
+    async def _generate(self) -> None:
         budgets = self._budgets
         if self._agent.turns >= self._budgets.max_turns or self._counts["tool_calls"] >= budgets.max_tool_calls:
             if self._final or not budgets.final_turn:
                 return self._end(Outcome.MAX_TURNS)
-            self._force_an_answer()
+            self._final = True
+            self._agent.add_user(self._budgets.final_request)
+            self._agent.messages[-1]["forced"] = True
+            self._counts["final_turns"] += 1
         context, often = self._setting.context, self._setting.context.stop_on_repetition
         if often is not None and repetitions(self._agent.messages, similarity=context.similarity) >= often:
             return self._end(Outcome.REPETITION)
@@ -153,28 +142,20 @@ class Episode:
         self._turn = turn
         self._turn_rewards.append(0.0)
         if turn.truncated:
-            return self._end(Outcome.LENGTH)
-        if turn.tool_calls or turn.errors:
-            return self._end(Outcome.MAX_TURNS) if self._final else EpisodeState.TOOLS
-        return EpisodeState.USER if turn.content.strip() else self._end(Outcome.MALFORMED)
+            self._end(Outcome.LENGTH)
+        elif turn.tool_calls or turn.errors:
+            if self._final:
+                self._end(Outcome.MAX_TURNS)
+        elif not turn.content.strip():
+            self._end(Outcome.MALFORMED)
 
-    def _force_an_answer(self) -> None:
-        """Tell the policy that its next turn is its last."""
-        self._final = True
-        self._agent.add_user(self._budgets.final_request)
-        self._agent.messages[-1]["forced"] = True
-        self._counts["final_turns"] += 1
-
-    async def _call_tools(self) -> EpisodeState:
+    async def _call_tools(self) -> None:
         results = [await self._call(call) for call in self._turn.tool_calls]
         results += [f"error: {error.message}" for error in self._turn.errors]
         self._malformed += len(self._turn.errors)
         self._agent.add_tool_results(results)
-        if self._outcome is not None:
-            return EpisodeState.END
         if self._malformed > self._budgets.max_malformed:
-            return self._end(Outcome.MALFORMED)
-        return EpisodeState.GENERATE
+            self._end(Outcome.MALFORMED)
 
     async def _call(self, call: ToolCall) -> str:
         """Run one call; the text the agent gets to see."""
@@ -217,7 +198,7 @@ class Episode:
                 arguments=arguments_text(call.arguments), reward=reward,
             )  # fmt: skip
 
-    async def _ask_user(self) -> EpisodeState:
+    async def _ask_user(self) -> None:
         reply = await self._hear(lambda: self._user.reply(self._turn.content))
         self._agent.add_user(reply.text)
         if reply.tools:
@@ -225,7 +206,8 @@ class Episode:
             self._environment.know_tools(reply.tools)
             self._agent.add_tools(reply.tools)
         self._note_user(reply)
-        return self._end(Outcome.USER_STOP) if reply.stop else EpisodeState.GENERATE
+        if reply.stop:
+            self._end(Outcome.USER_STOP)
 
     async def _hear(self, speak: Callable[[], Awaitable[UserReply]]) -> UserReply:
         """What the user says, if that can be a user's words.
@@ -267,9 +249,9 @@ class Episode:
             self._agent.messages[-1]["actions"] = actions
             self._counts["user_actions"] += len(actions)
 
-    def _end(self, outcome: Outcome) -> EpisodeState:
+    def _end(self, outcome: Outcome) -> None:
+        """What ended it first counts."""
         self._outcome = self._outcome or outcome
-        return EpisodeState.END
 
     async def _finish(self) -> EpisodeResult:
         assert self._outcome is not None

@@ -27,7 +27,8 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -35,24 +36,22 @@ from typing import Any
 from pydantic import Field, create_model
 
 from mua.config.rollout import AgentConfig, AgentJudgeConfig
-from mua.config.schema import ExperimentConfig
-from mua.environment.endpoint.services import Services
 from mua.environment.manager import EnvironmentInstance
 from mua.environment.protocol import Evaluation
 from mua.environment.requests import LARGEST_REWARD
 from mua.environment.user import User
 from mua.rollout.agent import EpisodeSetting, TokenPolicy, sample_tokens
-from mua.rollout.episode import Episode, EpisodeResult, EpisodeState
-from mua.rollout.gateway.chat_calls import ChatCall, Refused
+from mua.rollout.episode import Episode, EpisodeResult
+from mua.rollout.gateway.chat_calls import ChatCall, Refused, ServedTurn
 from mua.rollout.gateway.launch import AgentEnd, AgentTask, run_agent
 from mua.rollout.gateway.serving import GatewayServer
-from mua.rollout.gateway.session import GatewaySession, ServedTurn, SessionLimits, TurnRequest
+from mua.rollout.gateway.session import GatewaySession, Seed
 from mua.store.recorder import NotedRequest, current_episode, noting
 from mua.tokens.conversation import Conversation
 from mua.tokens.parsing import AssistantTurn, ToolCall
 from mua.types import Generation, Json, Outcome, Segment, ToolSchema
 from mua.users.judge import Judge, VerdictForm
-from mua.utils.errors import ConfigError, EnvironmentFault, MuaError
+from mua.utils.errors import EnvironmentFault, MuaError
 from mua.utils.seeds import derived_seed
 from mua.utils.strict_json import JsonError, read_json
 
@@ -101,16 +100,15 @@ class ExternalEpisode(Episode):
 
     def __init__(
         self, setting: EpisodeSetting, environment: EnvironmentInstance, user: User, policy: TokenPolicy, *,
-        config: AgentConfig, session: str, seed: int, guarded: bool = True, judge: AgentJudge | None = None,
+        config: AgentConfig, session: str, seed: int, guarded: bool = True, judge: Judge | None = None,
     ) -> None:  # fmt: skip
         """``judge`` is there where the configuration has ``agent.judge``."""
         self._config = config
         self._judge = judge
         self._policy = policy
         self._name, self._seed = session, seed
-        self._asked: dict[str, float] = {}
-        limits = SessionLimits(config.max_requests, config.max_session_tokens, config.concurrency)
-        self.session = GatewaySession(policy.family, self._ask, self, limits, show_tools=setting.show_tools)
+        self._asked = defaultdict[str, float](float)
+        self.session = GatewaySession(policy.family, self._ask, self, config, show_tools=setting.show_tools)
         super().__init__(setting, environment, user, _TranscriptKeeper(self.session, self._asked), guarded=guarded)
         self._turn_rewards = [0.0]
         self._fault: Exception | None = None
@@ -130,34 +128,33 @@ class ExternalEpisode(Episode):
         key = server.open_session(self.session)
         task = AgentTask(f"{server.url}/v1", key, self.task())
         log_file = log_folder / f"{self._name.replace('/', '-')}.log"
-        try:
-            end = await self._attended(run_agent(self._config, task, log_file))
-        finally:
-            await server.close_session(key)
-        if self._fault is not None:
-            raise self._fault
-        if end is not None:
-            self._read_last_line(end)
-            if self._outcome is None:
-                self._end(self._outcome_of(end))
-        self._place_requests()
-        if not self.session.turns and self._outcome is Outcome.AGENT_END:
-            raise EnvironmentFault(self._crash(end, "asked the policy for nothing"))
-        return await self._finish()
-
-    async def _attended(self, agent: Any) -> AgentEnd | None:
-        """Wait for the agent or for the episode's end, whichever is first; after the end it gets a moment to leave."""
-        running = asyncio.ensure_future(agent)
+        running = asyncio.create_task(run_agent(self._config, task, log_file))
         over = asyncio.create_task(self._over.wait())
-        try:
+        try:  # whichever is first; after the episode's end the agent gets a moment to leave
             await asyncio.wait({running, over}, return_when=asyncio.FIRST_COMPLETED)
             if not running.done() and self._fault is None:
                 await asyncio.wait({running}, timeout=self._config.stop_seconds)
-            return running.result() if running.done() else None
+            end = running.result() if running.done() else None
         finally:
             over.cancel()
             running.cancel()
             await asyncio.wait({running})
+            await server.close_session(key)
+        if self._fault is not None:
+            raise self._fault
+        if end is not None:
+            if self._config.reward == "report" and self._reported is None and end.status == 0:
+                self._read_last_line(end.last_line)
+            if self._outcome is None:
+                self._end(self._outcome_of(end))
+        # The noted requests say where their tokens are among all of the session's segments.
+        before = self.session.segments_before()
+        for request, talk in self._noted:
+            if request.values.get("segment") is not None:
+                request.values["segment"] += before[talk]
+        if not self.session.turns and self._outcome is Outcome.AGENT_END:
+            raise EnvironmentFault(self._crash(end, "asked the policy for nothing"))
+        return await self._finish()
 
     def _outcome_of(self, end: AgentEnd) -> Outcome:
         if end.status == 0:
@@ -209,33 +206,27 @@ class ExternalEpisode(Episode):
         self._fault = self._fault or fault
         self._over.set()
 
-    def _end(self, outcome: Outcome) -> EpisodeState:
+    def _end(self, outcome: Outcome) -> None:
         self._over.set()
-        return super()._end(outcome)
+        super()._end(outcome)
 
-    async def _ask(self, talk: Conversation, request: TurnRequest) -> tuple[AssistantTurn, Generation] | None:
+    async def _ask(
+        self, talk: Conversation, most: int | None, seed: Seed, number: Callable[[], int]
+    ) -> tuple[AssistantTurn, Generation] | None:
         """A turn on one of the session's streams, as the built-in agent asks for its own; None without room."""
-        prompt, most = talk.prompt_ids(), self._budgets.max_turn_tokens
-        if request.most_tokens is not None:
-            most = min(request.most_tokens, most)
+        prompt, budget = talk.prompt_ids(), self._budgets.max_turn_tokens
+        most = budget if most is None else min(most, budget)
         room = min(most, self._budgets.max_tokens - len(prompt))
         if room < 1:
             return None
         with self._clock("generate"), noting(self._record):
             generation, noted = await sample_tokens(
                 self._policy, self._setting, talk, prompt, room, session=self._name,
-                seed=derived_seed(self._seed, *request.seed), turn=lambda: self.session.turns, counts=self._asked,
+                seed=derived_seed(self._seed, *seed), turn=lambda: self.session.turns, counts=self._asked,
             )  # fmt: skip
         if noted is not None:
             self._noted.append((noted, talk))
-        return talk.add_sampled(generation, request.number()), generation
-
-    def _place_requests(self) -> None:
-        """Have the noted requests say where their tokens are among all of the session's segments."""
-        before = self.session.segments_before()
-        for request, talk in self._noted:
-            if request.values.get("segment") is not None:
-                request.values["segment"] += before[talk]
+        return talk.add_sampled(generation, number()), generation
 
     # ---- what the agent asks for
 
@@ -283,16 +274,16 @@ class ExternalEpisode(Episode):
             self._turn = replace(self._turn, content=text)
             try:
                 with noting(self._record):
-                    state = await self._ask_user()
+                    await self._ask_user()
             except MuaError as fault:
                 self.failed(fault)
                 raise
-            self._heard_last = "user"
+            self._heard_last, stopped = "user", self._outcome is not None
             self._counts["gateway/told"] += 1
             if self._counts["gateway/told"] > self._budgets.max_turns:
                 self._end(Outcome.MAX_TURNS)
             reply = self._agent.messages[-1]["content"]
-            return {"text": reply, "stop": state is EpisodeState.END}
+            return {"text": reply, "stop": stopped}
 
     def report(self, report: Json) -> None:
         if self._config.reward != "report":
@@ -305,95 +296,69 @@ class ExternalEpisode(Episode):
             raise Refused(400, "success: true or false", param="success")
         self._reported = Evaluation(float(number), number > 0 if success is None else success, {"reported": True})
 
-    def _read_last_line(self, end: AgentEnd) -> None:
-        if self._config.reward != "report" or self._reported is not None or end.status != 0:
-            return
+    def _read_last_line(self, line: str) -> None:
         try:
-            found = read_json(end.last_line)
+            found = read_json(line)
+            if isinstance(found, dict) and "reward" in found:
+                self.report(found)
         except JsonError:
             return
-        if isinstance(found, dict) and "reward" in found:
-            try:
-                self.report(found)
-            except Refused as refused:
-                raise EnvironmentFault(self._crash(None, f"reported what is no reward: {refused}")) from None
+        except Refused as refused:
+            raise EnvironmentFault(self._crash(None, f"reported what is no reward: {refused}")) from None
 
     async def _evaluate(self) -> Evaluation:
-        own = None if self._config.reward == "judge" else await self._own_evaluation()
+        """The environment's verdict or the agent's report, and the judge's, where ``agent.reward`` asks for them."""
+        own: Evaluation | None = None
+        if self._config.reward == "environment":
+            own = await super()._evaluate()
+        elif self._config.reward == "report":
+            if self._reported is None and self._outcome is Outcome.AGENT_END:
+                raise EnvironmentFault(self._crash(None, "left without a report, and agent.reward is report"))
+            own = self._reported or Evaluation(0.0, False, {"reported": False})
         if self._judge is None:
             assert own is not None, "checked with the configuration"
             return own
+        assert self._config.judge is not None
         seed = derived_seed(self._seed, "judge")
-        found = await self._judge.evaluation(self._agent.messages, own, seed=seed)
+        found = await judge_agent(self._config.judge, self._judge, self._agent.messages, own, seed=seed)
         self._asked["gateway/judge_score"] = found.details["judge"]["score"]
         if own is not None:
             self._asked["gateway/own_reward"] = own.reward
         return found
 
-    async def _own_evaluation(self) -> Evaluation:
-        """The environment's, or the agent's report."""
-        if self._config.reward == "environment":
-            return await super()._evaluate()
-        if self._reported is None:
-            if self._outcome is Outcome.AGENT_END:
-                raise EnvironmentFault(self._crash(None, "left without a report, and agent.reward is report"))
-            return Evaluation(0.0, False, {"reported": False})
-        return self._reported
-
 
 _SHOWN = ("role", "content", "tool_calls")
 
 
-class AgentJudge:
-    """Asks ``judge`` the question of ``config``."""
+async def judge_agent(
+    how: AgentJudgeConfig, judge: Judge, messages: Sequence[Json], before: Evaluation | None, *, seed: int
+) -> Evaluation:
+    """The verdict ``before`` with the judge's score in its reward; None: the judge's verdict is the only one.
 
-    def __init__(self, config: AgentJudgeConfig, judge: Judge) -> None:
-        self._config = config
-        self._judge = judge
-        scale: Any = (float, Field(ge=config.low, le=config.high, description=f"{config.low:g} to {config.high:g}."))
-        self._form: type[VerdictForm] = create_model("Score", __base__=VerdictForm, score=scale)
-
-    async def evaluation(self, messages: Sequence[Json], before: Evaluation | None, *, seed: int) -> Evaluation:
-        """The verdict ``before`` with the judge's score in its reward; None: the judge's verdict is the only one.
-
-        Raises :class:`JudgeFault` where there is no verdict that can be read.
-        """
-        chosen = self._config
-        material = {
-            "what the agent was told at the beginning": shortened(messages[0]["content"], chosen.max_characters),
-            "the conversation, a message a line": shortened(
-                "\n".join(_line(message) for message in messages[1:]), chosen.max_characters
-            ),
-        }
-        question = f"{chosen.question}\n\nGive a score from {chosen.low:g} to {chosen.high:g}."
-        verdict = (await self._judge.verdict(question, self._form, seed=seed, material=material)).model_dump()
-        score = float(verdict["score"])
-        details: Json = {"score": score, "reason": verdict["reason"], "weight": chosen.weight}
-        if before is None:
-            success = score >= (chosen.high if chosen.success_from is None else chosen.success_from)
-            return Evaluation(chosen.weight * score, success, {"judge": details})
-        details["beside"] = before.reward
-        return Evaluation(before.reward + chosen.weight * score, before.success, before.details | {"judge": details})
+    Raises :class:`JudgeFault` where there is no verdict that can be read.
+    """
+    scale: Any = (float, Field(ge=how.low, le=how.high, description=f"{how.low:g} to {how.high:g}."))
+    form: type[VerdictForm] = create_model("Score", __base__=VerdictForm, score=scale)
+    # A message as one line of JSON, so that no content can pass for a message of somebody else.
+    lines = (json.dumps({key: m[key] for key in _SHOWN if m.get(key)}, ensure_ascii=False) for m in messages[1:])
+    material = {
+        "what the agent was told at the beginning": shorten_text(messages[0]["content"], how.max_characters),
+        "the conversation, a message a line": shorten_text("\n".join(lines), how.max_characters),
+    }
+    question = f"{how.question}\n\nGive a score from {how.low:g} to {how.high:g}."
+    verdict = (await judge.verdict(question, form, seed=seed, material=material)).model_dump()
+    score = float(verdict["score"])
+    details: Json = {"score": score, "reason": verdict["reason"], "weight": how.weight}
+    if before is None:
+        success = score >= (how.high if how.success_from is None else how.success_from)
+        return Evaluation(how.weight * score, success, {"judge": details})
+    details["beside"] = before.reward
+    return Evaluation(before.reward + how.weight * score, before.success, before.details | {"judge": details})
 
 
-def agent_judge(config: ExperimentConfig, services: Services) -> AgentJudge | None:
-    """Who scores the episodes of the configuration's agent beside the domain; None: nobody does."""
-    if config.agent is None or config.agent.judge is None:
-        return None
-    if services.judge is None:
-        raise ConfigError("agent.judge asks the endpoint of judge.llm; add the section judge")
-    return AgentJudge(config.agent.judge, Judge(services.judge))
-
-
-def shortened(text: str, most: int) -> str:
+def shorten_text(text: str, most: int) -> str:
     """``text``, or its beginning and end with a note of how much was left out between them."""
     if len(text) <= most:
         return text
     left_out = len(text) - most
     return f"{text[: most // 2]}[… {left_out} characters are left out here …]{text[len(text) - (most - most // 2) :]}"
-
-
-def _line(message: Json) -> str:
-    """A message as one line of JSON, so that no content can pass for a message of somebody else."""
-    shown = {key: message[key] for key in _SHOWN if message.get(key)}
-    return json.dumps(shown, ensure_ascii=False)

@@ -27,7 +27,7 @@ from typing import Any, get_args
 from aiohttp import web
 
 from mua.config.schema import ExperimentConfig
-from mua.environment.protocol import Split, Task
+from mua.environment.protocol import Split
 from mua.environment.selection import Selection
 from mua.rollout.gateway.chat_calls import Refused, read_object
 from mua.rollout.gateway.launch import AgentTask
@@ -103,19 +103,15 @@ class SessionDesk:
         if not hmac.compare_digest(told.encode(), self._admin.encode()):
             raise Refused(401, f"the administrator's key stands in {ADDRESS_FILE}", "invalid_api_key")
 
-    def _wanted(self, asked: Json) -> Task:
-        if (name := asked.get("task")) is not None:
-            if name not in self._tasks:
-                raise Refused(404, f"there is no task {str(name)[:80]!r}", param="task")
-            return self._tasks[name]
-        split = asked.get("split", "train")
-        if split not in self._next:
-            raise Refused(404, f"split {str(split)[:40]!r} has no tasks", param="split")
-        return next(self._next[split])
-
     async def _begin(self, request: web.Request) -> web.Response:
         self._authorized(request)
-        task = self._wanted(read_object(await request.read() or b"{}"))
+        asked = read_object(await request.read() or b"{}")
+        name, split = asked.get("task"), asked.get("split", "train")
+        if name is not None and name not in self._tasks:
+            raise Refused(404, f"there is no task {str(name)[:80]!r}", param="task")
+        if name is None and split not in self._next:
+            raise Refused(404, f"split {str(split)[:40]!r} has no tasks", param="split")
+        task = next(self._next[split]) if name is None else self._tasks[name]
         visit = _Visit(asyncio.get_running_loop().create_future())
         _visit.set(visit)
         visit.episode = asyncio.create_task(

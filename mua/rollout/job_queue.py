@@ -11,9 +11,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from time import monotonic, time
+from time import monotonic
 from typing import Any
 
 import sqlalchemy as sa
@@ -80,18 +81,25 @@ class JobQueue:
 
     async def __aenter__(self) -> JobQueue:
         await self._exchange()  # samplers find the run from now on
-        self._exchanging = asyncio.create_task(self._go_on(), name="board")
+        self._exchanging = asyncio.create_task(self._go_on(), name="job queue")
         return self
 
     async def __aexit__(self, *_: object) -> None:
         """Nothing is offered any more, and the engines are nobody's."""
+
+        def leave(connection: Connection) -> None:
+            for order in self._orders:
+                order(connection)
+            of_run = engines.c.run_id == self._recorder.run_id
+            values = {"state": "gone", "details": None, "running": 0, "waiting": 0}
+            connection.execute(sa.update(engines).where(of_run).values(values))
+
         self._closing = True
         self._wake.set()
         if self._exchanging is not None:
             await self._exchanging
-        self._orders.append(self._gone)
         try:
-            await asyncio.to_thread(self._store.patiently, self._apply([*self._orders]), _PRESENCE_SECONDS)
+            await asyncio.to_thread(self._store.patiently, leave, _PRESENCE_SECONDS)
         except MuaError as error:
             log.warning("samplers were not told that the run has ended: %s", error)
 
@@ -120,8 +128,18 @@ class JobQueue:
                 del self._offered[ordinal]
         for sample, name in names.items():
             self._recorder.learned(ordinal, sample, int(name.rpartition("/")[2]))
-        trajectories = await asyncio.to_thread(self._read, [names[sample] for sample in range(size)])
-        return Group(ordinal, task.id, trajectories)
+
+        def read(connection: Connection) -> list[Trajectory]:
+            return list(read_trajectories(connection, [names[sample] for sample in range(size)]))
+
+        def from_store() -> list[Trajectory]:
+            try:
+                with self._store.read() as connection:
+                    return read(connection)
+            except StoreUnreachable:
+                return self._store.patiently(read, self._outage, stop=lambda: self._closing)
+
+        return Group(ordinal, task.id, await asyncio.to_thread(from_store))
 
     def metrics(self) -> dict[str, float]:
         """``rollout/samplers/alive``: processes that roll out, the trainer's own among them."""
@@ -129,11 +147,9 @@ class JobQueue:
 
     def own_sampler_ended(self, work: asyncio.Task[str]) -> None:
         """The trainer's own sampler has ended; with an error, so do the groups under way."""
-        if work.cancelled() or (error := work.exception()) is None:
-            return
-        self._fail(
-            error if isinstance(error, MuaError) else EngineError(f"the trainer's sampler: {error!r}", passing=False)
-        )
+        if not work.cancelled() and (error := work.exception()) is not None:
+            fault = EngineError(f"the trainer's sampler: {error!r}", passing=False)
+            self._fail(error if isinstance(error, MuaError) else fault)
 
     # ---- inside
 
@@ -152,7 +168,13 @@ class JobQueue:
             self._wake.clear()
             try:
                 await self._exchange()
-                self._check_samplers()
+                if self.alive or not self._offered:
+                    self._last_alive = monotonic()
+                elif monotonic() - self._last_alive > self._config.start_seconds:
+                    raise EngineError(
+                        f"no sampler has been alive for samplers.start_seconds = {self._config.start_seconds:g}; start "
+                        f"mua sample {self._store.name}, or set samplers.inside to true"
+                    )
             except MuaError as error:
                 self._fail(error)
                 return
@@ -194,63 +216,28 @@ class JobQueue:
         """In a thread: do the orders, tell who is there, see what has ended."""
         run, found = self._recorder.run_id, dict[tuple[int, int], str]()
 
-        def look(connection: Connection) -> None:
+        def look(connection: Connection) -> list[int]:
+            """The groups whose episodes have all ended."""
             nonlocal found
             found = ended_episodes(connection, run, wanted)
+            ended = Counter(ordinal for ordinal, _ in found)
+            return [ordinal for ordinal, size in wanted.items() if ended[ordinal] == size]
 
         def write(connection: Connection) -> None:
-            self._apply(orders)(connection)
+            for order in orders:
+                order(connection)
             if present is not None:
                 now = database_clock(connection)
                 rows = [row | {"run_id": run, "seen_at": now} for row in present]
                 execute(connection, [Insert(engines, rows, "replace")])
                 self.alive = live_samplers(connection, run, self._config.lease_seconds)
-            look(connection)
-            counts: dict[int, int] = {}
-            for ordinal, _ in found:
-                counts[ordinal] = counts.get(ordinal, 0) + 1
-            complete_groups(connection, run, [o for o, size in wanted.items() if counts.get(o, 0) == size])
+            complete_groups(connection, run, look(connection))
 
-        if not orders and present is None and not wanted:
-            return found
         if not orders and present is None:  # as long as nothing is to be written: reading takes no lock
+            if not wanted:
+                return found
             with contextlib.suppress(StoreUnreachable), self._store.read() as connection:
-                look(connection)
-                counts = [ordinal for ordinal, _ in found]
-                if not any(counts.count(ordinal) == size for ordinal, size in wanted.items()):
+                if not look(connection):
                     return found
         self._store.patiently(write, self._outage, stop=lambda: self._closing)
         return found
-
-    @staticmethod
-    def _apply(orders: Sequence[Callable[[Connection], None]]) -> Callable[[Connection], None]:
-        def apply(connection: Connection) -> None:
-            for order in orders:
-                order(connection)
-
-        return apply
-
-    def _check_samplers(self) -> None:
-        if self.alive or not self._offered:
-            self._last_alive = monotonic()
-        elif monotonic() - self._last_alive > self._config.start_seconds:
-            raise EngineError(
-                f"no sampler has been alive for samplers.start_seconds = {self._config.start_seconds:g}; start "
-                f"mua sample {self._store.name}, or set samplers.inside to true"
-            )
-
-    def _gone(self, connection: Connection) -> None:
-        of_run = engines.c.run_id == self._recorder.run_id
-        values = {"state": "gone", "details": None, "running": 0, "waiting": 0}
-        connection.execute(sa.update(engines).where(of_run).values(values))
-
-    def _read(self, names: Sequence[str]) -> list[Trajectory]:
-        began = time()
-        while True:
-            try:
-                with self._store.read() as connection:
-                    return list(read_trajectories(connection, names))
-            except MuaError as error:
-                if not error.passing or time() - began > self._outage:
-                    raise
-            self._store.patiently(lambda connection: None, self._outage, stop=lambda: self._closing)

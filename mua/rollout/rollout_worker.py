@@ -25,12 +25,12 @@ import os
 import socket
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from importlib.metadata import entry_points
 from pathlib import Path
-from time import monotonic, sleep
-from typing import Any, Literal, Protocol
+from time import monotonic
+from typing import Any, Literal, TypeVar
 from uuid import uuid4
 
 import yaml
@@ -40,15 +40,14 @@ from sqlalchemy.engine import Connection
 import mua
 from mua.config.load import dump_config, load_config
 from mua.config.schema import ExperimentConfig
-from mua.config.section import Section
-from mua.engine.router_client import CONTRACT, RouterClient, RouterLost
+from mua.engine.router_client import CONTRACT, OwnRoom, RouterClient, RouterLost
 from mua.environment.endpoint.services import Services
 from mua.environment.protocol import Task
 from mua.environment.registry import ENTRY_POINT_GROUP
 from mua.environment.selection import Selection
 from mua.rollout.runner import EpisodeRunner
 from mua.store.database import Store
-from mua.store.faults import NoStore, StoreError, StoreUnreachable
+from mua.store.faults import NoStore, StoreError
 from mua.store.leases import EpisodeLease, LeasedRecorder, claim, give_back, renew, tell_sampler
 from mua.store.starts import RunningPart, find_part, state_of_run
 from mua.store.writer import Writer
@@ -60,6 +59,7 @@ from mua.utils.hooks import check_hooks, hook_sources
 from mua.utils.masking import mask_credentials
 from mua.utils.source_state import ROOT, code_digest, git_state, installed_version
 
+Found = TypeVar("Found")
 log = logging.getLogger(__name__)
 _LOOK_SECONDS = 1.0
 _BUSY = 4.0
@@ -75,7 +75,7 @@ OF_EPISODES = ("trainer.deterministic", "engine.deterministic", "engine.routed_e
 """Those below them that do."""
 
 
-def sample(
+async def sample(
     url: str,
     leave: Callable[[], bool],
     *,
@@ -99,121 +99,81 @@ def sample(
         StoreError: there is no store, or nothing goes on there.
         Preempted: ``leave`` was true; what was under way has ended or is others'.
     """
-    with _opened(url, leave, wait_seconds) as store:
-        asyncio.run(_sample(store, leave, run, config, overrides, wait_seconds))
 
-
-def _opened(url: str, leave: Callable[[], bool], wait_seconds: float) -> Store:
-    """The store, which the trainer may be about to make."""
-    began, told = monotonic(), False
-    while True:
-        try:
-            return Store.open(url, create=False, migrate=False)
-        except (NoStore, StoreUnreachable) as error:
-            if monotonic() - began > wait_seconds:
-                raise
-            if not told:
-                log.warning("%s; waiting up to %.0f s for a run that makes it", error, wait_seconds)
+    async def wait_for(look: Callable[[], Found]) -> Found:
+        """What ``look`` gives; faults that may pass by themselves are waited out."""
+        began, told = monotonic(), False
+        while True:
+            try:
+                return await asyncio.to_thread(look)
+            except StoreError as error:
+                if not (error.passing or isinstance(error, NoStore)) or monotonic() - began > wait_seconds:
+                    raise
+                if not told:
+                    log.warning("%s; waiting up to %.0f s", error, wait_seconds)
                 told = True
-        if leave():
-            raise Preempted("asked to leave by a signal before there was anything to do")
-        sleep(_LOOK_SECONDS)
+            if leave():
+                raise Preempted("asked to leave by a signal before there was anything to do")
+            await asyncio.sleep(_LOOK_SECONDS)
 
-
-async def _sample(
-    store: Store, leave: Callable[[], bool], run: str | None, config: Path | None, overrides: Sequence[str],
-    wait_seconds: float,
-) -> None:  # fmt: skip
-    while (part := await _found(store, run, leave, wait_seconds)) is not None:
-        run = part.run_id
-        loaded = configuration_of(part, config, overrides)
-        log.info("sampling for run %s, start %d, through %s", part.run_id, part.part, part.url)
-        why = await _serve(store, loaded, part, leave)
-        if not why:
-            raise Preempted("asked to leave by a signal; its episodes have ended or are others' now")
-        log.info("%s", why)
-        if why == ROUTER_GONE:
-            await _until_silent(store, part, loaded.samplers.lease_seconds)
-    log.info("run %s has ended", run)
-
-
-async def _found(store: Store, run: str | None, leave: Callable[[], bool], wait_seconds: float) -> RunningPart | None:
-    """The start of a run to work for; None when the run is done."""
-    began, told = monotonic(), False
-
-    def look() -> tuple[RunningPart | None, str]:
+    def find() -> RunningPart | None:
+        """The start of a run to work for; None when the run is done."""
         with store.read() as connection:
-            return find_part(connection, run), "" if run is None else state_of_run(connection, run)
-
-    while True:
-        try:
-            part, state = await asyncio.to_thread(look)
-        except StoreError as error:
-            if not error.passing or monotonic() - began > wait_seconds:
-                raise
-            part, state = None, str(error)
-        if part is not None or state == "done":
-            return part
-        if leave():
-            raise Preempted("asked to leave by a signal before there was anything to do")
-        if monotonic() - began > wait_seconds:
-            what = f"run {run} is {state}" if run else "no run that takes samplers goes on"
+            part, state = find_part(connection, run), "" if run is None else state_of_run(connection, run)
+        if part is None and state != "done":
             raise StoreError(
-                f"store {store.name}: {what}, and nothing has changed for {wait_seconds:g} s (--wait); start mua train "
-                "with samplers.enabled: true and this store",
+                f"store {store.name}: {f'run {run} is {state}' if run else 'no run that takes samplers goes on'}; "
+                "start mua train with samplers.enabled: true and this store",
                 passing=True,
             )
-        if not told:
-            log.info("waiting for a run at store %s", store.name)
-            told = True
-        await asyncio.sleep(_LOOK_SECONDS)
+        return part
+
+    with await wait_for(lambda: Store.open(url, create=False, migrate=False)) as store:
+        while (part := await wait_for(find)) is not None:
+            run = part.run_id
+            loaded = configuration_of(part, config, overrides)
+            log.info("sampling for run %s, start %d, through %s", part.run_id, part.part, part.url)
+            why = await _serve(store, loaded, part, leave)
+            if not why:
+                raise Preempted("asked to leave by a signal; its episodes have ended or are others' now")
+            log.info("%s", why)
+            if why == ROUTER_GONE:
+                await _until_silent(store, part, loaded.samplers.lease_seconds)
+        log.info("run %s has ended", run)
 
 
 async def _serve(store: Store, config: ExperimentConfig, part: RunningPart, leave: Callable[[], bool]) -> str:
     """Sample for one start of the run; why it is over, or nothing when it was asked to leave."""
     services = Services.from_config(config.user, config.judge)
     selection = Selection.from_config(config.environment, services)
-    family = load_family_of(config.model)
     silence = config.samplers.lease_seconds
-    async with RouterClient(part.url, part.key, "", silence) as engines:
-        runner = EpisodeRunner(config, selection, family, engines, services, pauses=engines.pauses)
+    async with RouterClient(part.url, part.key, "", silence) as engines, watch_run(store, part, silence) as over:
+        runner = EpisodeRunner(
+            config, selection, load_family_of(config.model), engines, services, pauses=engines.pauses
+        )
         await runner.start()
         try:
             sampler = RolloutWorker(
-                config,
-                store,
-                runner,
-                tasks_of(selection),
-                engines,
-                run=part.run_id,
-                part=part.part,
-                kind="sampler",
+                config, store, runner, tasks_of(selection), engines, run=part.run_id, part=part.part, kind="sampler"
             )
             engines.name = sampler.name
-            watching = asyncio.create_task(_until_over(store, part, silence), name="watch of the run")
-            try:
-                return await sampler.work(partial(_over, watching, engines), leave)
-            finally:
-                watching.cancel()
-                await asyncio.gather(watching, return_exceptions=True)
+            return await sampler.work(
+                lambda: over.result() if over.done() else ROUTER_GONE if engines.lost else None, leave
+            )
         finally:
             await runner.close()
             await services.close()
 
 
-def _over(watching: asyncio.Task[str], engines: RouterClient) -> str | None:
-    """Why there is nothing more to do, if so."""
-    if watching.done():
-        return watching.result()
-    return ROUTER_GONE if engines.lost else None
-
-
 async def _until_silent(store: Store, part: RunningPart, silence: float) -> None:
     """The trainer whose router is gone is silent in the store, too, before long, or answers again: it was busy. Raises
     :class:`RouterLost` where it does neither: this sampler alone does not reach it."""
-    over = asyncio.create_task(_until_over(store, part, silence), name="watch of the run")
     try:
-        async with RouterClient(part.url, part.key, "", silence) as engines, asyncio.timeout(_BUSY * silence):
+        async with (
+            watch_run(store, part, silence) as over,
+            RouterClient(part.url, part.key, "", silence) as engines,
+            asyncio.timeout(_BUSY * silence),
+        ):
             while not over.done() and not await engines.answers():
                 await asyncio.sleep(_LOOK_SECONDS)
             if over.done():
@@ -223,28 +183,33 @@ async def _until_silent(store: Store, part: RunningPart, silence: float) -> None
             f"run {part.run_id} goes on, but its engines' router at {part.url} does not answer this machine; set "
             "samplers.address of the run to an address of the trainer's machine that this one reaches"
         ) from None
-    finally:
-        over.cancel()
-        await asyncio.gather(over, return_exceptions=True)
 
 
-async def _until_over(store: Store, part: RunningPart, silence: float) -> str:
-    """Wait until that start of the run is over."""
+@asynccontextmanager
+async def watch_run(store: Store, part: RunningPart, silence: float) -> AsyncIterator[asyncio.Task[str]]:
+    """A block with a task that ends when this start of the run is over, and says so."""
 
-    def look() -> RunningPart | None:
-        with store.read() as connection:
-            return find_part(connection, part.run_id, silence)
-
-    while True:
-        await asyncio.sleep(_LOOK_SECONDS)
+    def goes_on() -> bool:
         try:
-            found = await asyncio.to_thread(look)
+            with store.read() as connection:
+                found = find_part(connection, part.run_id, silence)
         except StoreError as error:
             if not error.passing:
                 raise
-            continue  # the sampler's own requests wait for it
-        if found is None or found.part != part.part:
-            return f"start {part.part} of run {part.run_id} is over"
+            return True  # the sampler's own requests wait for it
+        return found is not None and found.part == part.part
+
+    async def watch() -> str:
+        while await asyncio.to_thread(goes_on):
+            await asyncio.sleep(_LOOK_SECONDS)
+        return f"start {part.part} of run {part.run_id} is over"
+
+    watching = asyncio.create_task(watch(), name="watch of the run")
+    try:
+        yield watching
+    finally:
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
 
 
 def tasks_of(selection: Selection) -> dict[tuple[str, str], Task]:
@@ -289,58 +254,40 @@ def configuration_of(part: RunningPart, file: Path | None, overrides: Sequence[s
 
 def episode_differences(of_run: Json, ours: Json) -> Iterator[str]:
     """Keys that decide what an episode is and are not the same in two configurations as ``dump_config`` writes them."""
-    sides = [dict(_flat(config, ())) for config in (of_run, ours)]
+    sides = [dict(flatten(config)) for config in (of_run, ours)]
     for key in dict.fromkeys([*sides[0], *sides[1]]):
         free = any(key == own or key.startswith(f"{own}.") for own in OF_THE_TRAINER)
         if sides[0].get(key) != sides[1].get(key) and (not free or key in OF_EPISODES):
             yield key
 
 
-def _flat(value: Any, key: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
-    if isinstance(value, Mapping) and value:
-        for name, item in value.items():
-            yield from _flat(item, (*key, str(name)))
-    else:
-        yield ".".join(key), value
-
-
 def secrets_of(config: ExperimentConfig) -> list[str]:
     """Keys of the configuration that hold a secret, but for the store's URL, which samplers are given."""
-    return [key for key in _secrets(config, ()) if key != "store.url"]
+    return [
+        key
+        for key, value in flatten(config.model_dump())
+        if key != "store.url"
+        and (
+            value.get_secret_value() not in ("", "none")
+            if isinstance(value, SecretStr)
+            else isinstance(value, str) and mask_credentials(value) != value
+        )
+    ]
 
 
-def _secrets(value: Any, key: tuple[str, ...]) -> Iterator[str]:
-    if isinstance(value, SecretStr):
-        if value.get_secret_value() not in ("", "none"):
-            yield ".".join(key)
-    elif isinstance(value, str):
-        if mask_credentials(value) != value:
-            yield ".".join(key)
-    elif isinstance(value, Section):
-        for name in type(value).model_fields:
-            yield from _secrets(getattr(value, name), (*key, name))
-    elif isinstance(value, Mapping):
-        for name, item in value.items():
-            yield from _secrets(item, (*key, str(name)))
-    elif isinstance(value, list | tuple):
-        for place, item in enumerate(value):
-            yield from _secrets(item, (*key, str(place)))
+def flatten(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
+    """The leaves of a configuration by their keys; an empty mapping or list is one."""
+    items = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list | tuple) else ()
+    if not items or not value:
+        yield key, value
+    for name, item in items:
+        yield from flatten(item, f"{key}.{name}" if key else str(name))
 
 
 LATELY_SECONDS = 5.0
 """How long who has found something looks for more of it the more often."""
 _WRITE_SECONDS = 0.02
 """Results are gathered so long: the trainer may wait for the last of a group."""
-
-
-class EngineRoom(Protocol):
-    """How much the engines can take, over all samplers."""
-
-    async def room(self) -> int:
-        """How many episodes this sampler may start now."""
-
-    async def started(self, count: int) -> None:
-        """It has started so many."""
 
 
 class RolloutWorker:
@@ -352,13 +299,14 @@ class RolloutWorker:
         store: Store,
         runner: EpisodeRunner,
         tasks: Mapping[tuple[str, str], Task],
-        engines: EngineRoom,
+        engines: RouterClient | OwnRoom,
         *,
         run: str,
         part: int,
         kind: str,
     ) -> None:
-        """``tasks`` are training's by domain and id; ``engines`` say how many episodes they can take."""
+        """``tasks`` are training's by domain and id; ``engines`` say how many episodes they can take over all samplers,
+        and how many of these this one may start now."""
         self._config, self._store, self._runner, self._tasks, self._engines = config, store, runner, tasks, engines
         self._run_id, self._part = run, part
         self.name = f"{kind}-{socket.gethostname()}-{os.getpid()}-{uuid4().hex[:8]}"
@@ -374,72 +322,55 @@ class RolloutWorker:
         )
         self.recorder = LeasedRecorder(writer, run, part, self.name)
 
-    @property
-    def playing(self) -> int:
-        """Episodes under way."""
-        return len(self._playing)
-
     async def work(self, ended: Callable[[], str | None], leaving: Callable[[], bool] = lambda: False) -> str:
-        """EpisodeLease and play until ``ended`` says why there is nothing more to do; it is given back.
+        """Lease episodes and play them until ``ended`` says why there is nothing more to do; it is given back.
 
         When ``leaving`` is true nothing more is leased, and the reason is an empty text once what is under way has
         ended, or ``samplers.leave_seconds`` are over; the rest is given back to others. Raises
         :class:`MuaError` when the store stays away.
         """
         beat = asyncio.create_task(self._heartbeats(), name=f"heartbeats of {self.name}")
+        chosen, leave_by, found_at = self._config.samplers, None, monotonic()
         try:
-            return await self._work(ended, leaving, beat)
+            while (why := ended()) is None:
+                if beat.done():
+                    beat.result()
+                if self._failure is not None:
+                    raise self._failure
+                if leaving():
+                    leave_by = leave_by or monotonic() + chosen.leave_seconds
+                    if not self._playing or monotonic() > leave_by:
+                        return ""
+                elif (free := self._config.rollout.concurrency - len(self._playing)) > 0:
+                    wanted = min(free, await self._engines.room())
+                    if wanted > 0 and (started := await self._start(wanted)):
+                        found_at = monotonic()
+                        await self._engines.started(started)
+                pause = chosen.poll_seconds / (4 if monotonic() - found_at < LATELY_SECONDS else 1)
+                if self._playing:
+                    await asyncio.wait(self._playing, timeout=pause, return_when=asyncio.FIRST_COMPLETED)
+                else:
+                    await asyncio.sleep(pause)
+            return why
         finally:
             beat.cancel()
             await asyncio.gather(beat, return_exceptions=True)
             await self._give_up(list(self._playing))
-            await self._leave()
+            with contextlib.suppress(MuaError):  # leases run out by themselves
+                await asyncio.to_thread(self._leave)
 
-    async def _work(
-        self, ended: Callable[[], str | None], leaving: Callable[[], bool], beat: asyncio.Task[None]
-    ) -> str:
-        chosen, leave_by, found_at = self._config.samplers, None, monotonic()
-        while (why := ended()) is None:
-            if beat.done():
-                beat.result()
-            if self._failure is not None:
-                raise self._failure
-            if leaving():
-                leave_by = leave_by or monotonic() + chosen.leave_seconds
-                if not self._playing or monotonic() > leave_by:
-                    return ""
-            elif (free := self._config.rollout.concurrency - self.playing) > 0:
-                wanted = min(free, await self._engines.room())
-                if wanted > 0 and (found := await self._claim(wanted)):
-                    self._start(found)
-                    found_at = monotonic()
-                    await self._engines.started(len(found))
-            lately = monotonic() - found_at < LATELY_SECONDS
-            await self._pause(chosen.poll_seconds / 4 if lately else chosen.poll_seconds)
-        return why
-
-    def _start(self, leases: list[EpisodeLease]) -> None:
-        for lease in leases:
+    async def _start(self, count: int) -> int:
+        """Lease up to ``count`` episodes and begin to play them; how many there were."""
+        tries, seconds = self._config.rollout.max_retries + 1, self._config.samplers.lease_seconds
+        found: list[EpisodeLease] = await self._patiently(
+            lambda connection: claim(connection, self._run_id, self._part, self.name, count, seconds, tries)
+        )
+        self.recorder.took(found)
+        for lease in found:
             task = asyncio.create_task(self._play(lease), name=f"episode {lease.ordinal}/{lease.sample}")
             self._playing[task] = lease
             task.add_done_callback(self._ended)
-
-    async def _pause(self, seconds: float) -> None:
-        """Until an episode ends, and so long at most."""
-        if self._playing:
-            await asyncio.wait(self._playing, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-        else:
-            await asyncio.sleep(seconds)
-
-    async def _claim(self, count: int) -> list[EpisodeLease]:
-        tries, seconds = self._config.rollout.max_retries + 1, self._config.samplers.lease_seconds
-
-        def take(connection: Connection) -> list[EpisodeLease]:
-            return claim(connection, self._run_id, self._part, self.name, count, seconds, tries)
-
-        found = await self._patiently(take)
-        self.recorder.took(found)
-        return found
+        return len(found)
 
     async def _play(self, lease: EpisodeLease) -> None:
         task = self._tasks.get((lease.domain, lease.task_id))
@@ -455,18 +386,21 @@ class RolloutWorker:
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         lease = self._playing.pop(task)
-        if task.cancelled():
+        error = None if task.cancelled() else task.exception()
+        if task.cancelled() or error is not None:
             self.recorder.lost(lease)
-        elif (error := task.exception()) is not None:
-            self.recorder.lost(lease)
-            self._failure = self._failure or error
+        self._failure = self._failure or error
 
     async def _heartbeats(self) -> None:
         """Renew the leases; give up the episodes of those that are lost."""
+
+        def renewed(connection: Connection) -> set[str]:
+            tell_sampler(connection, self._row("running"))
+            return renew(connection, held, self._config.samplers.lease_seconds)
+
         while True:
             held = self.recorder.held()
-            kept = await self._patiently(partial(self._renewed, held))
-            lost = {lease.token for lease in held} - kept
+            lost = {lease.token for lease in held} - await self._patiently(renewed)
             gone = [task for task, lease in self._playing.items() if lease.token in lost]
             if gone:
                 log.info("%d episodes are no longer ours: their groups were cancelled, or others have them", len(gone))
@@ -476,14 +410,10 @@ class RolloutWorker:
                     self.recorder.lost(lease)
             await asyncio.sleep(self._config.samplers.heartbeat_seconds)
 
-    def _renewed(self, held: list[EpisodeLease], connection: Connection) -> set[str]:
-        tell_sampler(connection, self._row("running"))
-        return renew(connection, held, self._config.samplers.lease_seconds)
-
     def _row(self, state: str) -> Json:
         return {
             "id": self.name, "run_id": self._run_id, "host": socket.gethostname(), "pid": os.getpid(), "state": state,
-            "running": self.playing, "started_at": self._began,
+            "running": len(self._playing), "started_at": self._began,
             "details": {"part": self._part, "delivered": self.recorder.delivered, "refused": self.recorder.refused},
         }  # fmt: skip
 
@@ -492,19 +422,15 @@ class RolloutWorker:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _leave(self) -> None:
-        """Everything is written, and what was not ended is others' at once."""
+    def _leave(self) -> None:
+        """In a thread: everything is written, and what was not ended is others' at once."""
 
         def free(connection: Connection) -> None:
             give_back(connection, self.recorder.held())
             tell_sampler(connection, self._row("left"))
 
-        def write() -> None:
-            self.recorder.writer.close()
-            self._store.patiently(free, self._config.store.flush_seconds)
-
-        with contextlib.suppress(MuaError):  # leases run out by themselves
-            await asyncio.to_thread(write)
+        self.recorder.writer.close()
+        self._store.patiently(free, self._config.store.flush_seconds)
 
     async def _patiently(self, function: Callable[[Connection], Any]) -> Any:
         return await asyncio.to_thread(self._store.patiently, function, self._config.store.outage_seconds)
@@ -517,8 +443,11 @@ _PACKAGES = ("transformers", "tokenizers", "jinja2", "jsonschema-rs", "rapidfuzz
 def made_with(config: ExperimentConfig) -> Json:
     """What this process would roll out episodes of ``config`` with: ``mua``, ``contract``, ``code`` (a digest),
     ``commit`` (for people; None outside a repository), versions of ``packages``, and digests of ``hooks`` by path."""
-    git = git_state(ROOT)
-    packages = {name: installed_version(name) for name in _PACKAGES} | _of_others(set(config.environment.shares))
+    git, domains = git_state(ROOT), set(config.environment.shares)
+    # Other projects' packages that bring these domains.
+    bring = [point.dist for point in entry_points(group=ENTRY_POINT_GROUP) if point.name in domains]
+    packages = {name: installed_version(name) for name in _PACKAGES}
+    packages |= {dist.name: dist.version for dist in bring if dist is not None}
     return {
         "mua": mua.__version__,
         "contract": CONTRACT,
@@ -532,21 +461,27 @@ def made_with(config: ExperimentConfig) -> Json:
 def check_contract(run: str, theirs: Json) -> None:
     """Raise :class:`ConfigError` where the trainer, which said ``theirs``, is of another version or contract."""
     ours = {"mua": mua.__version__, "contract": CONTRACT}
-    if not theirs:
+    if any(theirs.get(key) != ours[key] for key in ours):
+        sides = [f"mua {side.get('mua')} (sampler contract {side.get('contract')})" for side in (theirs, ours)]
         raise ConfigError(
-            f"run {run}: its trainer's mua does not say its version, and this sampler is {_named(ours)}; install the "
-            "same mua on both sides, then start the trainer again"
-        )
-    if any(theirs.get(key) != ours[key] for key in ("mua", "contract")):
-        raise ConfigError(
-            f"run {run}: its trainer is {_named(theirs)}, this sampler {_named(ours)}; install the trainer's mua here, "
-            "or start the trainer again with this one"
+            f"run {run}: its trainer is {sides[0]}, this sampler {sides[1]}; install the trainer's mua here, or start "
+            "the trainer again with this one"
         )
 
 
 def check_code(run: str, theirs: Json, ours: Json, other_code: Literal["refuse", "warn"]) -> None:
     """Compare the code of both sides. Raises :class:`ConfigError` where it differs and ``other_code`` is refuse."""
-    different = _differences(theirs, ours)
+    different = []
+    if theirs.get("code") != ours["code"]:
+        sides = [f"{side.get('code')} (commit {side.get('commit')})" for side in (theirs, ours)]
+        different.append(f"sources of mua and its environments: the trainer's {sides[0]}, here {sides[1]}")
+    things: tuple[dict[str, Any], dict[str, Any]] = (
+        (theirs.get("packages") or {}) | (theirs.get("hooks") or {}),
+        ours["packages"] | ours["hooks"],
+    )
+    for name in dict.fromkeys([*things[0], *things[1]]):
+        if things[0].get(name) != things[1].get(name):
+            different.append(f"{name}: the trainer's {things[0].get(name)}, here {things[1].get(name)}")
     if not different:
         return
     told = f"run {run}: this sampler would roll out with other code than its trainer: {'; '.join(different)}"
@@ -555,30 +490,3 @@ def check_code(run: str, theirs: Json, ours: Json, other_code: Literal["refuse",
             f"{told}; bring both to the same, or set samplers.other_code=warn where that changes nothing of episodes"
         )
     log.warning("%s (samplers.other_code: warn)", told)
-
-
-def _differences(theirs: Json, ours: Json) -> list[str]:
-    found = []
-    if theirs.get("code") != ours["code"]:
-        sides = [f"{side.get('code')}{f' (commit {side["commit"]})' if side.get('commit') else ''}" for side in
-                 (theirs, ours)]  # fmt: skip
-        found.append(f"sources of mua and its environments: the trainer's {sides[0]}, here {sides[1]}")
-    things: tuple[dict[str, Any], dict[str, Any]] = (
-        (theirs.get("packages") or {}) | (theirs.get("hooks") or {}),
-        ours["packages"] | ours["hooks"],
-    )
-    for name in dict.fromkeys([*things[0], *things[1]]):
-        sides = [str(side.get(name) or "none") for side in things]
-        if sides[0] != sides[1]:
-            found.append(f"{name}: the trainer's {sides[0]}, here {sides[1]}")
-    return found
-
-
-def _named(side: Json) -> str:
-    return f"mua {side.get('mua')} (sampler contract {side.get('contract')})"
-
-
-def _of_others(domains: set[str]) -> dict[str, str | None]:
-    """The versions of other projects' packages that bring these domains."""
-    found = [point.dist for point in entry_points(group=ENTRY_POINT_GROUP) if point.name in domains]
-    return {dist.name: dist.version for dist in found if dist is not None}

@@ -50,8 +50,16 @@ from mua.rollout.curriculum import TaskStream
 from mua.rollout.interactive import SessionDesk
 from mua.rollout.job_queue import JobQueue
 from mua.rollout.rollout_worker import RolloutWorker, episode_differences, made_with, secrets_of, tasks_of
-from mua.rollout.runner import EpisodeRunner, Placed, evaluation_places
-from mua.rollout.scheduler import GroupScheduler, Position, RolloutBatch, StepDemand, sampled_tokens
+from mua.rollout.runner import (
+    EpisodeRunner,
+    GroupScheduler,
+    Placed,
+    Position,
+    RolloutBatch,
+    StepDemand,
+    evaluation_places,
+    sampled_tokens,
+)
 from mua.rollout.teacher import Teacher
 from mua.store.faults import StoreError
 from mua.store.recorder import NotedRequest, Recorder
@@ -132,11 +140,16 @@ class RolloutService:
     # ---- life
 
     def __enter__(self) -> Self:
+        async def begin() -> None:
+            if self._distillation is not None:
+                self._teacher = Teacher(self._distillation, self.family.codec)
+                await self._teacher.meet()
+            await self._start_runner()  # before the engines, which take longer to start
+            await self._pool.start(self._config.model.path)
+
         self._thread.start()
         try:
-            self._call(self._meet_teacher(), self._interrupt)
-            self._call(self._start_runner(), self._interrupt)  # before the engines, which take longer to start
-            self._call(self._pool.start(self._config.model.path), self._interrupt)
+            self._call(begin(), self._interrupt)
         except BaseException:
             self.close()
             raise
@@ -152,11 +165,9 @@ class RolloutService:
         if self._scheduler is not None:
             self._call(self._scheduler.stop())
         self._call(self._offering.aclose())
-        if self._runner is not None:
-            self._call(self._runner.close())
-        if self._teacher is not None:
-            self._call(self._teacher.close())
-        self._call(self._services.close())
+        for ended in (self._runner, self._teacher, self._services):
+            if ended is not None:
+                self._call(ended.close())
         self._call(self._pool.stop(finished=finished))
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
@@ -171,7 +182,7 @@ class RolloutService:
         every step took ``groups_per_step`` groups.
         """
         algorithm, trainer = self._config.algorithm, self._config.trainer
-        refill, temperature = algorithm.refill, self._config.rollout.temperature
+        refill = algorithm.refill
         stream = TaskStream(self.selection.shared_tasks("train"), self._config.seed, algorithm.curriculum)
         start = Position(step * algorithm.groups_per_step)
         if position is not None:
@@ -182,25 +193,7 @@ class RolloutService:
             self._call(self._offer(), self._interrupt)
 
         def roll_out(ordinal: int) -> Coroutine[Any, Any, Group]:
-            task = stream.task(ordinal)
-            if (kept := self._kept.pop(ordinal, None)) is not None and (kept.domain, kept.task_id) == (
-                task.domain, task.id,
-            ):  # fmt: skip
-                return self._took_over(task, kept, lambda: rolled_out(task, ordinal))
-            return rolled_out(task, ordinal)
-
-        def rolled_out(task: Task, ordinal: int) -> Coroutine[Any, Any, Group]:
-            if self._job_queue is not None:
-                return self._taught(
-                    self._job_queue.group(
-                        task, ordinal, algorithm.group_size, self._version, lambda: self._on_episode()
-                    )
-                )
-            episodes = self._episodes.group(
-                task, ordinal, algorithm.group_size, temperature=temperature,
-                on_episode=lambda: self._on_episode(),
-            )  # fmt: skip
-            return self._recorded(task, ordinal, self._taught(episodes))
+            return self._roll_out(stream.task(ordinal), ordinal, self._kept.pop(ordinal, None))
 
         demand = StepDemand(
             algorithm.groups_per_step,
@@ -225,8 +218,19 @@ class RolloutService:
 
         Raises :class:`EngineError` when an engine has used up its restarts.
         """
+        scheduler, stream = self._scheduler, self._stream
+        assert scheduler is not None and stream is not None, "schedule() comes first"  # noqa: PT018
+
+        async def take() -> RolloutBatch:
+            batch = await scheduler.take()
+            stream.observe(batch.groups)
+            self.position = batch.position.to_json() | {"curriculum": stream.state()}
+            chosen = refill_metrics(batch, self._config.algorithm) if self._config.algorithm.refill.on else {}
+            self._of_step = chosen | stream.metrics()
+            return batch
+
         self._on_episode = on_episode or (lambda: None)
-        return self._attend(self._take())
+        return self._attend(take())
 
     def release(self) -> None:
         """The weights trained on the groups taken last are in the engines: let new groups start."""
@@ -336,16 +340,6 @@ class RolloutService:
         assert self._runner is not None
         return self._runner
 
-    async def _take(self) -> RolloutBatch:
-        assert self._scheduler is not None, "schedule() comes first"
-        assert self._stream is not None
-        rollout_batch = await self._scheduler.take()
-        self._stream.observe(rollout_batch.groups)
-        self.position = rollout_batch.position.to_json() | {"curriculum": self._stream.state()}
-        chosen = refill_metrics(rollout_batch, self._config.algorithm) if self._config.algorithm.refill.on else {}
-        self._of_step = chosen | self._stream.metrics()
-        return rollout_batch
-
     async def _offer(self) -> None:
         """From now on samplers roll out the groups of training; one of them, perhaps, is in this process."""
         config, recorder = self._config, self._recorder
@@ -382,25 +376,59 @@ class RolloutService:
 
             stack.push_async_callback(end)
 
-    async def _meet_teacher(self) -> None:
-        if self._distillation is not None:
-            self._teacher = Teacher(self._distillation, self.family.codec)
-            await self._teacher.meet()
+    async def _roll_out(self, task: Task, ordinal: int, kept: FinishedGroup | None) -> Group:
+        """The group of ``task`` with what the teacher thinks of it, if there is one.
 
-    async def _taught(self, episodes: Coroutine[Any, Any, Group]) -> Group:
-        """The group of ``episodes`` with what the teacher thinks of it, if there is one."""
-        return await self._scored_by_teacher(await episodes)
+        ``kept`` is what an earlier start has ended at its place; taken unless the store has it no more.
+        """
+        recorder, size = self._recorder, self._config.algorithm.group_size
+        if kept is not None and (kept.domain, kept.task_id) == (task.domain, task.id):
+            assert recorder is not None, "what is kept is in its store"
+            store = recorder.writer.store
 
-    async def _scored_by_teacher(self, group: Group) -> Group:
+            def read() -> Group:
+                with store.read() as connection:
+                    return kept.read(connection)
+
+            try:
+                group = await asyncio.to_thread(read)
+            except StoreError as error:
+                log.warning("group %d is rolled out again: %s", kept.ordinal, error)
+            else:
+                version = self._version if kept.oldest is None else kept.oldest
+                recorder.took_over(group, task.split, kept.members, version, task.labels)
+                for _ in group.trajectories:
+                    self._on_episode()
+                return await self._score_by_teacher(group)
+        if self._job_queue is not None:
+            queue, version = self._job_queue, self._version
+            group = await queue.group(task, ordinal, size, version, lambda: self._on_episode())
+            return await self._score_by_teacher(group)
+        if recorder is not None:
+            recorder.opened(ordinal, task.domain, task.id, size, self._version, task.split, task.labels)
+        try:
+            temperature = self._config.rollout.temperature
+            group = await self._episodes.group(
+                task, ordinal, size, temperature=temperature, on_episode=lambda: self._on_episode()
+            )
+            group = await self._score_by_teacher(group)
+        except BaseException:
+            if recorder is not None:
+                recorder.cancelled(ordinal)
+            raise
+        if recorder is not None:
+            recorder.completed(group)
+        return group
+
+    async def _score_by_teacher(self, group: Group) -> Group:
         if self._teacher is None:
             return group
-        if (recorder := self._recorder) is None:
-            return await self._teacher.scored(group)
         asked: list[tuple[int, NotedRequest]] = []
         try:
             return await self._teacher.scored(group, lambda sample, request: asked.append((sample, request)))
         finally:
-            recorder.taught(group, asked)
+            if self._recorder is not None:
+                self._recorder.taught(group, asked)
 
     def _finished_before(self, step: int, start: Position, demand: StepDemand) -> dict[int, FinishedGroup]:
         """Groups that earlier starts have rolled out by policies that the steps from ``step`` on may train on."""
@@ -426,47 +454,11 @@ class RolloutService:
         kept = {
             group.ordinal: group for group in found
             if not others & {member.part for member in group.members}
-            and (group.oldest is None or group.oldest >= _oldest(group.ordinal - first, step, demand))
+            and (group.oldest is None or group.oldest >= demand.oldest(group.ordinal - first, step))
         }  # fmt: skip
         if kept:
             log.info("%d groups that had ended before are taken as they are (store.take_finished)", len(kept))
         return kept
-
-    async def _took_over(
-        self, task: Task, kept: FinishedGroup, instead: Callable[[], Coroutine[Any, Any, Group]]
-    ) -> Group:
-        """The group that an earlier start has ended, or, where the store has it no more, ``instead``."""
-        recorder = self._recorder
-        assert recorder is not None, "what is kept is in its store"
-
-        def read() -> Group:
-            with recorder.writer.store.read() as connection:
-                return kept.read(connection)
-
-        try:
-            group = await asyncio.to_thread(read)
-        except StoreError as error:
-            log.warning("group %d is rolled out again: %s", kept.ordinal, error)
-            return await instead()
-        version = self._version if kept.oldest is None else kept.oldest
-        recorder.took_over(group, task.split, kept.members, version, task.labels)
-        for _ in group.trajectories:
-            self._on_episode()
-        return await self._scored_by_teacher(group)
-
-    async def _recorded(self, task: Task, ordinal: int, episodes: Coroutine[Any, Any, Group]) -> Group:
-        """The group of ``episodes``, whose beginning and end the recorder keeps."""
-        if (recorder := self._recorder) is None:
-            return await episodes
-        size = self._config.algorithm.group_size
-        recorder.opened(ordinal, task.domain, task.id, size, self._version, task.split, task.labels)
-        try:
-            group = await episodes
-        except BaseException:
-            recorder.cancelled(ordinal)
-            raise
-        recorder.completed(group)
-        return group
 
     async def _start_runner(self) -> None:
         every = self.selection if self.held_out is None else self.selection.beside(self.held_out)
@@ -528,13 +520,6 @@ class RolloutService:
         except BaseException:
             future.cancel()
             raise
-
-
-def _oldest(place: int, step: int, demand: StepDemand) -> int:
-    """The oldest version that may have sampled the group which is ``place`` groups behind the first of ``step``."""
-    if not demand.in_order or demand.extra:  # which step takes it is not known
-        return step
-    return step + place // demand.groups - demand.staleness
 
 
 def _name(place: Placed) -> tuple[str, str, int]:

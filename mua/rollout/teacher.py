@@ -131,9 +131,12 @@ class Teacher:
         }
 
         def tell(began: float, seconds: float, waited: float, answer: Any, error: BaseException | None) -> None:
+            about = answer.get("meta_info") if isinstance(answer, dict) else None
+            cached = about.get("cached_tokens") if isinstance(about, dict) else None
+            cached = cached if isinstance(cached, int) and 0 <= cached < 2**31 else None
             values = {
                 "segment": number, "token_start": start + 1, "token_end": end, "prompt_tokens": end,
-                "seconds": seconds, "waited": waited, "cached_tokens": _cached(answer),
+                "seconds": seconds, "waited": waited, "cached_tokens": cached,
                 "endpoint": mask_credentials(self._config.base_url),
                 "error": None if error is None else mask_credentials(str(error) or type(error).__name__),
             }  # fmt: skip
@@ -173,13 +176,6 @@ class Teacher:
             f"{last} ({self._config.max_retries + 1} tries); check the server, or raise {_KEY}.request_seconds or "
             ".max_retries"
         ) from last
-
-
-def _cached(answer: Any) -> int | None:
-    """Tokens of the prompt that the server says it knew."""
-    told = answer.get("meta_info") if isinstance(answer, dict) else None
-    found = told.get("cached_tokens") if isinstance(told, dict) else None
-    return found if isinstance(found, int) and 0 <= found < 2**31 else None
 
 
 def probe_texts(codec: Codec) -> list[str]:

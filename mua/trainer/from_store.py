@@ -11,7 +11,6 @@ import asyncio
 import hashlib
 import heapq
 import logging
-from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Self
 
@@ -94,7 +93,17 @@ class StoredBatches:
         try:
             self._store = self._stack.enter_context(Store.open(self._source.store, create=False, write=False))
             self._choose(position)
-            self._teacher = self._meet_teacher()
+            self._teacher: tuple[asyncio.Runner, Teacher] | None = None
+            if (distillation := config.algorithm.distillation) is not None and not self._source.recorded_teacher:
+                runner, codec = self._stack.enter_context(asyncio.Runner()), load_family_of(config.model).codec
+
+                async def meet() -> Teacher:  # on the loop that it belongs to
+                    teacher = Teacher(distillation, codec)
+                    self._stack.callback(lambda: runner.run(teacher.close()))
+                    await teacher.meet()
+                    return teacher
+
+                self._teacher = runner, runner.run(meet())
         except BaseException:
             self._stack.close()
             raise
@@ -108,14 +117,8 @@ class StoredBatches:
         self.newest_version = max((group.newest_version for group in groups), default=-1)
         """Of the policies that sampled; the one that is trained counts on from it, so that no token's age is below what
         it really is known to be."""
-        order = use_schedule(
-            len(groups),
-            config.algorithm.groups_per_step,
-            config.trainer.steps,
-            source.max_uses,
-            source.apart,
-            config.seed,
-        )
+        per_step, steps = config.algorithm.groups_per_step, config.trainer.steps
+        order = use_schedule(len(groups), per_step, steps, source.max_uses, source.apart, config.seed)
         self._steps: list[list[StoredGroup]] = [[groups[i] for i in chosen] for chosen in order]
         ids = "\n".join(member for group in groups for member in group.members)
         self.position: Json = {"until": until, "groups": hashlib.sha256(ids.encode()).hexdigest()}
@@ -135,33 +138,7 @@ class StoredBatches:
         if self._teacher is not None:
             runner, teacher = self._teacher
             return [runner.run(teacher.scored(group)) for group in groups]
-        if self._config.algorithm.distillation is not None:
-            self._require_teacher(groups)
-        return groups
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stack.close()
-
-    def _meet_teacher(self) -> tuple[asyncio.Runner, Teacher] | None:
-        distillation = self._config.algorithm.distillation
-        if distillation is None or self._source.recorded_teacher:
-            return None
-        runner = self._stack.enter_context(asyncio.Runner())
-        family = load_family_of(self._config.model)
-
-        async def made() -> Teacher:  # on the loop that it belongs to
-            return Teacher(distillation, family.codec)
-
-        teacher = runner.run(made())
-        self._stack.callback(lambda: runner.run(teacher.close()))
-        runner.run(teacher.meet())
-        return runner, teacher
-
-    def _require_teacher(self, groups: Sequence[Group]) -> None:
-        for group in groups:
+        for group in groups if self._config.algorithm.distillation is not None else ():
             for trajectory in group.scored:
                 if any(s.teacher_logprobs is None and s.loss_mask.any() for s in trajectory.segments):
                     raise ConfigError(
@@ -169,6 +146,13 @@ class StoredBatches:
                         f"{group.ordinal} (task {trajectory.task_id}); set it to false, so that "
                         "algorithm.distillation.base_url is asked"
                     )
+        return groups
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
 
 
 def use_schedule(groups: int, per_step: int, steps: int, max_uses: int, apart: int, seed: int) -> list[list[int]]:

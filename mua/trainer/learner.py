@@ -9,7 +9,7 @@ import logging
 import os
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -74,14 +74,9 @@ class Learner:
     """
 
     def __init__(
-        self,
-        config: ExperimentConfig,
-        *,
-        total_steps: int,
-        with_reference: bool = False,
-        critic_steps: int | None = None,
-        driven: bool = True,
-    ) -> None:
+        self, config: ExperimentConfig, *, total_steps: int, with_reference: bool = False,
+        critic_steps: int | None = None, driven: bool = True,
+    ) -> None:  # fmt: skip
         self._config = config
         self.calls: Calls | None = None
         self._pending: checkpoint.PendingSave | None = None
@@ -106,14 +101,12 @@ class Learner:
                 self.calls = Calls(self._group, config.trainer.silence_seconds)
             self._sharder = BatchSharder(self.policy.chunks, config.megatron, self._group)
             self._nodes = find_nodes(self._group)
+        calls = self.calls
         self._source = TrainerSource(
-            self._model_in_place,
-            config.engine,
-            self._nodes,
-            self._group,
-            announce=lambda *what: None if self.calls is None else self.calls.announce(("_follow", what, {})),
-            meet=lambda: None if self.calls is None else self.calls.meet(),
-        )
+            self._model_in_place, config.engine, self._nodes, self._group,
+            announce=lambda *what: None if calls is None else calls.announce(("_follow", what, {})),
+            meet=lambda: None if calls is None else calls.meet(),
+        )  # fmt: skip
 
     @classmethod
     def for_rl(cls, config: ExperimentConfig, *, with_reference: bool | None = None) -> Self:
@@ -323,23 +316,17 @@ class Learner:
         self._onload()
         read = read_logprobs(temperature, self.policy.vocab_size, self._config.model.fp32_lm_head)
         share = self._sharder.shard(batch)
-        with self._reference_in_place() if reference else nullcontext():
-            found = self.policy.score(share, read)
-        return self._sharder.gather_scores(batch, found)
-
-    @contextmanager
-    def _reference_in_place(self) -> Iterator[None]:
-        """Within it the policy's parameters are those of the reference."""
-        assert self._reference is not None
-        parameters = [*self.policy.parameters()]
-        policy = [parameter.data for parameter in parameters]
+        policy = [(parameter, parameter.data) for parameter in self.policy.parameters()]
         try:
-            for parameter, tensor in zip(parameters, self._reference, strict=True):
-                parameter.data = tensor
-            yield
+            if reference:
+                assert self._reference is not None
+                for (parameter, _), tensor in zip(policy, self._reference, strict=True):
+                    parameter.data = tensor
+            found = self.policy.score(share, read)
         finally:
-            for parameter, tensor in zip(parameters, policy, strict=True):
+            for parameter, tensor in policy:
                 parameter.data = tensor
+        return self._sharder.gather_scores(batch, found)
 
     def _planned(self, sequences: Sequence[TrainSequence], *, training: bool, replays: bool = True) -> GlobalBatch:
         """The policy's plan, with expert choices where it ``replays`` any, once they are found to be there."""
@@ -379,6 +366,7 @@ class Learner:
         self._finish_save()
         if background and self._closing is None:
             self._closing = parallel.own_group()
+        files = self._config.model.path
         self._pending = checkpoint.begin(
             folder,
             self.networks,
@@ -386,7 +374,7 @@ class Learner:
             extra_state,
             provenance,
             background=background,
-            model_files=self._config.model.path,
+            model_files=files,
         )
         if not background:
             self._finish_save()

@@ -17,7 +17,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -91,7 +90,11 @@ class DoneStep:
     @property
     def note(self) -> str:
         """What the line of progress says. Without a scored episode there is no reward, and none is shown."""
-        return progress_note(self.metrics, self.groups, self.few)
+        words = [f"{name} {self.metrics[key]:.3f}" for name, key in _SHOWN.items() if key in self.metrics]
+        if (failed := unscored_among(self.trajectories)) is not None:
+            lost = f"{failed.unscored} of {failed.total} episodes failed, most as {failed.outcome}"
+            words.append(lost + (", trained on nothing" if self.few is not None else ""))
+        return ", ".join(words)
 
 
 class Observer:
@@ -180,14 +183,6 @@ class HookObserver(Observer):
         done.metrics |= {name: check_number(key, path, value) for name, value in found.items()}
 
 
-def progress_note(metrics: Mapping[str, float], groups: Sequence[Group], few: UnscoredEpisodes | None) -> str:
-    """See :attr:`DoneStep.note`."""
-    words = [f"{name} {metrics[key]:.3f}" for name, key in _SHOWN.items() if key in metrics]
-    if (failed := unscored_among([t for group in groups for t in group.trajectories])) is not None:
-        words.append(failed.note() + (", trained on nothing" if few is not None else ""))
-    return ", ".join(words)
-
-
 LOSS_ARRAYS = (
     "weights", "advantages", "old_logprobs", "reference_logprobs", "values", "returns",
 )  # fmt: skip
@@ -198,8 +193,6 @@ DIGESTS_OF = {"policy": "gradients", "critic": "critic_gradients"}
 OWN_LOGPROBS = "update_logprobs"
 """The trainer's own log-probabilities, as the update found them; where they were not computed before it."""
 
-log = logging.getLogger(__name__)
-
 
 class RunRecord(Observer):
     """One start of a run in its store. Use as a context manager."""
@@ -209,8 +202,8 @@ class RunRecord(Observer):
         self._config = config
         made = provenance(config)
         del made["config"]  # which stands in a column of its own
-        self._stack = ExitStack()
-        recorder = self._stack.enter_context(recording(config, made, from_step=from_step))
+        self._open = recording(config, made, from_step=from_step)
+        recorder = self._open.__enter__()
         assert recorder is not None, "the configuration wants a store"
         self.recorder, self.writer, self.run, self.part = recorder, recorder.writer, recorder.run_id, recorder.part
         self._figures: dict[str, float] = {}
@@ -220,18 +213,7 @@ class RunRecord(Observer):
         return self
 
     def __exit__(self, *error: Any) -> None:
-        self._stack.__exit__(*error)
-
-    def metrics(self) -> dict[str, float]:
-        """What writing took since the last call, under ``rollout/store/``: ``cpu_seconds`` of the writer's thread,
-        ``waited_seconds`` of those who waited for room in its queue, ``bytes`` and ``rows`` given to it."""
-        done, before = self.writer.figures, self._figures
-        found = {
-            "rollout/store/cpu_seconds": done.cpu_seconds, "rollout/store/waited_seconds": done.blocked_seconds,
-            "rollout/store/bytes": float(done.bytes), "rollout/store/rows": float(done.rows),
-        }  # fmt: skip
-        self._figures = found
-        return {name: value - before.get(name, 0.0) for name, value in found.items()}
+        self._open.__exit__(*error)
 
     def synced(self, version: int, metrics: Mapping[str, float]) -> None:
         """The engines have the policy ``version``."""
@@ -246,19 +228,23 @@ class RunRecord(Observer):
         self.writer.put([Update(versions, where, {"metrics": dict(known)})])
 
     def stepped(self, done: DoneStep) -> None:
-        """The step is done; adds what writing took, see :meth:`metrics`."""
+        """The step is done; adds what writing took, under ``rollout/store/``."""
         step, groups, usable, learned, metrics = done.step, done.groups, done.usable, done.learned, done.metrics
-        ended = time.time()
         of = {(g.ordinal, t.sample): self.recorder.key(g.ordinal, t.sample).trajectory_id
               for g in groups for t in g.trajectories}  # fmt: skip
         chosen = {group.ordinal for group in usable}
+        layout = self._config.megatron  # which the bits of a gradient depend on
+        sizes = {
+            "tp": layout.tensor_parallel, "pp": layout.pipeline_parallel,
+            "cp": layout.context_parallel, "ep": layout.expert_parallel, "world": layout.world_size,
+        }  # fmt: skip
         details = {
             "groups": [
                 [g.ordinal, g.task_id, [of[g.ordinal, t.sample] for t in g.trajectories], g.ordinal in chosen]
                 for g in groups
             ],
             "updates": [batch.denominators for batch in learned.batches],
-            "layout": layout_of(self._config),
+            "layout": " ".join(f"{name}{size}" for name, size in sizes.items()),
         }  # fmt: skip
         details |= {DIGESTS_OF[network]: digests for network, digests in learned.digests.items()}
         row = {
@@ -266,7 +252,7 @@ class RunRecord(Observer):
             "metrics": without_evaluation(metrics),
             "denominators": learned.batches[0].denominators if learned.batches else {},
             "gradient": next(iter(learned.digests.get("policy", [])), None), "details": details,
-            "started_at": done.began, "ended_at": ended,
+            "started_at": done.began, "ended_at": time.time(),
         }  # fmt: skip
         lengths = {
             (g.ordinal, t.sample, number): len(segment)
@@ -279,11 +265,30 @@ class RunRecord(Observer):
                        {"state": "taken", "taken_step": step})
                 for group in groups
             ]  # fmt: skip
-            return [Insert(steps, [row]), *self._uses(step, learned, of, lengths), *taken]
+            rows = []
+            for epoch in range(learned.epochs):
+                for minibatch, (batch, logprobs) in enumerate(learned.read()):
+                    for position, (sequence, own) in enumerate(zip(batch, logprobs, strict=True)):
+                        assert sequence.origin is not None, "sequences of trajectories say where they come from"
+                        ordinal, sample, number = sequence.origin
+                        arrays = None if epoch else pack_arrays(read_by_loss(sequence, lengths[sequence.origin], own))
+                        rows.append({
+                            "run_id": self.run, "step": step, "part": self.part, "epoch": epoch,
+                            "trajectory_id": of[ordinal, sample], "segment": number, "minibatch": minibatch,
+                            "position": position, "source": None, "tokens": int(sequence.trained.sum()),
+                            "arrays": arrays,
+                        })  # fmt: skip
+            return [Insert(steps, [row]), *([Insert(uses, rows)] if rows else []), *taken]
 
         size = sum(4 * len(LOSS_ARRAYS) * len(s) for batch in learned.batches for s in batch)
         self.writer.put(made, size + 4096)
-        done.metrics |= self.metrics()
+        # What writing took since the step before: CPU of the writer's thread, what others waited for room in its queue.
+        spent, before = self.writer.figures, self._figures
+        self._figures = {
+            "rollout/store/cpu_seconds": spent.cpu_seconds, "rollout/store/waited_seconds": spent.blocked_seconds,
+            "rollout/store/bytes": float(spent.bytes), "rollout/store/rows": float(spent.rows),
+        }  # fmt: skip
+        metrics |= {name: value - before.get(name, 0.0) for name, value in self._figures.items()}
 
     def before_checkpoint(self) -> None:
         """Everything so far is in the store. Raises where it does not come there in ``store.flush_seconds``."""
@@ -294,34 +299,6 @@ class RunRecord(Observer):
         where = {"run_id": self.run, "version": step + 1, "part": self.part}
         writes: list[Write] = [Update(versions, where, {"checkpoint": folder.name})]
         self.writer.put([*writes, *pruning(self.run, self._config.store, self._config.output)])
-
-    def _uses(
-        self, step: int, learned: Learned, of: Mapping[tuple[int, int], str],
-        lengths: Mapping[tuple[int, int, int], int],
-    ) -> list[Write]:  # fmt: skip
-        rows = []
-        for epoch in range(learned.epochs):
-            for minibatch, (batch, logprobs) in enumerate(learned.read()):
-                for position, (sequence, own) in enumerate(zip(batch, logprobs, strict=True)):
-                    assert sequence.origin is not None, "sequences of trajectories say where they come from"
-                    ordinal, sample, number = sequence.origin
-                    rows.append({
-                        "run_id": self.run, "step": step, "part": self.part, "epoch": epoch,
-                        "trajectory_id": of[ordinal, sample], "segment": number, "minibatch": minibatch,
-                        "position": position, "source": None, "tokens": int(sequence.trained.sum()),
-                        "arrays": None if epoch else pack_arrays(read_by_loss(sequence, lengths[sequence.origin], own)),
-                    })  # fmt: skip
-        return [Insert(uses, rows)] if rows else []
-
-
-def layout_of(config: ExperimentConfig) -> str:
-    """The parallel layout, which the bits of a gradient depend on."""
-    chosen = config.megatron
-    sizes = {
-        "tp": chosen.tensor_parallel, "pp": chosen.pipeline_parallel, "cp": chosen.context_parallel,
-        "ep": chosen.expert_parallel, "world": chosen.world_size,
-    }  # fmt: skip
-    return " ".join(f"{name}{size}" for name, size in sizes.items())
 
 
 def read_by_loss(sequence: TrainSequence, length: int, own: Float32Array | None = None) -> Json:

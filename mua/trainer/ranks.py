@@ -137,20 +137,16 @@ def abort_workers() -> None:
 
 
 def _start_rank(rank: int) -> None:
-    variables = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
     libc = ctypes.CDLL(None)
 
     def tie_to_parent() -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
-    process = subprocess.Popen(
-        [sys.executable, "-m", "mua.cli", *sys.argv[1:]],
-        env=os.environ | variables,
-        stdin=subprocess.DEVNULL,
-        preexec_fn=tie_to_parent,
+    command, variables = [sys.executable, "-m", "mua.cli", *sys.argv[1:]], {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+    _started.append(
+        subprocess.Popen(command, env=os.environ | variables, stdin=subprocess.DEVNULL, preexec_fn=tie_to_parent)
     )
-    _started.append(process)
 
 
 Arguments = ParamSpec("Arguments")

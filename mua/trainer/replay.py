@@ -88,7 +88,9 @@ def replay(output: Path, step: int, overrides: Sequence[str] = (), *, store: str
             raise ConfigError(f"{override}: mua replay can set algorithm.* and critic.value_clip alone")
     with Store.open(store or output / FILE, create=False, write=False) as opened:
         with opened.read() as connection:
-            run = _run_in(output)
+            if not (path := output / RUN_FILE).is_file():
+                raise ConfigError(f"{output}: not the output folder of a run with a store (no file {RUN_FILE})")
+            run = path.read_text(encoding="utf-8").strip()
             start = max((s for s in checkpoint_steps(output) if s <= step), default=0)
             taken = {one: _standing(connection, run, one) for one in range(start, step + 1)}
             configs = {one: _configuration(connection, run, part, output) for one, part in taken.items()}
@@ -98,7 +100,11 @@ def replay(output: Path, step: int, overrides: Sequence[str] = (), *, store: str
             recorded, stored_uses = list[StoredStep](), StoredUses()
             if is_rank0():  # before any rank starts: what is not in the store must not cost a model in memory
                 recorded = [stored_step(connection, run, one, experts=experts) for one in taken]
-                stored_uses = _stored_uses(connection, run, recorded[-1])
+                c, last = uses.c, recorded[-1]
+                where = (c.run_id == run) & (c.step == step) & (c.part == last.part) & (c.epoch == 0)
+                read = sa.select(c.trajectory_id, c.segment, c.arrays).where(where, c.arrays.is_not(None))
+                for row in connection.execute(read):
+                    stored_uses[row.trajectory_id, row.segment] = unpack_arrays(row.arrays, row.trajectory_id)
         init_distributed(config)
         reference = any(one.algorithm.kl_coefficient > 0 for one in (config, changed))
         learner = Learner.for_rl(config, with_reference=reference)
@@ -186,7 +192,10 @@ def stored_step(connection: Connection, run: str, step: int, *, experts: bool = 
     try:
         for ordinal, task_id, members, usable in details["groups"]:
             if usable:
-                found = list(read_trajectories(connection, _scored(connection, members)))
+                failed = sa.select(trajectories.c.id).where(trajectories.c.id.in_(members), ~trajectories.c.scored)
+                unscored = set(connection.execute(failed).scalars())
+                # A member that is not there stays, to be missed.
+                found = list(read_trajectories(connection, [name for name in members if name not in unscored]))
                 groups.append(Group(ordinal, task_id, found))
                 if experts and (t := next((t for t in found if any(s.experts is None for s in t.segments)), None)):
                     raise StoreError(f"sample {t.sample} of group {ordinal}: its expert choices were pruned")
@@ -197,13 +206,6 @@ def stored_step(connection: Connection, run: str, step: int, *, experts: bool = 
         ) from None
     gradients = {network: details[key] for network, key in DIGESTS_OF.items() if details.get(key)}
     return StoredStep(step, part, row["version"], groups, row["metrics"] or {}, gradients, details.get("layout", ""))
-
-
-def _run_in(output: Path) -> str:
-    path = output / RUN_FILE
-    if not path.is_file():
-        raise ConfigError(f"{output}: not the output folder of a run with a store (no file {RUN_FILE})")
-    return path.read_text(encoding="utf-8").strip()
 
 
 def _standing(connection: Connection, run: str, step: int) -> int:
@@ -259,23 +261,9 @@ def _of_the_learner(config: ExperimentConfig) -> dict[str, Any]:
     return found
 
 
-def _scored(connection: Connection, members: Sequence[str]) -> list[str]:
-    """Those of ``members`` that were scored, in order. One that is not there stays, to be missed."""
-    c = trajectories.c
-    failed = connection.execute(sa.select(c.id).where(c.id.in_(members), ~c.scored)).scalars().all()
-    return [name for name in members if name not in set(failed)]
-
-
 def _same_digests(stored: dict[str, list[str]], replayed: dict[str, list[str]]) -> bool | None:
     """Whether the gradients of every network are the stored ones; None where none are stored."""
     return all(replayed.get(network) == digests for network, digests in stored.items()) if stored else None
-
-
-def _stored_uses(connection: Connection, run: str, step: StoredStep) -> StoredUses:
-    c = uses.c
-    where = (c.run_id == run) & (c.step == step.step) & (c.part == step.part) & (c.epoch == 0)
-    rows = connection.execute(sa.select(c.trajectory_id, c.segment, c.arrays).where(where, c.arrays.is_not(None)))
-    return {(row.trajectory_id, row.segment): unpack_arrays(row.arrays, row.trajectory_id) for row in rows}
 
 
 def _same_arrays(stored: StoredUses, learned: Learned, step: StoredStep) -> bool | None:

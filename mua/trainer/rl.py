@@ -8,19 +8,19 @@
           that were trained on its group                                   where it is due
 
 ``trainer.max_staleness`` 0 is synchronous training; above it the same loop trains while the next groups roll out
-(see :mod:`mua.rollout.scheduler`).
+(see :mod:`mua.rollout.runner`).
 
 The walk of a token from the engine to the loss, file by file; :mod:`mua.algorithms.batch` draws its second half::
 
-    1  engine/sglang_client.py   ids and log-probabilities of one turn      Generation   (engine/pool.py picks it)
-    2  rollout/agent.py          the policy's turn in an episode            TokenPolicy
-    3  tokens/conversation.py    joined with what others wrote              Segment
-    4  rollout/episode.py        the whole conversation and its reward      EpisodeResult
-    5  rollout/runner.py         with its task, after retries               Trajectory, Group
-    6  rollout/scheduler.py      groups that are fresh enough               RolloutBatch
+    1  engine/sglang_client.py   ids and log-probabilities of one turn      Generation
+    2  engine/pool.py            from the engine that was picked
+    3  rollout/agent.py          the policy's turn in an episode            TokenPolicy
+    4  tokens/conversation.py    joined with what others wrote              Segment
+    5  rollout/episode.py        the whole conversation and its reward      EpisodeResult
+    6  rollout/runner.py         after retries; groups that are fresh       Trajectory, Group, RolloutBatch
     7  rollout/service.py        handed to this loop
-    8  trainer/rl.py             filtered, cut into minibatches
-    9  algorithms/batch.py       with weights and advantages                TrainBatch
+    8  trainer/rl.py             cut into minibatches
+    9  algorithms/batch.py       filtered, with weights and advantages      TrainBatch
     10 to 15                     planned, packed, sent to ranks, scored     LossTerms
 """
 
@@ -29,11 +29,10 @@ from __future__ import annotations
 import itertools
 import logging
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import nullcontext
 
-from mua.algorithms.batch import adjust_batch, make_batches, split_minibatches
-from mua.algorithms.filters import filter_groups, shuffle_rewards
+from mua.algorithms.batch import adjust_batch, filter_groups, make_batches, shuffle_rewards, split_minibatches
 from mua.algorithms.gae import estimate_advantages
 from mua.algorithms.losses import PolicyLoss, ValueLoss
 from mua.config.schema import ExperimentConfig, RolloutConfig
@@ -91,7 +90,12 @@ def train(config: ExperimentConfig, preemption: Preemption | None = None) -> Non
         learner.worker_loop()
         preemption.check()
         return
-    with learner, Run(config, learner) as run, recorded(config, run) as record:
+    with (
+        learner,
+        Run(config, learner) as run,
+        RunRecord(config, run.step) if config.store.enabled else nullcontext() as record,
+    ):
+        run.store = record
         if config.trainer.deterministic and record is not None:
             learner.watch_gradients()
         if config.megatron.offload:
@@ -120,17 +124,6 @@ def _start(config: ExperimentConfig) -> None:
     refuse_expandable_segments(config.engine)
     init_distributed(config)
     check_trainer_machine(config, local_ranks(), visible_gpus())
-
-
-@contextmanager
-def recorded(config: ExperimentConfig, run: Run) -> Iterator[RunRecord | None]:
-    """The store's record of this start of ``run``; None where the configuration wants no store."""
-    if not config.store.enabled:
-        yield None
-        return
-    with RunRecord(config, run.step) as record:
-        run.store = record
-        yield record
 
 
 def check_sampling(rollout: RolloutConfig) -> None:
@@ -375,7 +368,7 @@ def _take_steps(
             if has_critic:
                 metrics |= learner.train_values(batch, ValueLoss(config.critic.value_clip))
             if trains:
-                metrics |= learner.train_step(batch, PolicyLoss.from_config(algorithm), keep=keep)
+                metrics |= learner.train_step(batch, PolicyLoss(algorithm), keep=keep)
             if epoch == 0:
                 learned.logprobs.append(learner.kept_logprobs if keep else None)
             steps.append(metrics)

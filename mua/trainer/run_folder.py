@@ -60,16 +60,6 @@ _LOGGED = (
 log = logging.getLogger(__name__)
 
 
-def services_of(config: ExperimentConfig) -> list[MetricSink]:
-    """Those that ``observe`` names. Raises :class:`ConfigError` where the package of one is not installed."""
-    found: list[MetricSink] = []
-    if config.observe.wandb is not None:
-        found.append(wandb_sink(config.observe.wandb, config.name, config.output))
-    if config.observe.mlflow is not None:
-        found.append(mlflow_sink(config.observe.mlflow, config.name, config.output))
-    return found
-
-
 class Run:
     """One run's output folder: checkpoints, metrics and progress. Only the leading process has one."""
 
@@ -95,10 +85,8 @@ class Run:
         self.report = Report(config)
         self.store: RunRecord | None = None
         """What must hold every step before a checkpoint of them has its name."""
-        if self._best_folder is not None and not self._best_folder.is_dir():
-            log.warning(
-                "%s was the best checkpoint and is gone; the best of what follows takes its place", self._best_folder
-            )
+        if (gone := self._best_folder) is not None and not gone.is_dir():
+            log.warning("%s was the best checkpoint and is gone; the best of what follows takes its place", gone)
             self.best = None
         self._point_to_best()
         self._unsaved: int | None = None
@@ -107,12 +95,13 @@ class Run:
         """Steps in a row that changed nothing."""
         self.timeline = Timeline()
         self.progress = Progress(config.observe.progress)
-        self._metrics = MetricsWriter(
-            config.output,
-            config.observe.tensorboard,
-            resume_step=self.step - (self.unlogged is not None),
-            others=services_of(config),
-        )
+        others: list[MetricSink] = []
+        if config.observe.wandb is not None:
+            others.append(wandb_sink(config.observe.wandb, config.name, config.output))
+        if config.observe.mlflow is not None:
+            others.append(mlflow_sink(config.observe.mlflow, config.name, config.output))
+        resume_step = self.step - (self.unlogged is not None)
+        self._metrics = MetricsWriter(config.output, config.observe.tensorboard, resume_step=resume_step, others=others)
         self._metrics.log_hyperparameters(hyperparameters(config))
 
     def __enter__(self) -> Self:
@@ -161,11 +150,8 @@ class Run:
         episodes = [trajectory for group in groups for trajectory in group.trajectories]
         wanted = metrics_log.due(step, self._config.trainer.steps, self._config.observe.texts)
         with self.timeline.phase(TrainerPhase.RECORDS):
-            self._metrics.log_details(
-                step,
-                metrics_log.histograms_of(episodes),
-                metrics_log.texts_of(episodes) if wanted else {},
-            )
+            texts = metrics_log.texts_of(episodes) if wanted else {}
+            self._metrics.log_details(step, metrics_log.histograms_of(episodes), texts)
 
     def scored(self, step: int, few: UnscoredEpisodes | None) -> None:
         """``step`` has its episodes; ``few`` where too few of them could be scored, so that it trains on nothing.
@@ -206,8 +192,7 @@ class Run:
         if self._config.trainer.export == "last" or self.best is None or self.best["step"] == last:
             return last, None
         self._finish_save()
-        step = int(self.best["step"])
-        return step, checkpoint_folder(self.checkpoints, step)
+        return int(self.best["step"]), self._best_folder
 
     def export(self, step: int) -> None:
         """Have the learner write its policy, which learned from ``step`` steps, as ``<output>/hf``, with its card."""
@@ -331,15 +316,15 @@ class Report:
 
     def first(self, metrics: Mapping[str, float]) -> None:
         """What the policy of step 0 reached; a report that was there is of an earlier run."""
-        self._parts = {"first": {"step": 0, **metrics}}
-        self._write()
+        self._parts = {}
+        self._write("first", {"step": 0, **metrics})
 
     def final(self, step: int, metrics: Mapping[str, float]) -> None:
         """What the policy after ``step`` steps reached, which the run hands over. Prints both."""
-        self._parts["final"] = {"step": step, "export": self._export, **metrics}
-        self._write()
+        self._write("final", {"step": step, "export": self._export, **metrics})
         for name, part in self._parts.items():
             print(f"report on {self._split}, {name} policy (step {part['step']}): {success_of(part, self._split)}")
 
-    def _write(self) -> None:
+    def _write(self, name: str, part: Json) -> None:
+        self._parts[name] = part
         replace_text(self._path, json.dumps({"split": self._split, **self._parts}, indent=2) + "\n")

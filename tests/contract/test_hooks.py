@@ -21,8 +21,7 @@ import torch
 from tokens_fixtures import chat_family
 
 from environments.help_desk import DOMAIN
-from mua.algorithms.batch import make_batch
-from mua.algorithms.filters import filter_groups
+from mua.algorithms.batch import filter_groups, make_batch
 from mua.algorithms.losses import PolicyLoss, TokenTensors
 from mua.config.load import dump_config, load_config
 from mua.config.schema import AlgorithmConfig, CurriculumConfig, EnvironmentConfig, UserConfig
@@ -74,7 +73,7 @@ GROUP = Group(0, TASKS[0].id, [trajectory(0, 1.0), trajectory(1, 0.0), trajector
 def use_loss(path: str) -> Any:
     logprobs = torch.full((3,), -0.5, requires_grad=True)
     known = TokenTensors(torch.full((3,), 0.5), torch.ones(3), logprobs.detach(), logprobs.detach() - 0.1)
-    terms = PolicyLoss.from_config(AlgorithmConfig(loss=path, epochs=2))(logprobs, torch.ones(3), known)
+    terms = PolicyLoss(AlgorithmConfig(loss=path, epochs=2))(logprobs, torch.ones(3), known)
     terms.loss.backward()
     return terms.loss.item(), logprobs.grad
 
@@ -306,7 +305,7 @@ def test_hooks_reach_the_record_of_the_run_and_rollout_workers(research: Path, t
 def test_every_rank_checks_and_finds_the_hooks(research: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What rank 0 announces holds paths, which each rank imports by itself."""
     config = load_config(research / "config.yaml")
-    sent = pickle.dumps(PolicyLoss.from_config(config.algorithm))
+    sent = pickle.dumps(PolicyLoss(config.algorithm))
     load_hook.cache_clear()
     sys.modules.pop("research_hooks", None)
     logprobs = torch.full((2,), -1.0, requires_grad=True)

@@ -22,6 +22,7 @@ import transformers
 from safetensors.numpy import load_file
 
 from mua.algorithms.losses import PolicyLoss
+from mua.config.schema import AlgorithmConfig
 from mua.megatron import layouts
 from mua.megatron.packing import plan_microbatches
 from mua.types import Float32Array, TrainBatch
@@ -32,7 +33,7 @@ from tests.megatron_support import LENGTHS, OPTIMIZER, backend, exported, gradie
 
 STEPS = 2
 TEMPERATURE = 0.8
-LOSS = PolicyLoss(clip_low=0.2, clip_high=0.3, kl_coefficient=0.0)
+LOSS = PolicyLoss(AlgorithmConfig(clip_high=0.3, epochs=2))
 ROWS: dict[str, dict[str, Any]] = {
     "micro-batches of 64": {},
     "micro-batches of 40, by tokens": {"max_tokens_per_microbatch": 40, "balance": "tokens"},
@@ -247,7 +248,7 @@ def norms_by_objective(folder: str) -> dict[str, float]:
     found = {}
     for objective in ("grpo", "gspo"):
         with backend(Path(folder)) as built:
-            loss = PolicyLoss(0.2, 0.3, 0.0, objective=objective)
+            loss = PolicyLoss(LOSS.config.model_copy(update={"loss": objective}))
             found[objective] = built.train_step(make_batch(), loss)["train/grad_norm"]
     return found
 

@@ -18,6 +18,7 @@ import torch
 import transformers
 
 from mua.algorithms.losses import PolicyLoss
+from mua.config.schema import AlgorithmConfig
 from mua.megatron import layouts
 from mua.types import ExpertArray, Float32Array, TrainBatch
 from mua.utils.errors import ConfigError, MuaError
@@ -27,7 +28,7 @@ from tests.megatron_support import OPTIMIZER, assert_gradients_alike, backend, g
 
 LAYERS, EXPERTS, TOP_K = 4, 8, 2
 TEMPERATURE = 0.8
-LOSS = PolicyLoss(clip_low=0.2, clip_high=0.3, kl_coefficient=0.0)
+LOSS = PolicyLoss(AlgorithmConfig(clip_high=0.3, epochs=2))
 QUICK = ("single", "TP2", "CP2", "TP2 EP2 ETP1")
 SLOW = ("PP2", "PP2 VPP2", "CP2 EP2", "DP4 EP4", "TP2 CP2 EP2", "TP2 PP2 DP2 EP2")
 

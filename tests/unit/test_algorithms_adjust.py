@@ -119,7 +119,7 @@ def gradients(advantage: float, **changes: Any) -> list[float]:
             *(torch.from_numpy(a[s.trained]) for a in (s.weights, s.advantages, s.behavior_logprobs, s.old_logprobs)),
             sequence=torch.zeros(1, dtype=torch.int64), sequences=1,
         )  # fmt: skip
-        PolicyLoss.from_config(setting)(logprobs, torch.zeros(1), tokens).loss.backward()
+        PolicyLoss(setting)(logprobs, torch.zeros(1), tokens).loss.backward()
         assert logprobs.grad is not None
         found.append(float(logprobs.grad))
     return found
@@ -148,11 +148,6 @@ def test_without_a_correction_the_gradient_is_blind_to_who_sampled(loss: str, st
 def test_with_a_correction_it_depends_on_who_sampled(advantage: float, changes: dict[str, Any], expected: list[float]):
     assert gradients(advantage, **changes) == pytest.approx(expected, rel=1e-5)
     assert config(**changes).sees_sampler
-
-
-def test_reinforce_against_the_engine_is_blind_whatever_the_ratio():
-    assert gradients(1.0, loss="reinforce", old_logprobs="engine") == pytest.approx([-1.0] * 3)
-    assert not config(loss="reinforce", old_logprobs="engine").sees_sampler
 
 
 # ---- AgentRL's band
@@ -215,7 +210,7 @@ def loss_of(batch: TrainBatch, setting: AlgorithmConfig) -> tuple[float, list[fl
 
     logprobs = flat("reference_logprobs").requires_grad_()
     tokens = TokenTensors(flat("weights"), flat("advantages"), flat("behavior_logprobs"), flat("old_logprobs"))
-    loss = PolicyLoss.from_config(setting)(logprobs, torch.zeros_like(logprobs), tokens).loss
+    loss = PolicyLoss(setting)(logprobs, torch.zeros_like(logprobs), tokens).loss
     (gradient,) = torch.autograd.grad(loss, logprobs)
     return loss.item(), gradient.tolist()
 
@@ -285,12 +280,6 @@ def test_every_estimator_can_be_taken_from_the_advantage(estimator: str, value: 
     setting = config(kl_in="reward", kl_coefficient=0.5, kl_estimator=estimator)
     found, _ = adjust_batch(plain, setting, VERSION)
     np.testing.assert_allclose(found.sequences[0].advantages, [0.0, 2.0 - 0.5 * value], rtol=1e-5)
-
-
-def test_a_batch_that_leaves_the_band_whole_is_empty():
-    banded, metrics = adjust_batch(batch_of(sequence([-1.0], [-5.0], [1.0])), config(**WIDTH), VERSION)
-    assert len(banded) == 0
-    assert metrics["train/tis_masked_fraction"] == 1.0
 
 
 def test_versions_and_trajectories_reach_the_batch():

@@ -12,18 +12,16 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from mua.algorithms.advantage import leave_one_out, trajectory_score, turn_credits
 from mua.algorithms.batch import make_batch, make_batches, sft_batch, split_minibatches
-from mua.algorithms.losses import PolicyLoss, TokenTensors
 from mua.config.schema import AlgorithmConfig
 from mua.types import Group, Outcome, Provenance, Segment, TrainBatch, Trajectory
 
 TOKEN_MEAN = AlgorithmConfig(aggregation="token_mean")
-SEQUENCE_MEAN = AlgorithmConfig(aggregation="sequence_mean")
 
 
 def segment(mask: list[bool], start: int = 0) -> Segment:
@@ -66,13 +64,6 @@ def test_aggregation_oracle(aggregation: str, same: float, mixed: float):
     batch = make_batch([group(trajectory([[False, True]]), trajectory([[True, False, True, True]]))], config, 1.0)
     assert weighted_loss(batch, [[1.0], [1.0, 1.0, 1.0]]) == pytest.approx(same, rel=1e-6)
     assert weighted_loss(batch, [[1.0], [2.0, 2.0, 2.0]]) == pytest.approx(mixed, rel=1e-6)
-
-
-def test_sequence_mean_counts_a_trajectory_once_however_many_segments_it_has():
-    split = trajectory([[True], [False, True, True]])
-    batch = make_batch([group(trajectory([[True]]), split)], SEQUENCE_MEAN, 1.0)
-    assert weighted_loss(batch, [[1.0], [2.0], [2.0, 2.0]]) == pytest.approx(1.5, rel=1e-6)
-    assert batch.denominators == {"tokens": 4.0, "sequences": 2.0}
 
 
 MASKS = st.lists(st.lists(st.booleans(), min_size=1, max_size=6), min_size=1, max_size=3)
@@ -151,21 +142,6 @@ def test_a_group_without_a_scored_member_gives_an_empty_batch():
     assert batch.denominators == {"tokens": 0.0, "sequences": 0.0}
 
 
-def test_all_zero_advantages_keep_their_weights():
-    batch = make_batch([group(trajectory([[True]], 1.0), trajectory([[True]], 1.0))], TOKEN_MEAN, 1.0)
-    assert [s.weights.tolist() for s in batch] == [[0.5], [0.5]]
-    assert all(not s.advantages.any() for s in batch)
-
-
-def test_a_sequence_ends_at_its_last_trained_token():
-    batch = make_batch([group(trajectory([[False, True, False, True, False, False]]))], TOKEN_MEAN, 1.0)
-    (sequence,) = batch
-    assert sequence.ids.tolist() == [0, 1, 2, 3]
-    assert sequence.trained.tolist() == [False, True, False, True]
-    for name in ("weights", "advantages", "behavior_logprobs", "old_logprobs"):
-        assert len(getattr(sequence, name)) == 4, name
-
-
 @given(GROUPS, st.sampled_from(["token_mean", "sequence_mean"]))
 def test_skipping_zero_advantages_drops_those_sequences_and_changes_nothing_else(raw, aggregation: str):
     groups = [group(*(trajectory(*m) for m in members)) for members in raw]
@@ -180,51 +156,12 @@ def test_skipping_zero_advantages_drops_those_sequences_and_changes_nothing_else
             np.testing.assert_array_equal(getattr(one, name), getattr(other, name))
 
 
-@pytest.mark.parametrize("aggregation", ["token_mean", "sequence_mean"])
-def test_skipping_zero_advantages_leaves_the_gradient_as_it_was(aggregation: str):
-    # The middle member of the first group has advantage 0, and so has all of the second group.
-    mixed = group(*(trajectory([[False] + [True] * n, [True]], reward) for n, reward in ((3, 0.0), (2, 0.5), (4, 1.0))))
-    agreed = group(trajectory([[True] * 5], 1.0), trajectory([[True, False, True]], 1.0))
-    configs = [AlgorithmConfig(aggregation=aggregation, skip_zero_advantage=skip) for skip in (False, True)]
-    whole, short = (make_batch([mixed, agreed], config, 1.0) for config in configs)
-    assert (len(whole), len(short)) == (8, 4)
-    expected = gradient(whole, configs[0])
-    assert expected.abs().sum() > 0
-    torch.testing.assert_close(gradient(short, configs[1]), expected, rtol=0, atol=0)
-
-
-def gradient(batch: TrainBatch, config: AlgorithmConfig) -> torch.Tensor:
-    """Of the loss with respect to one made-up parameter a token id, shared by all sequences, ``[105]``."""
-    parameter = torch.linspace(-3, -0.1, 105, requires_grad=True)
-    ids = np.concatenate([s.ids[s.trained] for s in batch])
-
-    def flat(name: str) -> torch.Tensor:
-        return torch.from_numpy(np.concatenate([getattr(s, name)[s.trained] for s in batch]))
-
-    tokens = TokenTensors(flat("weights"), flat("advantages"), flat("behavior_logprobs"), flat("old_logprobs"))
-    logprobs = parameter[torch.from_numpy(ids).long()]
-    loss = PolicyLoss.from_config(config)(logprobs, torch.zeros(len(ids)), tokens).loss
-    (found,) = torch.autograd.grad(loss, parameter)
-    return found
-
-
-def test_a_batch_of_zero_advantages_is_empty_when_they_are_skipped():
-    config = AlgorithmConfig(skip_zero_advantage=True)
-    batch = make_batch([group(trajectory([[True]], 1.0), trajectory([[True]], 1.0))], config, 1.0)
-    assert len(batch) == 0
-    assert batch.denominators == {"tokens": 2.0, "sequences": 2.0}
-
-
 def test_sft_batch_is_the_mean_over_all_trained_tokens():
     batch = sft_batch([segment([True, True, False]), segment([False, False]), segment([False, True])])
     assert len(batch) == 2
     assert batch.temperature == 1.0
     np.testing.assert_allclose(np.concatenate([s.weights for s in batch]), np.array([1, 1, 0, 1]) / 3, rtol=1e-6)
     assert batch.denominators == {"tokens": 3.0, "sequences": 2.0}
-
-
-def test_sft_batch_without_a_trained_token_is_empty():
-    assert len(sft_batch([segment([False])])) == 0
 
 
 @given(st.integers(1, 40), st.data())
@@ -273,7 +210,7 @@ def test_turn_credit_reaches_every_token(credit: str, members, scored: str):
         assert not sequence.advantages[~sequence.trained].any()
 
 
-@pytest.mark.parametrize("cut", range(1, 11))
+@pytest.mark.parametrize("cut", [1, 4, 9])
 def test_credit_of_a_turn_does_not_depend_on_where_segments_begin(cut: int):
     """Signed credit by hand: rewards 1, -2, 0.5 for turns of 3, 2 and 3 tokens; 8 tokens, of credits 8.5 together."""
     config = AlgorithmConfig(credit="signed", advantage="none")
@@ -354,23 +291,6 @@ def test_scale_and_sign_clamp(rewards: tuple[float, ...], changes: dict[str, flo
     np.testing.assert_allclose([s.advantages[0] for s in batch], expected, rtol=1e-5)
 
 
-@given(GROUPS, st.randoms(use_true_random=False))
-def test_the_order_of_members_changes_nothing_but_the_order(raw, random):
-    """Each token's weight and advantage stay, told apart by its trajectory's place."""
-    config = AlgorithmConfig(advantage="rloo")
-    groups = [group(*(trajectory(*m) for m in members)) for members in raw]
-    shuffled = [Group(0, "t", random.sample(g.trajectories, len(g.trajectories))) for g in groups]
-
-    def rows(of: list[Group]) -> list[tuple]:
-        """As a set: two members may be equal."""
-        return sorted(
-            (s.ids.tolist(), s.weights.tolist(), np.round(s.advantages, 5).tolist())
-            for s in make_batch(of, config, 1.0)
-        )  # fmt: skip
-
-    assert rows(groups) == rows(shuffled)
-
-
 def test_a_group_smaller_than_k_uses_all_its_members():
     members = [several_turns([r], [1]) for r in (1.0, 0.0)]
     batch = make_batch([group(*members)], AlgorithmConfig(advantage="pass_at_k", pass_k=4), 1.0)
@@ -428,15 +348,28 @@ def test_a_turn_below_the_minimal_advantage_is_left_out_alone():
     assert sequence.weights[2:] == pytest.approx(0.5)
 
 
+TEACHER = {"base_url": "http://t:1"}
+
+
 @pytest.mark.parametrize(
-    ("changes", "words"),
+    "changes",
     [
-        ({"minimal_advantage": 0.0, "advantage": "gae"}, "advantage gae changes them"),
-        ({"drop_zero_advantage": True, "kl_in": "reward", "kl_coefficient": 0.1}, "kl_in reward changes them"),
-        ({"loss": "gspo", "ce_gppo_beta1": 1.0}, "are of loss grpo"),
-        ({"loss": "cross_entropy", "correction": "truncate"}, "reads neither"),
+        {"minimal_advantage": 0.0, "advantage": "gae"},
+        {"drop_zero_advantage": True, "kl_in": "reward", "kl_coefficient": 0.1},
+        {"loss": "gspo", "ce_gppo_beta1": 1.0},
+        {"loss": "cross_entropy", "correction": "truncate"},
+        {"correction": "mask", "old_logprobs": "engine"},
+        {"correction": "mask", "correction_low": 3.0},
+        {"advantage": "gae", "shaping": {"cap_faulty_turns": True}},
+        {"skip_zero_advantage": True, "distillation": TEACHER},
+        {"advantage": "gae", "distillation": TEACHER | {"only": True}},
+        {"distillation": {"base_url": "http://t:1/v1"}},
+        {"distillation": {"base_url": "http://me:secret@t:1"}},
+        {"distillation": {"base_url": "teacher:30000"}},
     ],
+    ids=str,
 )
-def test_combinations_that_would_do_something_else_are_refused(changes: dict[str, object], words: str):
-    with pytest.raises(ValueError, match=words):
+def test_combinations_that_would_do_something_else_are_refused(changes: dict[str, object]) -> None:
+    with pytest.raises(ValidationError) as refused:
         AlgorithmConfig.model_validate(changes)
+    assert "secret@" not in refused.value.errors()[0]["msg"]

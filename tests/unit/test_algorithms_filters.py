@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mua.algorithms.batch import make_batch
-from mua.algorithms.filters import filter_groups, shape_scores
+from mua.algorithms.batch import filter_groups, make_batch, shape_scores
 from mua.config.schema import AlgorithmConfig, ShapingConfig
 from mua.types import Group, Outcome, Provenance, Segment, Trajectory
 

@@ -16,7 +16,7 @@ from mua.algorithms.batch import make_batch
 from mua.algorithms.gae import clipped_value_loss, discounts_of_tokens, estimate_advantages, gae, rewards_of_tokens
 from mua.algorithms.losses import TokenTensors, ValueLoss, finish_metrics
 from mua.config.schema import AlgorithmConfig
-from mua.types import Group, Outcome, Provenance, Segment, TrainBatch, TrainSequence, Trajectory
+from mua.types import Group, Outcome, Provenance, Segment, TrainBatch, Trajectory
 
 
 def brute_force(rewards: Any, values: Any, discounts: Any, lam: float) -> list[float]:
@@ -60,23 +60,6 @@ def test_lambda_one_is_the_reward_to_come_minus_the_value() -> None:
     rewards, discounts = rewards_of_tokens(turn_rewards, turns), discounts_of_tokens(turns, 0.8)
     to_go = [sum(0.8 ** (t - turn) * turn_rewards[t] for t in range(turn, 4)) for turn in turns]
     np.testing.assert_allclose(gae(rewards, values, discounts, 1.0), to_go - values, atol=1e-12)
-
-
-def test_lambda_zero_is_the_one_step_error() -> None:
-    turn_rewards, turns, values = drawn(4)
-    rewards, discounts = rewards_of_tokens(turn_rewards, turns), discounts_of_tokens(turns, 0.8)
-    following = np.append(values[1:], 0.0)
-    np.testing.assert_allclose(
-        gae(rewards, values, discounts, 0.0), rewards + discounts * following - values, atol=1e-12
-    )
-
-
-def test_a_perfect_critic_leaves_no_advantage() -> None:
-    turn_rewards, turns, _ = drawn(5)
-    rewards, discounts = rewards_of_tokens(turn_rewards, turns), discounts_of_tokens(turns, 0.9)
-    values = gae(rewards, np.zeros(len(turns)), discounts, 1.0)
-    for lam in (0.0, 0.5, 1.0):
-        np.testing.assert_allclose(gae(rewards, values, discounts, lam), 0.0, atol=1e-12)
 
 
 def test_rewards_follow_the_last_token_of_their_turn() -> None:
@@ -139,16 +122,6 @@ def test_only_sampled_tokens_are_states_whatever_lies_between_and_in_all_segment
     for sequence in done:
         assert not sequence.advantages[~sequence.trained].any()
         assert not sequence.returns[~sequence.trained].any()
-
-
-def test_values_of_other_tokens_are_not_read() -> None:
-    batch = batch_of([two_segments()])
-    noisy = replace(batch, sequences=[replace(s, values=np.where(s.trained, s.values, np.nan)) for s in batch])
-    for ours, theirs in zip(
-        *(estimate_advantages([b], AlgorithmConfig(**SETTINGS))[0][0] for b in (batch, noisy)), strict=True
-    ):
-        assert np.array_equal(ours.advantages, theirs.advantages)
-        assert np.array_equal(ours.returns, theirs.returns)
 
 
 def test_trajectories_do_not_mix_and_their_order_does_not_matter() -> None:
@@ -279,16 +252,3 @@ def test_the_loss_of_a_batch_weighs_its_tokens() -> None:
 def _part(tokens: TokenTensors, part: slice) -> TokenTensors:
     names = ("weights", "advantages", "behavior_logprobs", "old_logprobs", "old_values", "returns")
     return TokenTensors(**{name: getattr(tokens, name)[part] for name in names})
-
-
-def test_a_sequence_needs_its_old_values() -> None:
-    nothing = torch.zeros(1)
-    with pytest.raises(ValueError, match="returns"):
-        ValueLoss(clip=None)(nothing, TokenTensors(nothing, nothing, nothing, nothing))
-
-
-def test_turns_are_asked_for() -> None:
-    bare = TrainSequence(*(np.zeros(2, dtype=kind) for kind in (np.int32, *[np.float32] * 4)))
-    batch = TrainBatch([replace(bare, values=bare.weights)], 1.0, {}, [np.zeros(1)])
-    with pytest.raises(ValueError, match="turn of every token"):
-        estimate_advantages([batch], AlgorithmConfig(**SETTINGS))

@@ -10,8 +10,7 @@ import math
 import numpy as np
 import pytest
 
-from mua.algorithms.diversity import diversity
-from mua.algorithms.rollout_metrics import rollout_metrics
+from mua.algorithms.rollout_metrics import diversity, rollout_metrics
 from mua.observe.catalog import unknown
 from mua.types import Group, Outcome, Provenance, Segment, Trajectory
 
@@ -125,23 +124,11 @@ def test_diversity_counts_what_is_sampled_within_a_turn() -> None:
     assert diversity([]) == diversity([says([])]) == {}
 
 
-def test_without_a_version_the_lag_counts_from_the_newest_token():
-    assert rollout_metrics(example())["rollout/off_policy_level/max"] == 2.0
-
-
-def test_advantage_follows_the_division_by_std():
-    assert rollout_metrics(example(), divide_by_std=False)["rollout/advantage/abs_mean"] == pytest.approx(0.25)
-
-
 def test_nothing_scored_reports_outcomes_and_no_rewards():
     metrics = rollout_metrics([Group(0, "a", [trajectory(0.0, Outcome.TIMEOUT)])])
     assert metrics["rollout/trajectories/unscored"] == 1.0
     assert "rollout/reward/mean" not in metrics
     assert "rollout/groups/zero_std" not in metrics
-
-
-def test_no_groups_give_no_metrics():
-    assert rollout_metrics([]) == {}
 
 
 def test_several_domains_are_told_apart_and_one_alone_is_not() -> None:

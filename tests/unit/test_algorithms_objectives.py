@@ -7,6 +7,7 @@ not cover aggregation into a batch (test_algorithms_batch.py) or the losses' met
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,23 +15,24 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mua.algorithms.correction import Correction, RatioBand, correction_weights, in_band, mismatch_metrics
-from mua.algorithms.objectives import (
-    OBJECTIVES,
-    Bounds,
-    PerToken,
-    kl_estimate,
-    sequence_log_ratio,
-)
+from mua.algorithms.correction import band_bounds, correction_weights, in_band, mismatch_metrics
+from mua.algorithms.objectives import OBJECTIVES, PerToken, kl_estimate, sequence_log_ratio
+from mua.config.schema import AlgorithmConfig
 
 RATIOS = [0.05, 0.5, 0.79, 0.81, 1.0, 1.19, 1.29, 1.31, 2.5, 6.0]
 ADVANTAGES = [-2.0, -0.5, 0.0, 0.5, 2.0]
 GRID = [(r, a) for r in RATIOS for a in ADVANTAGES]
-BOUNDS = Bounds(0.2, 0.3)
 OLD = -1.7
 
 
-def run(name: str, bounds: Bounds = BOUNDS, grid=None) -> tuple[PerToken, torch.Tensor]:
+def bounded(low: float = 0.2, high: float = 0.3, dual: float | None = None, **more: Any) -> AlgorithmConfig:
+    return AlgorithmConfig().model_copy(update={"clip_low": low, "clip_high": high, "dual_clip": dual, **more})
+
+
+BOUNDS = bounded()
+
+
+def run(name: str, bounds: AlgorithmConfig = BOUNDS, grid=None) -> tuple[PerToken, torch.Tensor]:
     """The objective on the grid and its gradient with respect to every log-probability, float64."""
     ratios, advantages = (torch.tensor(column, dtype=torch.float64) for column in zip(*(grid or GRID), strict=True))
     logprobs = (OLD + ratios.log()).requires_grad_()
@@ -39,15 +41,15 @@ def run(name: str, bounds: Bounds = BOUNDS, grid=None) -> tuple[PerToken, torch.
     return result, gradient
 
 
-def expected(name: str, r: float, a: float, bounds: Bounds) -> tuple[float, float]:
+def expected(name: str, r: float, a: float, bounds: AlgorithmConfig) -> tuple[float, float]:
     """Loss and its derivative with respect to log p, each written out."""
-    low, high, logp = bounds.low, bounds.high, OLD + math.log(r)
+    low, high, logp = bounds.clip_low, bounds.clip_high, OLD + math.log(r)
     out = (a > 0 and r > 1 + high) or (a < 0 and r < 1 - low)
     if name in ("grpo", "gspo"):
         loss = -min(r * a, min(max(r, 1 - low), 1 + high) * a)
         gradient = 0.0 if out else -r * a
-        if bounds.dual is not None and a < 0 and loss > -bounds.dual * a:
-            return -bounds.dual * a, 0.0
+        if bounds.dual_clip is not None and a < 0 and loss > -bounds.dual_clip * a:
+            return -bounds.dual_clip * a, 0.0
         return loss, gradient
     if name == "cispo":
         weight = min(max(r, 1 - low), 1 + high)
@@ -63,9 +65,11 @@ def expected(name: str, r: float, a: float, bounds: Bounds) -> tuple[float, floa
     return -a * logp, -a
 
 
-@pytest.mark.parametrize("bounds", [BOUNDS, Bounds(0.2, 0.3, dual=3.0), Bounds(1.05, 1.0)], ids=str)
+@pytest.mark.parametrize(
+    "bounds", [BOUNDS, bounded(0.2, 0.3, dual=3.0), bounded(1.05, 1.0)], ids=["clip", "dual", "soft"]
+)
 @pytest.mark.parametrize("name", OBJECTIVES)
-def test_value_and_gradient_of_every_token(name: str, bounds: Bounds):
+def test_value_and_gradient_of_every_token(name: str, bounds: AlgorithmConfig):
     result, gradient = run(name, bounds)
     for (r, a), loss, slope in zip(GRID, result.loss.tolist(), gradient.tolist(), strict=True):
         value, derivative = expected(name, r, a, bounds)
@@ -76,7 +80,7 @@ def test_value_and_gradient_of_every_token(name: str, bounds: Bounds):
 @pytest.mark.parametrize("name", ["grpo", "sapo"])
 def test_gradients_are_those_of_finite_differences(name: str):
     """For objectives that stop no gradient; away from the kinks."""
-    step, bounds = 1e-6, Bounds(0.2, 0.3, dual=3.0)
+    step, bounds = 1e-6, bounded(0.2, 0.3, dual=3.0)
     for ratio, advantage in GRID:
         _, gradient = run(name, bounds, [(ratio, advantage)])
         sides = [run(name, bounds, [(ratio * math.exp(s), advantage)])[0].loss.item() for s in (step, -step)]
@@ -94,7 +98,7 @@ def test_tokens_out_of_bounds_are_told(name: str):
 def test_on_policy_all_have_the_gradient_of_reinforce():
     grid = [(1.0, a) for a in ADVANTAGES]
     for name in OBJECTIVES.keys() - {"cross_entropy"}:
-        bounds = Bounds(1.05, 1.0) if name == "sapo" else BOUNDS
+        bounds = bounded(1.05, 1.0) if name == "sapo" else BOUNDS
         np.testing.assert_allclose(run(name, bounds, grid)[1], [-a for _, a in grid], atol=1e-12)
 
 
@@ -107,7 +111,7 @@ def test_minirl_and_grpo_have_the_same_gradients_under_the_same_bounds():
 def test_kept_gradients_are_of_constant_size_beyond_the_clip(b1: float, b2: float):
     """AgentRL's beta1 and beta2 as they are meant: b times the gradient at the bound, whatever the ratio."""
     grid = [*GRID, (1e-12, -1.0), (1e12, 1.0)]  # beyond where a ratio is clamped too
-    result, gradient = run("grpo", Bounds(0.2, 0.3, ce_gppo_beta1=b1, ce_gppo_beta2=b2), grid)
+    result, gradient = run("grpo", bounded(0.2, 0.3, ce_gppo_beta1=b1, ce_gppo_beta2=b2), grid)
     plain, unkept = run("grpo", BOUNDS, grid)
     for i, (r, a) in enumerate(grid):
         if a < 0 and r < 0.8:
@@ -120,16 +124,16 @@ def test_kept_gradients_are_of_constant_size_beyond_the_clip(b1: float, b2: floa
         assert float(gradient[i]) == pytest.approx(wanted, abs=1e-12), (r, a)
     assert not result.clipped_low.any()
     assert not result.clipped_high.any()
-    low_only, of_low = run("grpo", Bounds(0.2, 0.3, 3.0, ce_gppo_beta1=b1), grid)
-    assert low_only.clipped_high.sum() == run("grpo", Bounds(0.2, 0.3, 3.0), grid)[0].clipped_high.sum()
+    low_only, of_low = run("grpo", bounded(0.2, 0.3, 3.0, ce_gppo_beta1=b1), grid)
+    assert low_only.clipped_high.sum() == run("grpo", bounded(0.2, 0.3, 3.0), grid)[0].clipped_high.sum()
     assert float(of_low[grid.index((6.0, -2.0))]) == 0.0, "the dual clip still holds"
 
 
 def test_negative_advantages_grow_with_the_ratio_unless_bounded_twice():
     grid = [(6.0, -1.0)]
     assert run("grpo", BOUNDS, grid)[0].loss.item() == pytest.approx(6.0)
-    bounded, gradient = run("grpo", Bounds(0.2, 0.3, dual=3.0), grid)
-    assert (bounded.loss.item(), gradient.item(), bool(bounded.clipped_high)) == (3.0, 0.0, True)
+    twice, gradient = run("grpo", bounded(dual=3.0), grid)
+    assert (twice.loss.item(), gradient.item(), bool(twice.clipped_high)) == (3.0, 0.0, True)
 
 
 @given(st.lists(st.tuples(st.floats(-2, 0), st.floats(-2, 0)), min_size=1, max_size=6), st.sampled_from([-1.0, 1.0]))
@@ -198,7 +202,8 @@ def test_weights_of_the_mismatch_written_out(old: list[float], data):
         total = math.fsum(differences)
         of_sequence = total if level == "sequence" else total / max(1, len(differences))
         for name, low, high in (("truncate", 0.0, 2.0), ("mask", 0.5, 2.0)):
-            how = Correction(name, level, low, high)
+            chosen = {"correction": name, "correction_level": level, "correction_low": low, "correction_high": high}
+            how = AlgorithmConfig().model_copy(update=chosen)
             found = correction_weights(np.array(old), np.array(behavior), np.array(trained), how)
             for place, weight in enumerate(found):
                 ratio = math.exp(old[place] - behavior[place] if level == "token" else of_sequence)
@@ -208,8 +213,8 @@ def test_weights_of_the_mismatch_written_out(old: list[float], data):
 
 
 def test_no_correction_weighs_nothing():
-    assert correction_weights(np.zeros(3), np.ones(3), np.ones(3, bool), Correction()).tolist() == [1.0] * 3
-    assert correction_weights(np.zeros(2), np.ones(2), np.zeros(2, bool), Correction("mask")).tolist() == [1.0] * 2
+    for trained, config in ((np.ones(2, bool), BOUNDS), (np.zeros(2, bool), AlgorithmConfig(correction="mask"))):
+        assert correction_weights(np.zeros(2), np.ones(2), trained, config).tolist() == [1.0] * 2
 
 
 @pytest.mark.parametrize(
@@ -224,12 +229,12 @@ def test_no_correction_weighs_nothing():
 )
 def test_agentrls_bands(age: float, decay: float, cap: float, bounds: tuple[float, float]):
     """Its numbers, and a token that is newer than it should be is no wider than a fresh one."""
-    lower, upper = RatioBand(0.2, 0.3, cap, decay).bounds(np.array([float(age)]))
+    lower, upper = band_bounds(np.array([float(age)]), bounded(correction_cap=cap, correction_decay=decay))
     assert (lower[0], upper[0]) == pytest.approx(bounds, abs=5e-4)
 
 
 def test_a_token_leaves_the_band_only_on_the_side_its_advantage_pulls_to():
-    band = RatioBand(0.2, 0.3, 4.0, 0.1)
+    band = bounded(correction_cap=4.0, correction_decay=0.1)
     cases = [
         # ratio, advantage, age, stays
         (2.19, 1.0, 0, True), (2.21, 1.0, 0, False), (6.0, -1.0, 0, True), (0.21, -1.0, 0, True),

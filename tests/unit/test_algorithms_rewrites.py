@@ -14,11 +14,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
-from mua.algorithms.batch import adjust_batch, make_batch, make_batches, split_minibatches
+from mua.algorithms.batch import adjust_batch, make_batch
 from mua.algorithms.gae import estimate_advantages
-from mua.algorithms.losses import PolicyLoss, TokenTensors
 from mua.config.algorithm import AlgorithmConfig
 from mua.megatron.microbatch import predictions
 from mua.megatron.packing import PlannedMicrobatch
@@ -142,47 +140,6 @@ def test_what_is_left_out_or_corrected_is_the_same(settings: dict[str, Any], agg
     assert_alike(done[0], done[1], "weights", "advantages")
 
 
-@pytest.mark.parametrize("aggregation", AGGREGATIONS)
-def test_five_segments_weigh_no_more_than_one(aggregation: str) -> None:
-    """Also in minibatches: the sum of a trajectory's weights is what one segment of as many tokens has."""
-    config = AlgorithmConfig.model_validate(
-        {"aggregation": aggregation, "aggregation_constant": 9.0, "minibatches": 2, "advantage": "none"}
-    )
-    long = rewritten(0).sampled_tokens
-    for batch in make_batches(split_minibatches(groups(True), 2), config, 1.0):
-        weights = sorted(float(one.sum()) for one in per_token(batch, "weights"))
-        tokens = long + 3 + 3
-        expected = {
-            "token_mean": [3 / tokens, 3 / tokens, long / tokens],
-            "sequence_mean": [1 / 3, 1 / 3, 1 / 3],
-            "sequence_sum": [3 / 3, 3 / 3, long / 3],
-            "constant": [3 / 27, 3 / 27, long / 27],
-        }[aggregation]
-        assert weights == pytest.approx(expected, rel=1e-5)
-        assert batch.denominators == {"tokens": tokens, "sequences": 3.0}
-
-
-@pytest.mark.parametrize("loss", ["grpo", "cispo", "minirl", "sapo", "reinforce"])
-def test_loss_and_gradient_are_those_of_one_segment(loss: str) -> None:
-    config = AlgorithmConfig.model_validate(
-        {"loss": loss, "old_logprobs": "engine", "minibatches": 2, "allow_off_policy": loss == "reinforce"}
-    )
-    totals, gradients = [], []
-    for split in (True, False):
-        batch = make_batch(groups(split), config, 1.0)
-        names = ("weights", "advantages", "behavior_logprobs", "old_logprobs")
-        columns = {n: torch.from_numpy(np.concatenate(per_token(batch, n))).float() for n in names}
-        now = (columns["old_logprobs"] + torch.linspace(-0.5, 0.5, len(columns["weights"]))).requires_grad_()
-        terms = PolicyLoss.from_config(config)(now, torch.zeros_like(now), TokenTensors(**columns))
-        terms.loss.backward()
-        totals.append(terms.loss.item())
-        gradients.append(now.grad)
-    assert totals[0] == pytest.approx(totals[1], rel=1e-6)
-    torch.testing.assert_close(gradients[0], gradients[1])
-    assert gradients[0] is not None
-    assert gradients[0].abs().sum() > 0
-
-
 def valued(batch: TrainBatch, elsewhere: float) -> TrainBatch:
     """The critic's values: of a trained token by its id, of all others ``elsewhere``."""
     return replace(
@@ -206,43 +163,6 @@ def test_gae_goes_over_a_rewrite_to_the_next_token_that_the_policy_chose(whiten:
         done.append(batch)
     for other in done[1:]:
         assert_alike(done[0], other, "weights", "advantages", "returns", "values")
-
-
-def test_gae_by_hand_at_a_rewrite() -> None:
-    """The last token before the notes gets its turn's reward and the discounted value of the first token of the notes;
-    from the notes to the turn that follows them nothing is discounted, and nothing ends."""
-    config = AlgorithmConfig.model_validate(GAE | {"gae_lambda": 0.0})
-    first = rewritten(0)
-    (batch,), _ = estimate_advantages([valued(make_batch([Group(0, "a", [first])], config, 1.0), 50.0)], config)
-    (advantages,), (values,) = per_token(batch, "advantages"), per_token(batch, "values")
-    last, end_of_notes = TURNS[0] - 1, TURNS[0] + NOTES - 1
-    assert advantages[last] == pytest.approx(REWARDS[0] + 0.8 * values[last + 1] - values[last], rel=1e-5)
-    assert advantages[end_of_notes] == pytest.approx(values[end_of_notes + 1] - values[end_of_notes], abs=1e-5)
-    assert advantages[-1] == pytest.approx(REWARDS[-1] - values[-1], rel=1e-5)
-    assert sum(map(len, per_token(batch, "advantages"))) == first.sampled_tokens
-
-
-@pytest.mark.parametrize(
-    "settings", [GAE, {"advantage": "none"}, {"advantage": "none", "credit": "reward_to_go"}], ids=str
-)
-def test_nothing_of_one_trajectory_reaches_another(settings: dict[str, Any]) -> None:
-    """Neighbors in a batch, each of five segments: other rewards, and another critic's values, of one change nothing
-    of the others."""
-    config = AlgorithmConfig.model_validate(settings)
-    found = []
-    for changed in (False, True):
-        rewards = (9.0, -9.0, 9.0, 9.0, 9.0) if changed else REWARDS
-        members = [rewritten(0), rewritten(1, rewards), rewritten(2)]
-        batch = valued(make_batch([Group(0, "a", members)], config, 1.0), 0.0)
-        if changed:
-            others = [replace(s, values=np.full(len(s), 40, np.float32)) if s.trajectory == 1 else s for s in batch]
-            batch = replace(batch, sequences=others)
-        if config.advantage == "gae":
-            batch = estimate_advantages([batch], config)[0][0]
-        found.append(per_token(batch, "advantages"))
-    for number in (0, 2):
-        np.testing.assert_array_equal(found[0][number], found[1][number])
-    assert not np.allclose(found[0][1], found[1][1])
 
 
 def test_merged_prefixes_train_each_token_once() -> None:

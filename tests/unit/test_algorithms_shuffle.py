@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from mua.algorithms.filters import shuffle_rewards
+from mua.algorithms.batch import shuffle_rewards
 from mua.types import Group, Outcome, Trajectory
 
 

@@ -15,7 +15,7 @@ import pytest
 from mua.config.load import load_config
 from mua.engine.engine_handle import Slots
 from mua.launch.plan.planner import make_plan
-from mua.rollout.scheduler import StepDemand
+from mua.rollout.runner import StepDemand
 from tools.bench.placements import Setting, SimulatedEpisode, SimulatedTurn, Simulation, compare_placements
 
 

@@ -17,7 +17,7 @@ from mua.engine import SamplingParams
 from mua.engine.cluster import Cluster, Joining
 from mua.engine.engine_handle import EngineHandle, EngineState, Machine
 from mua.engine.pool import EnginePool
-from mua.rollout.scheduler import GroupScheduler, StepDemand
+from mua.rollout.runner import GroupScheduler, StepDemand
 from mua.utils.errors import EngineError
 from tests.engine_stand_in import Source, StandInServer, stand_in_pool
 

@@ -86,11 +86,6 @@ def test_what_cannot_be_held_out_is_refused(evaluation: dict[str, Any], says: st
         held_out({"name": "gyms/turtle"}, **evaluation)
 
 
-def test_options_without_domains_belong_to_nobody() -> None:
-    with pytest.raises(ValueError, match=r"evaluation\.options needs evaluation\.domains"):
-        EvaluationConfig(options={"turtle.max_words": 5})
-
-
 def gives_up() -> ScriptedPool:
     """Stands for the engines: a policy that looks for a tool of the gyms and gives up."""
     return ScriptedPool(

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from mua.algorithms.losses import PolicyLoss
-from mua.config.schema import MegatronConfig, ModelConfig, TrainerConfig
+from mua.config.schema import AlgorithmConfig, MegatronConfig, ModelConfig, TrainerConfig
 from mua.megatron import layouts
 from mua.megatron.packing import Alignment
 from mua.types import TrainBatch
@@ -28,7 +28,7 @@ SEEDS = (0, 1)
 LENGTHS = (85, 25, 200, 10, 115, 155, 40, 60, 145)
 PER_CALL, PER_SEQUENCE = 1500, 200
 """Bytes of a header: of the plan, and of a sequence and its place in a tree."""
-LOSS = PolicyLoss(clip_low=0.2, clip_high=0.3, kl_coefficient=0.1)
+LOSS = PolicyLoss(AlgorithmConfig(clip_high=0.3, kl_coefficient=0.1, epochs=2))
 
 
 def recorded_batch(seed: int) -> TrainBatch:

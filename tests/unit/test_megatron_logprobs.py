@@ -22,6 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from mua.algorithms.losses import PolicyLoss
+from mua.config.schema import AlgorithmConfig
 from mua.megatron import logprobs
 from mua.megatron.logprobs import log_probabilities
 from tests.distributed import run_distributed
@@ -210,7 +211,7 @@ def test_a_training_step_forms_no_logits_of_a_row(tmp_path: Path, monkeypatch: p
         batch = make_batch((200, 190))
         with Largest(101) as valid, Largest(padded) as whole:
             built.log_probabilities(batch.sequences, 1.0)
-            metrics = built.train_step(batch, PolicyLoss(0.2, 0.2, 0.0, entropy_coefficient=0.1))
+            metrics = built.train_step(batch, PolicyLoss(AlgorithmConfig(epochs=2, entropy_coefficient=0.1)))
     assert metrics["train/num_microbatches"] == 1
     assert valid.tokens == in_chunk
     assert whole.tokens <= in_chunk

@@ -13,15 +13,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from pydantic import ValidationError
 
 from mua.algorithms.batch import make_batches
-from mua.algorithms.rollout_metrics import rollout_metrics
 from mua.config.algorithm import AlgorithmConfig
 from mua.config.rollout import ContextConfig
-from mua.config.schema import ExperimentConfig
 from mua.rollout import context as rules
-from mua.rollout.context import REMOVED, ContextKeeper, repetitions, shortened, with_notes, without_results
+from mua.rollout.context import REMOVED, ContextKeeper, repetitions, shorten_result, with_notes, without_results
 from mua.rollout.episode import EpisodeResult
 from mua.tokens.chat_family import ChatFamily
 from mua.types import Group, Json, Outcome, Trajectory
@@ -144,30 +141,6 @@ async def test_reasoning_goes_with_the_users_next_message_after_a_rewrite_in_mid
     assert len(result.segments) == 3
 
 
-async def test_every_turn_of_all_segments_gets_the_trajectorys_credit() -> None:
-    played = []
-    for sample, texts in enumerate(([LOOK, "notes", CANCELLED, "Done."], [LOOK, "other notes", LOOK, "Done."])):
-        result, sampler = await rewritten(*texts, strategy="digest", every_turns=1, max_rewrites=1)
-        check_streams(result, sampler)
-        members = {"messages": result.messages, "metrics": result.metrics, "turn_rewards": result.turn_rewards}
-        played.append(
-            Trajectory(
-                "t", 0, sample, result.segments, reward=result.reward, success=bool(result.reward),
-                outcome=result.outcome, **members,
-            )
-        )  # fmt: skip
-    (batch,) = make_batches([[Group(0, "t", played)]], AlgorithmConfig(), 1.0)
-    for member, sign in ((0, 1), (1, -1)):
-        own = [sequence for sequence in batch if sequence.trajectory == member]
-        assert len(own) == len(played[member].segments) == 2
-        assert len({float(a) for s in own for a in s.advantages[s.trained]}) == 1
-        assert all((np.sign(s.advantages[s.trained]) == sign).all() for s in own)
-        assert sum(int(s.trained.sum()) for s in own) == played[member].sampled_tokens
-    metrics = rollout_metrics([Group(0, "t", played)])
-    assert metrics["rollout/context/rewrites"] == 1.0
-    assert metrics["rollout/segments/mean"] == 2.0
-
-
 async def test_a_rewrite_by_tokens_lets_an_episode_outlive_its_window() -> None:
     budgets, texts = {"b_max_tokens": 900, "b_max_turns": 30}, [LOOK] * 40
     whole, _ = await rewritten(*texts, **budgets)
@@ -222,12 +195,6 @@ async def test_a_policy_that_says_the_same_over_and_over_is_stopped_and_scored()
     assert result.outcome is Outcome.USER_STOP
 
 
-async def test_repetition_leads_to_a_rewrite_before_it_ends_the_episode() -> None:
-    texts = [LOOK, LOOK, "notes: stop looking", CANCELLED, "Done."]
-    result, _ = await rewritten(*texts, strategy="digest", on_repetition=2, stop_on_repetition=3)
-    assert (result.outcome, result.metrics["context/rewrites_by_repetition"]) == (Outcome.USER_STOP, 1.0)
-
-
 async def test_long_results_keep_their_beginning_and_end() -> None:
     result, sampler = await rewritten(LOOK, CANCELLED, "Done.", max_result_tokens=12)
     check_streams(result, sampler)
@@ -241,7 +208,7 @@ async def test_long_results_keep_their_beginning_and_end() -> None:
 @pytest.mark.parametrize("with_codec", [True, False])
 def test_shortened_text_holds_what_it_may(text: str, with_codec: bool) -> None:
     codec = FAMILIES[0].codec if with_codec else None
-    found = shortened(text, 40, codec)
+    found = shorten_result(text, 40, codec)
     if found == text:
         return
     head, said, tail = found.rpartition("\n[")[0], "tokens left out]\n", found.rpartition("tokens left out]\n")[2]
@@ -309,20 +276,6 @@ async def test_a_policy_behind_an_endpoint_follows_the_same_rules() -> None:
     _, server = await play_chat(in_order(look, look, says("Done.")), context=kept)
     results = [m["content"] for m in server.requests[-1]["messages"] if m["role"] == "tool"]
     assert results == [REMOVED, REMOVED] or all("left out" in r or r == REMOVED for r in results)
-
-
-@pytest.mark.parametrize(
-    ("section", "reason"),
-    [
-        ({"every_turns": 3}, "strategy off never does"),
-        ({"strategy": "digest", "instruction": " "}, "instruction is empty"),
-        ({"strategy": "digest", "summary_tokens": 9000}, r"context\.summary_tokens 9000 does not fit: .* 8192 of"),
-    ],
-)
-def test_settings_that_cannot_work_are_refused(section: Json, reason: str) -> None:
-    whole = {"name": "x", "output": "x", "model": {"path": "m"}, "environment": {"name": "help_desk"}}
-    with pytest.raises(ValidationError, match=reason):
-        ExperimentConfig.model_validate({**whole, "trainer": {"steps": 1}, "context": section})
 
 
 def test_a_keeper_waits_a_turn_between_rewrites() -> None:

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from environments.help_desk.tasks import generate
-from mua.algorithms.filters import malformed_turns, repeated_turns
+from mua.algorithms.batch import malformed_turns, repeated_turns
 from mua.config.schema import EnvironmentConfig, RolloutConfig
 from mua.environment.manager import EnvironmentManager
 from mua.environment.protocol import Evaluation, Task, ToolResult
@@ -108,12 +108,6 @@ async def test_a_hook_gives_the_reward_in_place_of_the_environment() -> None:
     assert mine.evaluation.details["environment_reward"] == 1.0
 
 
-async def test_the_same_words_without_the_deed_are_no_success() -> None:
-    result, _ = await play(f"Done, order {ORDER} cancelled.")
-    assert (result.outcome, result.evaluation.success, result.turn_rewards) == (Outcome.USER_STOP, False, [0.0])
-    assert result.evaluation.details["database"]
-
-
 async def test_several_calls_of_one_turn_are_answered_in_order() -> None:
     calls = "\n".join([call("check_owner", order=ORDER, name=NAME), CANCELLED, call("get_order", order=ORDER)])
     result, _ = await play(calls, "Done.")
@@ -160,11 +154,6 @@ async def test_too_many_malformed_calls_end_the_episode(bad: str) -> None:
     assert repeated_turns(result.messages) == [False, True, True]
 
 
-async def test_as_many_malformed_calls_as_allowed_do_not() -> None:
-    result, _ = await play(BROKEN, BROKEN, CANCELLED, "Done.", max_malformed=2)
-    assert (result.outcome, result.evaluation.success) == (Outcome.USER_STOP, True)
-
-
 async def test_an_error_of_the_tool_itself_is_not_malformed() -> None:
     wrong = call("get_order", order="Z99")
     result, _ = await play(wrong, wrong, CANCELLED, "Done.", max_malformed=0)
@@ -184,30 +173,11 @@ async def test_the_last_action_within_max_turns_is_executed() -> None:
     assert result.turn_rewards == [1.0]
 
 
-async def test_the_user_still_answers_the_last_turn() -> None:
-    user = FixedUser("go on")
-    result, _ = await play("What is your name?", user=user, max_turns=1)
-    assert (result.outcome, roles(result)[-1]) == (Outcome.MAX_TURNS, "user")
-    stopped, _ = await play("What is your name?", user=FixedUser("bye"), max_turns=1)
-    assert stopped.outcome is Outcome.USER_STOP
-
-
 async def test_the_last_action_within_max_tool_calls_is_executed() -> None:
     look = call("get_order", order=ORDER)
     result, sampler = await play(look, f"{look}\n{CANCELLED}", max_tool_calls=2)
     assert (result.outcome, result.evaluation.success) == (Outcome.MAX_TURNS, True)
     assert (result.metrics["tool_calls"], len(sampler.requests)) == (3.0, 2)
-
-
-async def test_a_turn_cut_by_its_token_cap_is_not_acted_on() -> None:
-    whole = len(sampled_ids(QWEN, CANCELLED))
-    result, sampler = await play(CANCELLED, max_turn_tokens=whole - 1)  # all but the end-of-turn token
-    assert (result.outcome, result.evaluation.success) == (Outcome.LENGTH, False)
-    assert observations(result) == []
-    assert sampler.requests[0].params.max_new_tokens == whole - 1
-    assert result.segments[0].loss_mask.sum() == whole - 1
-    fits, _ = await play(CANCELLED, "Done.", max_turn_tokens=whole)
-    assert fits.outcome is Outcome.USER_STOP
 
 
 async def test_a_turn_cut_by_its_token_cap_is_not_told_to_the_user() -> None:
@@ -229,17 +199,6 @@ async def test_a_full_segment_ends_the_episode_as_length() -> None:
     assert (little_room.outcome, requests.requests[1].params.max_new_tokens) == (Outcome.LENGTH, 1)
     enough, _ = await play(CANCELLED, "Done.", max_tokens=second + done)
     assert enough.outcome is Outcome.USER_STOP
-
-
-async def test_a_prompt_that_does_not_fit_is_scored_without_a_sampled_token() -> None:
-    result, sampler = await play(max_tokens=3)
-    assert (result.outcome, result.turn_rewards, sampler.requests) == (Outcome.LENGTH, [0.0], [])
-    assert not any(segment.loss_mask.any() for segment in result.segments)
-
-
-async def test_a_terminal_tool_ends_the_episode() -> None:
-    result, _ = await play(call("transfer_to_human", reason="asked"))
-    assert (result.outcome, observations(result)) == (Outcome.TERMINAL_TOOL, ['{"ok": true}'])
 
 
 async def test_calls_behind_a_terminal_one_are_not_run() -> None:
@@ -315,11 +274,6 @@ async def test_a_thinking_policy_gets_a_new_segment_where_its_reasoning_is_dropp
     assert [len(ids) for ids in sampled] == [len(generations[0]), len(generations[1]) + len(generations[2])]
 
 
-async def test_reasoning_alone_is_an_empty_reply() -> None:
-    result, _ = await play("<think>\nhm\n</think>\n\n", family=THINKING)
-    assert result.outcome is Outcome.MALFORMED
-
-
 async def test_metrics_count_calls_errors_and_tokens() -> None:
     look, wrong = call("get_order", order=ORDER), call("get_order", order="Z99")
     result, sampler = await play(f"{look}\n{wrong}", CANCELLED, "Done.")
@@ -364,13 +318,6 @@ async def test_deterministic_sampling_seeds_differ_by_turn_and_repeat() -> None:
     assert seeds[0] == seeds[1]
     assert len(set(seeds[0])) == 3
     assert None not in seeds[0]
-
-
-async def test_tools_stand_in_the_prompt_only_when_shown() -> None:
-    hidden, _ = await play("Done.")
-    shown, _ = await play("Done.", setting={"show_tools": True})
-    assert "transfer_to_human" not in QWEN.decode(hidden.segments[0].ids)
-    assert "transfer_to_human" in QWEN.decode(shown.segments[0].ids)
 
 
 async def test_a_user_that_does_not_answer_is_a_named_deadline() -> None:

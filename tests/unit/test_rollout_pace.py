@@ -60,11 +60,6 @@ def test_a_slow_engine_never_makes_it_the_policys(slower: int) -> None:
     assert cut
 
 
-def test_what_turns_were_like_long_ago_is_forgotten() -> None:
-    pace = known(500, *[10] * REMEMBERED)
-    assert pace.ran_on(200, 1000)
-
-
 def test_a_deadline_that_the_longest_turn_cannot_keep_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
     pace = known(*[10] * ENOUGH)
     with caplog.at_level(logging.WARNING):
@@ -112,11 +107,6 @@ async def test_a_policy_that_runs_on_is_scored_and_trained_on_what_it_wrote() ->
     assert (segment.logprobs[segment.loss_mask] == -0.5).all()
     assert found.metrics["cut_by_time"] == 1
     assert rollout_metrics([Group(4, TASK.id, [found])])["rollout/turns/cut_by_time"] == 1.0
-
-
-async def test_one_that_is_longer_than_what_ends_is_scored_too() -> None:
-    found, _ = await played(raising(TurnCut("", partial(30))), known(*[10] * ENOUGH))
-    assert (found.outcome, found.sampled_tokens) == (Outcome.LENGTH, 30)
 
 
 @pytest.mark.parametrize("error", [TurnCut("exceeded its 600 s after 20 tokens", partial(20)), DeadlineExceeded("no")])

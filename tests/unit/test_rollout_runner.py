@@ -14,21 +14,16 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from environments.help_desk.tasks import generate
-from mua.algorithms.batch import make_batch
-from mua.config.schema import AlgorithmConfig
 from mua.environment import manager as manager_module
 from mua.environment.endpoint.services import Services
 from mua.environment.manager import TooManyHungCalls
 from mua.environment.protocol import ToolResult
 from mua.rollout import runner as runner_module
 from mua.rollout.runner import EpisodeRunner
-from mua.store.traces import TraceWriter
 from mua.types import Group, Json, Outcome, Trajectory
-from mua.utils.errors import ConfigError, DeadlineExceeded, EngineError, UserFault, describe_error
+from mua.utils.errors import DeadlineExceeded, EngineError, UserFault, describe_error
 from mua.utils.seeds import derived_seed
 from tests.rollout_fixtures import FixedUser, Script, ScriptedSampler, TestDesk, call, experiment, lines, only
 from tests.tokens_fixtures import chat_family
@@ -119,13 +114,6 @@ async def test_a_tool_that_raises_is_retried_in_a_fresh_environment() -> None:
     assert [request.session for request in bench.sampler.requests] == ["4/0/0", "4/0/1", "4/0/1"]
 
 
-async def test_a_tool_that_hangs_is_retried_too(hang: Callable[[], None]) -> None:
-    bench = Bench(environment={"call_seconds": 2.0})
-    bench.domain.on_call = failing_first(1, hang)
-    trajectory = await bench.trajectory()
-    assert (trajectory.attempts, trajectory.success) == (2, True)
-
-
 async def test_an_environment_that_always_raises_is_given_up_unscored() -> None:
     bench = Bench()
     bench.domain.on_call = failing_first(99, broken)
@@ -156,16 +144,6 @@ async def test_faults_of_the_engine(fault: Exception, outcome: Outcome) -> None:
     assert (trajectory.outcome, trajectory.attempts, trajectory.error) == (outcome, 3, str(fault))
 
 
-async def test_an_engine_that_recovers_costs_attempts_only() -> None:
-    def script(session: str, turn: int) -> str:
-        if session != "4/0/2":
-            raise EngineError("restarting")
-        return SOLVED(session, turn)
-
-    trajectory = await Bench(script).trajectory()
-    assert (trajectory.scored, trajectory.success, trajectory.attempts) == (True, True, 3)
-
-
 async def test_faults_of_the_user_and_its_end() -> None:
     users: list[FixedUser] = []
 
@@ -191,23 +169,6 @@ async def test_an_episode_past_its_deadline_is_a_timeout() -> None:
     trajectory = await bench.trajectory()
     assert (trajectory.outcome, trajectory.attempts) == (Outcome.TIMEOUT, 2)
     assert trajectory.error == "rollout.episode_seconds: the episode took longer than 0.3 s"
-
-
-async def test_unscored_trajectories_never_enter_a_batch() -> None:
-    def script(session: str, turn: int) -> str:
-        sample = session.split("/")[1]
-        if sample == "1":
-            raise EngineError("gone")
-        return SOLVED(session, turn) if sample == "0" else "Sorry."
-
-    group = await Bench(script).group(size=4)
-    assert [t.scored for t in group.trajectories] == [True, False, True, True]
-    batch = make_batch([group], AlgorithmConfig(), 1.0)
-    sampled = sum(t.sampled_tokens for t in group.trajectories if t.scored)
-    assert batch.denominators == {"tokens": sampled, "sequences": 3.0}
-    assert len(batch) == 3
-    advantages = [float(s.advantages.max() + s.advantages.min()) for s in batch]
-    assert advantages[0] == pytest.approx(2 / 3 / (1 / 3) ** 0.5, rel=1e-4)  # of rewards 1, 0, 0: three, not four
 
 
 async def test_no_more_episodes_at_once_than_allowed() -> None:
@@ -252,22 +213,6 @@ async def test_seeds_differ_between_episodes_and_turns_and_are_equal_between_run
     assert not set(sampling_other.values()) & set(sampling.values())
 
 
-async def test_an_engine_that_is_not_deterministic_gets_no_seeds() -> None:
-    bench = Bench()
-    await bench.group()
-    assert {request.params.seed for request in bench.sampler.requests} == {None}
-
-
-PARTS = st.lists(st.one_of(st.integers(), st.text("abc1", max_size=3)), min_size=1, max_size=4)
-
-
-@given(PARTS, PARTS)
-def test_a_seed_is_a_pure_function_of_its_parts(one: list, other: list) -> None:
-    assert 0 <= derived_seed(*one) < 2**31
-    same = [str(part) for part in one] == [str(part) for part in other]
-    assert (derived_seed(*one) == derived_seed(*other)) == same
-
-
 def test_seeds_stay_what_they_are() -> None:
     """A change here would change every run that is to be repeated."""
     assert derived_seed(1, 2, 3) == 1052989463
@@ -307,18 +252,6 @@ async def test_too_many_hung_calls_end_the_run_readably(
     assert line.startswith("environment 'help_desk': 1 calls hang in abandoned threads")
 
 
-async def test_a_task_without_a_recording_ends_the_run_readably(tmp_path) -> None:
-    messages = [{"role": "user", "content": "hi"}]
-    recorded = Trajectory("other", 0, 0, [], [], 0.0, False, Outcome.USER_STOP, messages)
-    path = TraceWriter(tmp_path).write(0, [recorded])
-    bench = Bench(user={"kind": "replay", "replay": str(path)})
-    with pytest.raises(ExceptionGroup) as caught:
-        await bench.group(size=2)
-    assert caught.group_contains(ConfigError)
-    (line,) = describe_error(caught.value)
-    assert f"has no recording of task {TASK.id!r}" in line
-
-
 async def test_a_fault_of_the_program_is_neither_retried_nor_hidden() -> None:
     def script(session: str, turn: int) -> str:
         raise ZeroDivisionError
@@ -329,26 +262,6 @@ async def test_a_fault_of_the_program_is_neither_retried_nor_hidden() -> None:
     assert caught.group_contains(ZeroDivisionError)
     assert bench.domain.made == 1
     assert list(describe_error(caught.value)) == []
-
-
-async def test_pauses_grow_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner_module, "_FIRST_PAUSE_S", 0.5)
-    slept: list[float] = []
-
-    async def sleep(seconds: float) -> None:
-        slept.append(seconds)
-
-    def script(session: str, turn: int) -> str:
-        raise EngineError("gone")
-
-    bench = Bench(script, rollout={"max_retries": 12})
-    monkeypatch.setattr(asyncio, "sleep", sleep)
-    await bench.group()
-    pauses = [seconds for seconds in slept if seconds]
-    for attempt, seconds in enumerate(pauses):
-        longest = min(0.5 * 2**attempt, 30.0)
-        assert longest / 2 <= seconds <= longest
-    assert len(pauses) == 12
 
 
 class Mumbling(FixedUser):
@@ -376,13 +289,3 @@ async def test_an_unpaired_surrogate_of_a_tool_is_the_environments_fault() -> No
     trajectory = await bench.trajectory()
     assert (trajectory.outcome, trajectory.attempts) == (Outcome.ENVIRONMENT_ERROR, 3)
     assert "unpaired surrogate at character 1" in (trajectory.error or "")
-
-
-async def test_instructions_that_no_tokenizer_can_read_are_the_environments_fault(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    bench = Bench()
-    monkeypatch.setattr(bench.domain, "system_prompt", lambda style: "\ud800")
-    trajectory = await bench.trajectory()
-    assert trajectory.outcome is Outcome.ENVIRONMENT_ERROR
-    assert "cannot be told to the policy" in (trajectory.error or "")

@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mua.rollout.scheduler import GroupScheduler, Position, RolloutBatch, StepDemand
+from mua.rollout.runner import GroupScheduler, Position, RolloutBatch, StepDemand
 from mua.types import Group, Outcome, Segment, Trajectory
 from mua.utils.errors import EngineError
 
@@ -235,66 +235,6 @@ async def begun(desk: Desk, demand: StepDemand, position: Position | None = None
     return scheduler
 
 
-async def test_groups_are_taken_in_order_however_they_end() -> None:
-    desk = Desk()
-    scheduler = await begun(desk, StepDemand(2, 5, staleness=1), Position(10))
-    assert desk.running == [10, 11, 12, 13]
-    taking = asyncio.create_task(scheduler.take())
-    for ordinal in (13, 12, 11):
-        await desk.end(ordinal)
-        assert not taking.done()
-    await desk.end(10)
-    assert [group.ordinal for group in (await taking).groups] == [10, 11]
-    assert scheduler.in_flight == 2
-    scheduler.release()
-    assert [group.ordinal for group in (await scheduler.take()).groups] == [12, 13]
-    await scheduler.stop()
-
-
-async def test_only_a_release_starts_new_groups() -> None:
-    desk = Desk()
-    scheduler = await begun(desk, StepDemand(2, 5))
-    await desk.end(0, 1)
-    await scheduler.take()
-    scheduler.start()
-    await turns(3)
-    assert sorted(desk.ends) == [0, 1]
-    scheduler.release()
-    await turns(2)
-    assert sorted(desk.ends) == [0, 1, 2, 3]
-    await scheduler.stop()
-
-
-async def test_nothing_starts_behind_the_last_step() -> None:
-    desk = Desk()
-    scheduler = await begun(desk, StepDemand(2, 2, staleness=4))
-    assert desk.running == [0, 1, 2, 3]
-    await desk.end(0, 1, 2, 3)
-    for ordinals in ([0, 1], [2, 3]):
-        assert [group.ordinal for group in (await scheduler.take()).groups] == ordinals
-        scheduler.release()
-    await turns(2)
-    assert (await scheduler.take()).groups == []
-    assert scheduler.in_flight == 0
-
-
-async def test_an_unusable_group_of_a_synchronous_step_is_replaced_at_once() -> None:
-    desk = Desk()
-    scheduler = await begun(desk, StepDemand(2, 5, extra=1), usable=lambda group: group.ordinal not in (1, 2))
-    taking = asyncio.create_task(scheduler.take())
-    await turns(2)
-    await desk.end(1)
-    assert desk.running == [0, 2]  # group 0 still runs: its replacement did not wait for it
-    await desk.end(2)
-    assert desk.running == [0]  # one extra group was allowed
-    await desk.end(0)
-    rollout_batch = await taking
-    assert [group.ordinal for group in rollout_batch.groups] == [0, 1, 2]
-    assert [group.ordinal for group in rollout_batch.usable] == [0]
-    assert rollout_batch.position == Position(3)
-    await scheduler.stop()
-
-
 async def test_an_oversampled_step_takes_the_first_and_waits_for_the_same_group_the_next_time() -> None:
     desk = Desk()
     scheduler = await begun(desk, StepDemand(2, 5, oversample=1))
@@ -337,23 +277,6 @@ async def test_a_carried_group_goes_on_within_its_bound_and_what_it_saves_is_cou
     assert (rollout_batch.cancelled, rollout_batch.carried, rollout_batch.saved_tokens) == (1, 1, 2)
     assert desk.cancelled == [1]
     assert rollout_batch.position == Position(4, {1: 1, 3: 0})
-    await scheduler.stop()
-
-
-async def test_with_staleness_the_rest_goes_on_into_the_next_step() -> None:
-    desk = Desk()
-    scheduler = await begun(desk, StepDemand(1, 9, staleness=1, oversample=1))
-    assert desk.running == [0, 1, 2]
-    await desk.end(2)
-    rollout_batch = await scheduler.take()
-    assert ([group.ordinal for group in rollout_batch.groups], rollout_batch.cancelled) == ([2], 0)
-    assert rollout_batch.position == Position(3, {0: 0, 1: 0})
-    scheduler.release()
-    await turns(2)
-    await desk.end(3)
-    rollout_batch = await scheduler.take()
-    assert ([group.ordinal for group in rollout_batch.groups], rollout_batch.cancelled) == ([3], 2)
-    assert sorted(desk.cancelled) == [0, 1]
     await scheduler.stop()
 
 

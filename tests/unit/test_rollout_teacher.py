@@ -20,7 +20,7 @@ from mua.rollout.teacher import Teacher, probe_texts
 from mua.tokens.codec import Codec, fixed
 from mua.types import Group, Outcome, Provenance, Segment, Trajectory
 from mua.utils.errors import ConfigError, EngineError
-from tests.chat_server import Handler, Server, drops, fails, never, nobody, raw, serving, together
+from tests.chat_server import Handler, Server, drops, fails, never, raw, serving, together
 from tests.tokens_fixtures import chat_family
 
 KEY = "not-for-logs"
@@ -225,12 +225,3 @@ async def test_a_server_that_does_not_tokenize_is_refused(
     async with teacher(codec, answer) as (asked, _):
         with pytest.raises(kind, match=message):
             await asked.meet()
-
-
-async def test_nobody_there_is_one_error_after_all_tries(codec: Codec) -> None:
-    with nobody() as place:
-        config = DistillationConfig(base_url=f"http://{place}", max_retries=1, retry_seconds=0.001)
-        asked = Teacher(config, codec)
-        with pytest.raises(EngineError, match=r"is gone.*2 tries"):
-            await asked.meet()
-        await asked.close()

@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from mua.rollout.scheduler import StepDemand
-from mua.rollout.service import _oldest
+from mua.rollout.runner import StepDemand
 from mua.store.database import Store
 from mua.store.recorder import Recorder
 from mua.store.starts import begin_part
@@ -90,4 +89,4 @@ def test_groups_of_policies_that_stand_are_found_and_taken(tmp_path: Path) -> No
     ],
 )
 def test_how_old_a_group_may_be(demand: StepDemand, place: int, oldest: int) -> None:
-    assert _oldest(place, 5, demand) == oldest
+    assert demand.oldest(place, 5) == oldest

@@ -334,7 +334,7 @@ def test_a_sampler_of_another_mua_or_other_code_is_refused(
         asked(ours | {"mua": f"{mua.__version__}.post1"}, "samplers.other_code=warn")
     with pytest.raises(ConfigError, match=rf"sampler contract {CONTRACT + 1}\), this sampler {own}"):
         asked(ours | {"contract": CONTRACT + 1})
-    with pytest.raises(ConfigError, match=rf"does not say its version, and this sampler is {own}"):
+    with pytest.raises(ConfigError, match=rf"its trainer is mua None .*, this sampler {own}"):
         asked({})
     differing = ours | {"code": "0" * 16, "commit": "abc", "packages": ours["packages"] | {"transformers": "1.0"}}
     with pytest.raises(

@@ -12,7 +12,6 @@ import pytest
 
 from mua.environment.protocol import Transcript
 from mua.tokens.chat_family import ChatFamily
-from mua.tokens.codec import ConversationError
 from mua.tokens.conversation import Conversation
 from mua.types import Provenance, ToolSchema
 from mua.utils.errors import EngineError
@@ -89,28 +88,6 @@ def test_qwen3_without_thinking() -> None:
     assert [message.get("tool_call_id") for message in talk.messages if message["role"] == "tool"] == ["call_0_0", None]
 
 
-def test_qwen25_with_its_default_system_prompt() -> None:
-    family = chat_family("qwen2.5", False)
-    talk = Conversation.begin(family, system=None, tools=[], user="hi")
-    talk.prompt_ids()
-    talk.add_sampled(generation(sampled(family, "", call=True)))
-    talk.add_tool_results(["<tool_response>", ""])
-    talk.prompt_ids()
-    assert runs(family, talk.segments()[0]) == [
-        (
-            "TEMPLATE",
-            "<|im_start|>system\nYou are Qwen, created by Alibaba Cloud. You are a helpful assistant.<|im_end|>\n"
-            "<|im_start|>user\n",
-        ),
-        ("USER", "hi"),
-        ("TEMPLATE", "<|im_end|>\n<|im_start|>assistant\n"),
-        ("SAMPLED", f"{CALL}<|im_end|>"),
-        ("TEMPLATE", "\n<|im_start|>user\n<tool_response>\n"),
-        ("TOOL", "<tool_response>\n"),
-        ("TEMPLATE", "</tool_response>\n<tool_response>\n\n</tool_response><|im_end|>\n<|im_start|>assistant\n"),
-    ]
-
-
 def test_turn_logprobs_and_versions_stand_at_the_sampled_tokens() -> None:
     family = chat_family("qwen3", False)
     talk = Conversation.begin(family, system=None, tools=[], user="hi")
@@ -160,15 +137,6 @@ def test_experts_of_each_turn_continue_those_before() -> None:
     assert not segment.experts[len(known) :].any()
 
 
-def test_experts_of_other_tokens_than_asked_for_are_the_engines_fault() -> None:
-    family = chat_family("qwen3", False)
-    talk = Conversation.begin(family, system=None, tools=[], user="hi")
-    ids = sampled(family, "one")
-    n = len(talk.prompt_ids()) + len(ids)
-    with pytest.raises(EngineError, match=f"experts of {n} tokens, {n - 1} have none yet"):
-        talk.add_sampled(replace(generation(ids), experts=np.zeros((n, 4), np.uint8)))
-
-
 def test_turn_cut_by_length_gets_its_end_from_the_template() -> None:
     family = chat_family("qwen3", False)
     talk = Conversation.begin(family, system=None, tools=[], user="hi")
@@ -181,19 +149,6 @@ def test_turn_cut_by_length_gets_its_end_from_the_template() -> None:
     assert runs(family, talk.segments()[0])[-3:-1] == [
         ("TEMPLATE", "<|im_end|>\n<|im_start|>user\n"),
         ("USER", "go on"),
-    ]
-
-
-def test_turn_ended_by_end_of_text_is_closed_by_the_template() -> None:
-    family = chat_family("qwen3", False)
-    talk = Conversation.begin(family, system=None, tools=[], user="hi")
-    talk.prompt_ids()
-    turn = talk.add_sampled(generation([*sampled(family, "so")[:-1], family.stop_token_ids[1]]))
-    assert (turn.content, turn.truncated) == ("so", False)
-    talk.add_user("go on")
-    assert runs(family, talk.segments()[0])[-4:-2] == [
-        ("SAMPLED", "so<|endoftext|>"),
-        ("TEMPLATE", "<|im_end|>\n<|im_start|>user\n"),
     ]
 
 
@@ -254,59 +209,6 @@ def test_a_new_segment_owes_nothing_to_the_turn_before_it() -> None:
     ]
 
 
-def test_thinking_model_that_did_not_think_goes_on_in_its_segment() -> None:
-    family = chat_family("qwen3", True)
-    talk = Conversation.begin(family, system=None, tools=[], user="hi")
-    prompt = talk.prompt_ids()
-    spoken = [*plain_ids(family, "yes"), family.stop_token_ids[0]]
-    talk.add_sampled(generation(spoken))
-    talk.add_user("and?")
-    assert talk.prompt_ids()[: len(prompt) + len(spoken)].tolist() == [*prompt, *spoken]
-
-
-ASK, TELL = {"role": "user", "content": "x"}, {"role": "assistant", "content": "x"}
-
-
-def calling(arguments: str) -> dict:
-    return {**TELL, "tool_calls": [{"name": "f", "arguments": arguments}]}
-
-
-@pytest.mark.parametrize(
-    ("messages", "says"),
-    [
-        ([], "roles"),
-        ([TELL], "assistant"),
-        ([ASK], "assistant"),
-        ([{"role": "robot", "content": "x"}], r"messages\[0\]: role 'robot'"),
-        ([{"role": "user", "content": ["x"]}], r"messages\[0\]: content .*list"),
-        ([ASK, calling("{")], r"messages\[1\].tool_calls\[0\]: arguments"),
-        ([ASK, calling("[]")], r"messages\[1\].tool_calls\[0\]: .*arguments"),
-        ([ASK, {"role": "tool", "content": "x"}, TELL], r"messages\[1\]"),
-        ([ASK, TELL, TELL], r"messages\[2\]"),
-        ([ASK, {**TELL, "reasoning_content": "y"}], r"messages\[1\]: .*model.thinking"),
-        ([ASK, {"role": "assistant", "content": CALL}], r"messages\[1\]: .*tool_calls"),
-        ([ASK, {"role": "assistant", "content": "<tool_call>{"}], r"messages\[1\]: .*</tool_call>"),
-        ([ASK, {"role": "assistant", "content": "<think>\nx\n</think>y"}], r"messages\[1\]: .*reasoning_content"),
-        ([ASK, {"role": "assistant", "content": "x</think>y"}], r"messages\[1\]: .*</think>"),
-        ([ASK, TELL, {"role": "user", "content": "\ud800"}], r"messages\[2\]: .*surrogate"),
-    ],
-)
-def test_bad_demonstration_names_the_message(messages: list, says: str) -> None:
-    with pytest.raises(ConversationError, match=says):
-        Conversation.from_messages(chat_family("qwen3", False), messages, [], train_on="all")
-
-
-def test_unpaired_surrogate_from_a_tool_is_one_clear_error() -> None:
-    family = chat_family("qwen3", False)
-    talk = Conversation.begin(family, system=None, tools=[], user="hi")
-    talk.prompt_ids()
-    talk.add_sampled(generation(sampled(family, "", call=True)))
-    with pytest.raises(ConversationError, match="unpaired surrogate at character"):
-        talk.add_tool_results(["caf\udce9"])
-    talk.add_tool_results(["café"])
-    assert talk.messages[-1] == {"role": "tool", "content": "café", "tool_call_id": "call_0_0"}
-
-
 @pytest.mark.parametrize("bad", [generation([5], "abort"), generation([5], "stop"), generation([], "stop")])
 def test_unusable_generation_is_the_engines_fault(bad: object) -> None:
     talk = Conversation.begin(chat_family("qwen3", False), system=None, tools=[], user="hi")
@@ -323,15 +225,6 @@ def test_only_whole_plain_turns_count_as_told_to_the_user() -> None:
         talk.add_sampled(generation([*plain_ids(family, text), family.stop_token_ids[0]]))
         talk.add_tool_results(["error"])
     assert Transcript(talk.messages).told_user() == ["Fine."]
-
-
-def test_nothing_sampled_before_the_budget_ran_out() -> None:
-    talk = Conversation.begin(chat_family("qwen3", False), system=None, tools=[], user="hi")
-    prompt = talk.prompt_ids()
-    assert talk.add_sampled(generation([], "length")).truncated
-    (segment,) = talk.segments()
-    assert segment.ids.tolist() == prompt.tolist()
-    assert not segment.loss_mask.any()
 
 
 def test_calls_out_of_order_are_refused() -> None:

@@ -69,12 +69,6 @@ def test_qwen3_template_without_thinking_and_the_block_preserved() -> None:
     assert kept == head + "<think>\n\n</think>\n\n" + tail
 
 
-def test_qwen3_template_does_not_take_wrapped_results_for_a_query() -> None:
-    wrapped = [*HISTORY[:2], {"role": "user", "content": "<tool_response>1</tool_response>"}]
-    assert "<think>\nx\n</think>" in rendered("qwen3", wrapped)
-    assert chat_family("qwen3", True).render(wrapped, [], generate=True) == rendered("qwen3", wrapped)
-
-
 def test_qwen25_template() -> None:
     assert rendered("qwen2.5", [{"role": "system", "content": "S"}, *HISTORY]) == (
         "<|im_start|>system\nS<|im_end|>\n<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\nb<|im_end|>\n"
@@ -205,11 +199,6 @@ def test_a_folder_that_cannot_be_served_is_refused(
     (folder / file).write_text(text, encoding="utf-8")
     with pytest.raises(ModelError, match=named):
         load_family(folder, thinking=False)
-
-
-def test_thinking_qwen25_is_refused() -> None:
-    with pytest.raises(ModelError, match=r"model\.thinking"):
-        load_family(model_folder("qwen2.5"), thinking=True)
 
 
 def test_importing_the_package_loads_no_tokenizer_library() -> None:

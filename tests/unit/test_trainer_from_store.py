@@ -115,12 +115,6 @@ def test_schedule_keeps_its_bounds_and_is_fair(
     assert found == use_schedule(groups, per_step, len(found), max_uses, apart, seed)
 
 
-def test_schedule_is_drawn_anew_for_every_use_and_seed() -> None:
-    one = use_schedule(20, 5, 8, 2, 1, 1)
-    assert sorted(g for chosen in one[:4] for g in chosen) == list(range(20))
-    assert one[:4] != one[4:] != use_schedule(20, 5, 8, 2, 1, 2)[4:]
-
-
 # ---- which groups and episodes
 
 

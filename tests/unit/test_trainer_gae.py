@@ -1,4 +1,4 @@
-"""Steps of learning with a critic, from groups to optimizer steps, with the real trainer on one process and on two.
+"""Steps of learning with a critic, from groups to optimizer steps, with the real trainer on one process.
 
 Rollouts are made up: the whole command, with an engine, is in tests/e2e/test_critic.py.
 """
@@ -14,10 +14,8 @@ import pytest
 from mua.config.schema import ExperimentConfig
 from mua.megatron.checkpoint import checkpoint_folder
 from mua.trainer.learner import Learner
-from mua.trainer.ranks import is_rank0
 from mua.trainer.rl import learn
 from mua.types import Group, Outcome, Provenance, Segment, Trajectory
-from tests.distributed import run_distributed
 from tests.megatron_support import VOCAB, exported, write_model
 
 
@@ -84,21 +82,15 @@ def groups_of(step: int) -> list[Group]:
     return [Group(i, "t", [trajectory(i, sample) for sample in range(2)]) for i in range(2 * step, 2 * step + 2)]
 
 
-def learned(folder: Path, last: int, *, source: Path | None = None, saved: Path | None = None, ranks: int = 1) -> Any:
-    """Metrics of the steps up to ``last`` (from a checkpoint's on), and a lone rank's weights; None on other ranks."""
+def learned(folder: Path, last: int, *, source: Path | None = None, saved: Path | None = None) -> Any:
+    """Metrics of the steps up to ``last`` (from a checkpoint's on), and the weights."""
     config = config_of(folder)
-    config = config.model_copy(update={"megatron": config.megatron.model_copy(update={"tensor_parallel": ranks})})
-    learner = Learner(config, total_steps=8, critic_steps=10)
-    if not is_rank0():
-        learner.worker_loop()
-        return None
-    with learner:
+    with Learner(config, total_steps=8, critic_steps=10) as learner:
         first = 0 if source is None else learner.load(source)["step"]
         history = [learn(config, learner, groups_of(step), version=step) for step in range(first, last)]
         if saved is not None:
             learner.save(saved, {"step": last})
-        weights = exported(learner) if ranks == 1 else {}  # all ranks would have to export together
-        return [{name: v for name, v in step.items() if "seconds" not in name} for step in history], weights
+        return [{name: v for name, v in step.items() if "seconds" not in name} for step in history], exported(learner)
 
 
 def test_a_resumed_run_is_the_uninterrupted_one(tmp_path: Path) -> None:
@@ -109,31 +101,3 @@ def test_a_resumed_run_is_the_uninterrupted_one(tmp_path: Path) -> None:
     rest, resumed = learned(tmp_path, 4, source=checkpoint)
     assert [*first, *rest] == straight
     assert all(np.array_equal(resumed[name], values) for name, values in final.items())
-
-
-@pytest.mark.slow
-def test_two_ranks_learn_like_one(tmp_path: Path) -> None:
-    write_model(tmp_path / "model")
-    alone, _ = learned(tmp_path, 2)
-    (together, _), other = run_distributed(on_two_ranks, 2, str(tmp_path))
-    assert other is None
-    names = (
-        "train/critic/vf_loss",
-        "train/critic/grad_norm",
-        "train/critic/vf_explained_var",
-        "train/critic/old_values",
-        "train/loss",
-        "train/grad_norm",
-    )
-    for ours, theirs in zip(together, alone, strict=True):
-        compared = [name for name in names if name in theirs]
-        assert {n: ours[n] for n in compared} == pytest.approx({n: theirs[n] for n in compared}, rel=1e-3, abs=1e-5)
-
-
-def on_two_ranks(folder: str) -> Any:
-    import os
-
-    import torch.distributed as dist
-
-    os.environ["RANK"] = str(dist.get_rank())
-    return learned(Path(folder), 2, ranks=2)

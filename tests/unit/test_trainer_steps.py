@@ -22,7 +22,7 @@ from mua.algorithms.losses import LossFunction, TokenTensors, finish_metrics
 from mua.config.schema import ExperimentConfig, RolloutConfig
 from mua.engine.weight_transfer import SyncReport
 from mua.observe.timeline import Timeline
-from mua.rollout.scheduler import Position, RolloutBatch
+from mua.rollout.runner import Position, RolloutBatch
 from mua.trainer import rl
 from mua.trainer.preempt import Preemption
 from mua.trainer.run_folder import Run
@@ -261,21 +261,6 @@ def test_a_delay_of_the_trainer_is_booked_where_it_happens(tmp_path: Path) -> No
     assert [line["time/step_seconds"] for line in lines] == [31, 63, 63]
 
 
-def test_a_batch_keeps_what_was_sampled(tmp_path: Path) -> None:
-    """Training changes neither the groups nor what they hold, so that traces tell what the engine said."""
-    table = Table()
-    groups = groups_of(table)
-    before = [_copy(t.segments[0]) for group in groups for t in group.trajectories]
-    rl.learn(config_of(tmp_path), table, groups, version=0)  # type: ignore[arg-type]
-    after = [t.segments[0] for group in groups for t in group.trajectories]
-    for old, new in zip(before, after, strict=True):
-        assert all(np.array_equal(getattr(old, name), getattr(new, name)) for name in Segment.__slots__[:5])
-
-
-def _copy(segment: Segment) -> Segment:
-    return Segment(*(getattr(segment, name).copy() for name in Segment.__slots__[:5]))
-
-
 class LostAtTheSync(Engines):
     """No engine is left for the weights of version 2."""
 
@@ -320,9 +305,3 @@ def test_sampling_that_the_trainer_does_not_reproduce_is_refused_unless_it_is_me
     rl.check_sampling(RolloutConfig(**setting, allow_truncated_sampling=True))
     assert f"rollout.{name} {value:g}" in caplog.text
     assert RolloutConfig(**setting).sampling(0.7) == {"temperature": 0.7, **setting, "logprobs_of": of}
-
-
-def test_seeded_draws_know_no_min_p(tmp_path: Path) -> None:
-    settings = config_of(tmp_path).model_dump() | {"engine": {"deterministic": True}, "rollout": {"min_p": 0.1}}
-    with pytest.raises(ValueError, match=r"engine\.deterministic needs rollout\.min_p 0"):
-        ExperimentConfig.model_validate(settings)

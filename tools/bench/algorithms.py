@@ -183,7 +183,7 @@ def our_loss(given: Samples, config: AlgorithmConfig) -> Tensor:
         flat("reference_logprobs"), sequence=number, sequences=len(batch),
     )  # fmt: skip
     logprobs = given.current[given.trained].clone().requires_grad_()
-    loss = PolicyLoss.from_config(config)(logprobs, torch.zeros_like(logprobs), tokens).loss
+    loss = PolicyLoss(config)(logprobs, torch.zeros_like(logprobs), tokens).loss
     return with_gradient(loss, logprobs)
 
 

@@ -54,7 +54,7 @@ from mua.launch.plan.planner import (
 from mua.megatron.architecture import Architecture, Workload
 from mua.megatron.layouts import is_proven, problems
 from mua.observe.timeline import EngineActivity, EngineClock, Timeline, TrainerPhase, engine_metrics, trainer_metrics
-from mua.rollout.scheduler import GroupScheduler, StepDemand
+from mua.rollout.runner import GroupScheduler, StepDemand
 from mua.types import Group, Outcome, Trajectory
 from mua.utils.seeds import derived_seed
 from tools import kit

@@ -37,9 +37,10 @@ from mua.store.recorder import current_episode
 from mua.tokens.chat_family import ChatFamily
 from mua.tokens.codec import fixed
 from mua.trainer.learner import Learner
+from mua.trainer.observers import RunRecord
 from mua.trainer.preempt import Preemption
 from mua.trainer.ranks import init_distributed
-from mua.trainer.rl import Training, recorded
+from mua.trainer.rl import Training
 from mua.trainer.run_folder import Run
 from mua.types import Generation, Int32Array, Provenance
 from mua.utils.seeds import derived_seed
@@ -406,9 +407,9 @@ def made_run(plan: Plan, root: Path, output: Path, seed: int) -> Path:
         try:
             learner = Learner(config, total_steps=total, with_reference=config.algorithm.kl_coefficient > 0,
                               critic_steps=critic)  # fmt: skip
-            with learner, Run(config, learner) as run, recorded(config, run) as record, run.saved_on_leaving():
-                recorder = None if record is None else record.recorder
-                with _Service(config, recorder=recorder) as rollouts, without_gc_pauses():
+            with learner, Run(config, learner) as run, RunRecord(config, run.step) as record, run.saved_on_leaving():
+                run.store = record
+                with _Service(config, recorder=record.recorder) as rollouts, without_gc_pauses():
                     rollouts.learner, rollouts.engine = learner, engine
                     Training(config, learner, run, rollouts, Preemption(), record).loop()
         except MuaError as error:

@@ -167,12 +167,13 @@ def side(folder: Path, samples: list[tuple[np.ndarray, int]], row: int, merge: b
 def serve(connection: Connection, folder: Path, samples: list[tuple[np.ndarray, int]], row: int, merge: bool) -> None:
     from mua.algorithms.losses import PolicyLoss
     from mua.compat import megatron_cpu
+    from mua.config.schema import AlgorithmConfig
 
     megatron_cpu.install()
     row = max(row, *(len(ids) for ids, _ in samples))
     settings = {"max_tokens_per_microbatch": row, "merge_prefixes": merge}
     built = kit.bare_learner(folder, 65536, learning_rate=0.0, **settings)
-    loss, batch = PolicyLoss(0.2, 0.2, 0.0), train_batch(samples)
+    loss, batch = PolicyLoss(AlgorithmConfig(epochs=2)), train_batch(samples)
     built.train_step(train_batch([(ids[:9], 8) for ids, _ in samples[:1]]), loss)  # the optimizer's state is made here
     while connection.recv() == "step":
         before, started = kit.resident(), time.process_time()

@@ -175,7 +175,7 @@ def _step(share: Mapping[str, Any], config: ExperimentConfig, place: Place) -> S
     tokens = config.megatron.max_tokens_per_microbatch
     lengths = [tokens // 4] * 8
     given = sequences(lengths, share["vocab_size"])
-    terms = policy_terms(PolicyLoss.from_config(config.algorithm), 1.0, network.vocab_size)
+    terms = policy_terms(PolicyLoss(config.algorithm), 1.0, network.vocab_size)
     sharder = BatchSharder(chunks, config.megatron)
     own = sharder.shard(sharder.plan(given, training=True))
     network.train(own, terms)

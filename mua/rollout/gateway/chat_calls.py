@@ -3,11 +3,16 @@
 What is trained must be of the distribution that the configuration states. A request's own temperature, top_p, seed
 and penalties are therefore overridden (or refused: ``agent.sampling``), and what only constrained decoding could give
 (``response_format``, ``logit_bias``, several choices) is refused.
+
+Also OpenAI's responses as far as agents need them: items in, items out, nothing kept on the server. What refers to
+earlier responses by id (``previous_response_id``, ``conversation``) is refused: libraries send the whole history where
+they are told to, which is their default.
 """
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
@@ -17,6 +22,9 @@ from mua.utils.strict_json import JsonError, deeper, read_json, unpaired_surroga
 _OVERRIDDEN = ("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "seed")
 _REFUSED = ("logit_bias", "logprobs", "top_logprobs", "functions", "function_call", "audio", "prediction")
 _MOST_MESSAGES = 4000
+_SAME = ("temperature", "top_p", "seed", "tool_choice", "model", "stream")
+PIECE = 512
+"""Characters of text in one event of a stream."""
 
 
 class Refused(Exception):
@@ -54,19 +62,29 @@ class ChatCall:
     """Of the request's whole body."""
 
 
+@dataclass(frozen=True, slots=True)
+class ServedTurn:
+    """What a client is answered."""
+
+    message: Json
+    finish: str
+    prompt_tokens: int
+    sampled_tokens: int
+    cached_tokens: int
+    number: int
+    created: int
+    placed: str
+    """appended, forked, rewritten, or started: a conversation without an assistant's turn yet."""
+
+
 def require(so: object, message: str, param: str | None) -> None:
     """Raise :class:`Refused`, which names ``param``, unless it is ``so``."""
     if not so:
         raise Refused(400, message, param=param)
 
 
-def read_chat(raw: bytes, sampling: Literal["override", "refuse"]) -> ChatCall:
-    """The body of ``/v1/chat/completions``. Raises :class:`Refused`."""
-    return chat_call(read_object(raw), raw, sampling)
-
-
 def chat_call(body: Json, raw: bytes, sampling: Literal["override", "refuse"]) -> ChatCall:
-    """The same from parsed JSON; ``raw`` is what it was parsed from."""
+    """The body of ``/v1/chat/completions``; ``raw`` is what it was parsed from. Raises :class:`Refused`."""
     require(body.get("n") in (None, 1), "n: one choice a request is served; ask again for another", "n")
     for key in _REFUSED:
         require(not body.get(key), f"{key}: not served, because it would change what is sampled", key)
@@ -132,24 +150,22 @@ def read_messages(found: Any) -> list[Json]:
         message: Json = {"role": role, "content": flatten_content(one.get("content"), where)}
         if role == "assistant" and (calls := one.get("tool_calls")):
             require(isinstance(calls, list), f"{where}.tool_calls: must be a list", where)
-            message["tool_calls"] = [_call(call, f"{where}.tool_calls[{at}]") for at, call in enumerate(calls)]
+            message["tool_calls"] = []
+            for at, call in enumerate(calls):
+                here = f"{where}.tool_calls[{at}]"
+                function = call.get("function") if isinstance(call, dict) else None
+                if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+                    raise Refused(400, f"{here}: a function with a name", param=here)
+                arguments = function.get("arguments")
+                require(isinstance(arguments, str), f"{here}.function.arguments: must be a string of JSON", here)
+                written = {"name": _text(function["name"], here), "arguments": _text(str(arguments), here)}
+                message["tool_calls"].append({"id": str(call.get("id") or ""), "type": "function", "function": written})
         if role == "tool" and isinstance(one.get("tool_call_id"), str):
             message["tool_call_id"] = one["tool_call_id"]
         messages.append(message)
     last = messages[-1]["role"]
     require(last != "assistant", "messages: the last is the assistant's; what shall it answer?", "messages")
     return messages
-
-
-def _call(found: Any, where: str) -> Json:
-    function = found.get("function") if isinstance(found, dict) else None
-    named = isinstance(function, dict) and isinstance(function.get("name"), str)
-    require(named, f"{where}: a function with a name", where)
-    assert function is not None
-    arguments = function.get("arguments")
-    require(isinstance(arguments, str), f"{where}.function.arguments: must be a string of JSON", where)
-    written = {"name": _text(function["name"], where), "arguments": _text(arguments, where)}
-    return {"id": str(found.get("id") or ""), "type": "function", "function": written}
 
 
 def flatten_content(content: Any, where: str) -> str:
@@ -185,3 +201,147 @@ def read_tools(found: Any) -> tuple[ToolSchema, ...]:
         require(schema, f"tools.[{index}].function.parameters: must be a JSON schema", "tools")
         tools.append(ToolSchema(function["name"], str(function.get("description") or ""), parameters))
     return tuple(tools)
+
+
+def response_call(raw: bytes, sampling: Literal["override", "refuse"]) -> ChatCall:
+    """The body of ``/v1/responses`` as a request for a turn. Raises :class:`Refused`."""
+    body = read_object(raw)
+    for key in ("previous_response_id", "conversation", "background", "prompt"):
+        require(not body.get(key), f"{key}: not served; send the whole history", key)
+    text_format = (body.get("text") or {}).get("format") if isinstance(body.get("text"), dict) else None
+    plain = text_format is None or text_format.get("type") == "text"
+    require(plain, "text.format: constrained decoding is not served", "text")
+    chat: Json = {key: body[key] for key in _SAME if key in body}
+    chat["messages"] = _messages_of_items(body)
+    chat["max_tokens"] = body.get("max_output_tokens")
+    tools = body.get("tools")
+    if isinstance(tools, list):
+        chat["tools"] = [
+            {"type": tool.get("type"), "function": tool} if isinstance(tool, dict) else tool for tool in tools
+        ]
+    return chat_call(chat, raw, sampling)
+
+
+def _messages_of_items(body: Json) -> list[Json]:
+    """The items as messages. Calls join the assistant's message before them, as chat completions have it."""
+    messages: list[Json] = []
+    if body.get("instructions"):
+        messages.append({"role": "system", "content": body["instructions"]})
+    items = body.get("input")
+    if isinstance(items, str):
+        return [*messages, {"role": "user", "content": items}]
+    if not isinstance(items, list):
+        raise Refused(400, "input: a string or a list of items", param="input")
+    for index, item in enumerate(items):
+        where = f"input[{index}]"
+        kind = item.get("type", "message") if isinstance(item, dict) else None
+        if kind == "message":
+            messages.append({"role": item.get("role"), "content": flatten_content(item.get("content"), where)})
+        elif kind == "function_call":
+            function = {"name": item.get("name"), "arguments": item.get("arguments")}
+            if not messages or messages[-1]["role"] != "assistant":
+                messages.append({"role": "assistant", "content": ""})
+            call = {"id": item.get("call_id"), "type": "function", "function": function}
+            messages[-1].setdefault("tool_calls", []).append(call)
+        elif kind == "function_call_output":
+            output = flatten_content(item.get("output"), where)
+            messages.append({"role": "tool", "content": output, "tool_call_id": item.get("call_id")})
+        else:
+            told = f"{where}: items of the type {str(kind)[:40]!r} are not served"
+            require(kind == "reasoning", told, "input")
+    return messages
+
+
+def response_body(turn: ServedTurn, call: ChatCall) -> Json:
+    """The response that tells ``turn``."""
+    output: list[Json] = []
+    if thoughts := turn.message.get("reasoning_content"):
+        summary = [{"type": "summary_text", "text": thoughts}]
+        output.append({"type": "reasoning", "id": f"rs_{turn.number}", "summary": summary})
+    calls = turn.message.get("tool_calls", [])
+    if turn.message["content"] or not calls:
+        part = {"type": "output_text", "text": turn.message["content"], "annotations": [], "logprobs": []}
+        said = {"type": "message", "id": f"msg_{turn.number}", "role": "assistant", "status": "completed"}
+        output.append(said | {"content": [part]})
+    for one in calls:
+        named = {"type": "function_call", "id": f"fc_{one['id']}", "call_id": one["id"], "status": "completed"}
+        output.append(named | one["function"])
+    cut = turn.finish == "length"
+    return {
+        "id": f"resp_{turn.number}",
+        "object": "response",
+        "created_at": turn.created,
+        "status": "incomplete" if cut else "completed",
+        "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
+        "error": None,
+        "instructions": None,
+        "metadata": {},
+        "model": call.model,
+        "output": output,
+        "parallel_tool_calls": True,
+        "temperature": None,
+        "top_p": None,
+        "tool_choice": "auto",
+        "tools": [],
+        "usage": {
+            "input_tokens": turn.prompt_tokens,
+            "input_tokens_details": {"cached_tokens": turn.cached_tokens},
+            "output_tokens": turn.sampled_tokens,
+            "output_tokens_details": {"reasoning_tokens": 0},
+            "total_tokens": turn.prompt_tokens + turn.sampled_tokens,
+        },
+    }
+
+
+def response_events(turn: ServedTurn, call: ChatCall) -> Iterator[Json]:
+    """The same as the events of a stream, in order. The turn is sampled whole before the first."""
+    whole = response_body(turn, call)
+    begun = whole | {"status": "in_progress", "output": [], "usage": None, "incomplete_details": None}
+    events: list[Json] = [
+        {"type": "response.created", "response": begun},
+        {"type": "response.in_progress", "response": begun},
+    ]
+    for index, item in enumerate(whole["output"]):
+        events += _item_events(item, {"item_id": item["id"], "output_index": index})
+    events.append({"type": f"response.{whole['status']}", "response": whole})
+    for number, event in enumerate(events):
+        yield event | {"sequence_number": number}
+
+
+def _item_events(item: Json, place: Json) -> Iterator[Json]:
+    index = {"output_index": place["output_index"]}
+    if item["type"] == "function_call":
+        arguments = item["arguments"]
+        parts = [
+            *_pieces("response.function_call_arguments.delta", arguments, place),
+            {"type": "response.function_call_arguments.done", "arguments": arguments, "name": item["name"], **place},
+        ]
+        empty: Json = {"arguments": ""}
+    elif item["type"] == "message":
+        (part,) = item["content"]
+        at = place | {"content_index": 0}
+        logprobs: Json = {"logprobs": []}
+        parts = [
+            {"type": "response.content_part.added", "part": part | {"text": ""}, **at},
+            *_pieces("response.output_text.delta", part["text"], at | logprobs),
+            {"type": "response.output_text.done", "text": part["text"], **at, **logprobs},
+            {"type": "response.content_part.done", "part": part, **at},
+        ]
+        empty = {"content": []}
+    else:
+        (part,), at = item["summary"], place | {"summary_index": 0}
+        parts = [
+            {"type": "response.reasoning_summary_part.added", "part": part | {"text": ""}, **at},
+            *_pieces("response.reasoning_summary_text.delta", part["text"], at),
+            {"type": "response.reasoning_summary_text.done", "text": part["text"], **at},
+            {"type": "response.reasoning_summary_part.done", "part": part, **at},
+        ]
+        empty = {"summary": []}
+    status = {"status": "in_progress"} if "status" in item else {}
+    yield {"type": "response.output_item.added", "item": item | empty | status, **index}
+    yield from parts
+    yield {"type": "response.output_item.done", "item": item, **index}
+
+
+def _pieces(kind: str, text: str, place: Json) -> Iterator[Json]:
+    return ({"type": kind, "delta": text[at : at + PIECE], **place} for at in range(0, len(text), PIECE))

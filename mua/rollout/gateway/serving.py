@@ -28,9 +28,18 @@ from aiohttp import web
 
 import mua
 from mua.config.rollout import AgentConfig
-from mua.rollout.gateway.chat_calls import Refused, read_chat, read_object, require
-from mua.rollout.gateway.responses import PIECE, response_body, response_call, response_events
-from mua.rollout.gateway.session import EpisodeHost, GatewaySession, ServedTurn
+from mua.rollout.gateway.chat_calls import (
+    PIECE,
+    Refused,
+    ServedTurn,
+    chat_call,
+    read_object,
+    require,
+    response_body,
+    response_call,
+    response_events,
+)
+from mua.rollout.gateway.session import EpisodeHost, GatewaySession
 from mua.types import Json
 from mua.utils.errors import MuaError
 
@@ -96,7 +105,14 @@ class GatewayServer:
 
             def add(answer: SessionHandler) -> None:
                 async def handler(request: web.Request) -> web.StreamResponse:
-                    return await answer(request, self._session(request))
+                    scheme, _, told = request.headers.get("Authorization", "").partition(" ")
+                    told = told.strip() if scheme.lower() == "bearer" else ""
+                    key = request.match_info.get("key") or told
+                    session = self._sessions.get(key)
+                    if session is None or (told.startswith("mua-") and told != key):
+                        raise Refused(401, "no session has this key", "invalid_api_key")
+                    session.heard()
+                    return await answer(request, session)
 
                 application.router.add_route(method, path, handler)
                 application.router.add_route(method, "/session/{key}" + path, handler)
@@ -105,10 +121,14 @@ class GatewayServer:
 
         @serve("POST", "/v1/chat/completions")
         async def chat(request: web.Request, session: GatewaySession) -> web.StreamResponse:
-            call = read_chat(await request.read(), self.config.sampling)
+            raw = await request.read()
+            call = chat_call(read_object(raw), raw, self.config.sampling)
             turn = await session.answer(call, retried=_retried(request))
             if not call.stream:
-                return _json(_completion(turn, call.model))
+                message = turn.message | {"content": turn.message["content"] or None, "refusal": None}
+                choice = {"index": 0, "message": message, "finish_reason": turn.finish, "logprobs": None}
+                about = {"id": f"chatcmpl-{turn.number}", "object": "chat.completion", "created": turn.created}
+                return _json(about | {"model": call.model, "choices": [choice], "usage": _usage(turn)})
             chunks = [b"data: " + orjson.dumps(chunk) for chunk in _chunks(turn, call.model, usage=call.usage)]
             return await _streamed(request, [*chunks, b"data: [DONE]"])
 
@@ -157,16 +177,6 @@ class GatewayServer:
             return web.Response(status=202) if answer is None else _json(answer)
 
         return application
-
-    def _session(self, request: web.Request) -> GatewaySession:
-        scheme, _, told = request.headers.get("Authorization", "").partition(" ")
-        told = told.strip() if scheme.lower() == "bearer" else ""
-        key = request.match_info.get("key") or told
-        found = self._sessions.get(key)
-        if found is None or (told.startswith("mua-") and told != key):
-            raise Refused(401, "no session has this key", "invalid_api_key")
-        found.heard()
-        return found
 
 
 def _retried(request: web.Request) -> bool:
@@ -218,19 +228,6 @@ def _usage(turn: ServedTurn) -> Json:
         "completion_tokens": turn.sampled_tokens,
         "total_tokens": turn.prompt_tokens + turn.sampled_tokens,
         "prompt_tokens_details": {"cached_tokens": turn.cached_tokens},
-    }
-
-
-def _completion(turn: ServedTurn, model: str) -> Json:
-    message = turn.message | {"content": turn.message["content"] or None, "refusal": None}
-    choice = {"index": 0, "message": message, "finish_reason": turn.finish, "logprobs": None}
-    return {
-        "id": f"chatcmpl-{turn.number}",
-        "object": "chat.completion",
-        "created": turn.created,
-        "model": model,
-        "choices": [choice],
-        "usage": _usage(turn),
     }
 
 

@@ -21,9 +21,11 @@ import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Any, Protocol, TypeAlias
 
-from mua.rollout.gateway.chat_calls import ChatCall, Refused
+from mua.config.rollout import AgentConfig
+from mua.rollout.gateway.chat_calls import ChatCall, Refused, ServedTurn
 from mua.tokens.chat_family import ChatFamily
 from mua.tokens.codec import ConversationError
 from mua.tokens.conversation import Conversation, Mark
@@ -35,20 +37,13 @@ from mua.utils.strict_json import JsonError, read_json
 _MOST_WAITING = 256
 
 
-@dataclass(frozen=True, slots=True)
-class TurnRequest:
-    """What the engines are asked for a turn."""
-
-    most_tokens: int | None
-    """Fewer than the run's, by the client's wish."""
-    seed: tuple[int | str, ...]
-    """What the sampling seed is derived from, under the episode's."""
-    number: Callable[[], int]
-    """Gives the turn its number in the session, when it has ended."""
-
-
-Ask: TypeAlias = Callable[[Conversation, TurnRequest], Coroutine[Any, Any, tuple[AssistantTurn, Generation] | None]]
-"""Samples the next turn of a conversation; None when there is no room for one."""
+Seed: TypeAlias = tuple[int | str, ...]
+"""What a turn's sampling seed is derived from, under the episode's."""
+Ask: TypeAlias = Callable[
+    [Conversation, int | None, Seed, Callable[[], int]], Coroutine[Any, Any, tuple[AssistantTurn, Generation] | None]
+]
+"""Samples the next turn of a conversation: of at most so many tokens by the client's wish, by the seed; the function
+gives the turn its number in the session when it has ended. None when there is no room for a turn."""
 
 
 class EpisodeHost(Protocol):
@@ -85,30 +80,6 @@ class EpisodeHost(Protocol):
         """The policy could not be asked."""
 
 
-@dataclass(frozen=True, slots=True)
-class SessionLimits:
-    """Of one session; see the section ``agent`` of the configuration."""
-
-    requests: int
-    tokens: int
-    concurrency: int
-
-
-@dataclass(frozen=True, slots=True)
-class ServedTurn:
-    """What a client is answered."""
-
-    message: Json
-    finish: str
-    prompt_tokens: int
-    sampled_tokens: int
-    cached_tokens: int
-    number: int
-    created: int
-    placed: str
-    """appended, forked, rewritten, or started: a conversation without an assistant's turn yet."""
-
-
 @dataclass(slots=True)
 class _Branch:
     conversation: Conversation
@@ -124,17 +95,14 @@ class GatewaySession:
     """Belongs to one event loop. ``show_tools``: whether the template shows tools (``environment.prompt: full``)."""
 
     def __init__(
-        self, family: ChatFamily, ask: Ask, host: EpisodeHost, limits: SessionLimits, *, show_tools: bool
+        self, family: ChatFamily, ask: Ask, host: EpisodeHost, limits: AgentConfig, *, show_tools: bool
     ) -> None:
-        self.family = family
+        self.family, self.host = family, host
+        self._ask, self._limits, self._show_tools = ask, limits, show_tools
         self.turns = 0
         """Turns sampled so far."""
         self.counts: Counter[str] = Counter()
         self.open = True
-        self._ask = ask
-        self.host = host
-        self._limits = limits
-        self._show_tools = show_tools
         self._branches: list[_Branch] = []
         self._slots = asyncio.Semaphore(limits.concurrency)
         self._waiting = 0
@@ -147,9 +115,9 @@ class GatewaySession:
         self.counts["gateway/requests"] += 1
         if not self.open:
             raise Refused(401, "this session is over", "invalid_api_key")
-        if self.counts["gateway/requests"] > self._limits.requests:
+        if self.counts["gateway/requests"] > self._limits.max_requests:
             self.host.ended(Outcome.MAX_TURNS)
-            raise Refused(400, f"agent.max_requests: more than {self._limits.requests} requests", "session_limit")
+            raise Refused(400, f"agent.max_requests: more than {self._limits.max_requests} requests", "session_limit")
 
     async def answer(self, call: ChatCall, *, retried: bool) -> ServedTurn:
         """The policy's turn. A request that a client's library sends again (``retried``) is answered as it was.
@@ -203,7 +171,7 @@ class GatewaySession:
             self._waiting -= 1
         try:
             outcome = self.host.may_ask()
-            if outcome is None and self.tokens > self._limits.tokens:
+            if outcome is None and self.tokens > self._limits.max_session_tokens:
                 self.host.ended(outcome := Outcome.LENGTH)
             if outcome is not None:
                 raise Refused(400, f"the episode is over ({outcome.value}); no further turn is sampled", "episode_over")
@@ -221,7 +189,7 @@ class GatewaySession:
         prompt_tokens = len(talk.prompt_ids())
         # The first stream's turns have the seeds that a built-in episode's have; others are told apart by what they
         # were asked and how often, so that requests that overtake each other change nothing.
-        seed: tuple[int | str, ...] = (len(branch.marks),)
+        seed: Seed = (len(branch.marks),)
         if branch is not self._branches[0]:
             self._repeats[call.digest] += 1
             seed = call.digest, self._repeats[call.digest]
@@ -231,7 +199,7 @@ class GatewaySession:
             return self.turns - 1
 
         try:
-            found = await self._ask(talk, TurnRequest(call.most_tokens, seed, number))
+            found = await self._ask(talk, call.most_tokens, seed, number)
         except (EngineError, DeadlineExceeded) as fault:
             self.host.failed(fault)
             raise Refused(503, f"the policy could not be asked: {fault}", "engine_error") from fault
@@ -278,7 +246,8 @@ class GatewaySession:
         for candidate in self._branches:  # the longest recorded beginning
             if candidate.tools != tools or not candidate.marks:
                 continue
-            shared = min(count_common(candidate.seen, call.messages), len(call.messages) - 1)
+            same = map(same_message, candidate.seen, call.messages)
+            shared = min(sum(1 for _ in takewhile(bool, same)), len(call.messages) - 1)
             fitting = [(seen, mark) for seen, mark in candidate.marks if seen <= shared]
             if fitting and (found is None or fitting[-1][0] > found[1]):
                 found = (candidate, *fitting[-1])
@@ -320,14 +289,6 @@ class GatewaySession:
 
 
 _THOUGHTS = re.compile(r"\A\s*(?:<think>)?(?:(?!</think>).)*</think>", re.DOTALL)
-
-
-def count_common(held: Sequence[Json], sent: Sequence[Json]) -> int:
-    """How many messages at the beginning of ``sent`` are those at the beginning of ``held``."""
-    for index, (mine, theirs) in enumerate(zip(held, sent, strict=False)):
-        if not same_message(mine, theirs):
-            return index
-    return min(len(held), len(sent))
 
 
 def same_message(held: Json, sent: Json) -> bool:

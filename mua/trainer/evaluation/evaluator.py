@@ -165,7 +165,9 @@ def success_of(metrics: Mapping[str, float], split: str | None) -> str:
 
 def evaluated(config: ExperimentConfig, play: Play | None = None) -> Json:
     """:func:`evaluate` without a word; ``play`` plays what is missing, by default what the policy's kind asks for."""
-    config = over_domains(config)
+    if names := config.evaluation.domains:
+        spread = environment_of(names, config.environment, config.evaluation)
+        config = config.model_copy(update={"environment": spread})
     policy, setting = policy_of(config), setting_of(config)
     planned = planned_episodes(config)
     with EpisodeStore(config.output / FILE, policy=policy_digest(policy), setting=json_digest(setting)) as store:
@@ -214,14 +216,6 @@ def servable(config: ExperimentConfig) -> ExperimentConfig:
         out.parent.mkdir(parents=True, exist_ok=True)
         convert_to_hf(checkpoint, out)
     return config.model_copy(update={"model": config.model.model_copy(update={"path": out})})
-
-
-def over_domains(config: ExperimentConfig) -> ExperimentConfig:
-    """``config`` with ``environment`` spread over ``evaluation.domains``, where they are given."""
-    names = config.evaluation.domains
-    if not names:
-        return config
-    return config.model_copy(update={"environment": environment_of(names, config.environment, config.evaluation)})
 
 
 def planned_episodes(config: ExperimentConfig) -> list[tuple[Task, list[Placed]]]:

@@ -241,7 +241,11 @@ class EpisodeStore(LineFile):
             with self.path.open("rb+") as lines:
                 for number, line in enumerate(lines, start=1):
                     if not line.endswith(b"\n"):
-                        if not _is_record(line):  # what a killed run left
+                        try:
+                            whole = isinstance(read_json(line, strict=False, depth=MAX_FILE_DEPTH), dict)
+                        except JsonError:
+                            whole = False
+                        if not whole:  # what a killed run left
                             lines.seek(-len(line), os.SEEK_END)
                             lines.truncate()
                             break
@@ -306,10 +310,3 @@ class EpisodeStore(LineFile):
     def _keep_roles(self, roles: dict[str, float]) -> None:
         for name, value in roles.items():
             self.roles[name] = value if name.endswith("_seconds") else self.roles.get(name, 0.0) + value
-
-
-def _is_record(line: bytes) -> bool:
-    try:
-        return isinstance(read_json(line, strict=False, depth=MAX_FILE_DEPTH), dict)
-    except JsonError:
-        return False
