@@ -21,7 +21,7 @@ from mua.megatron.checkpoint import (
 )
 from mua.megatron.model_card import ExportedPolicy, exported_texts
 from mua.observe import metrics_log
-from mua.observe.metric_sinks import MetricSink, mlflow_sink, wandb_sink
+from mua.observe.metric_sinks import MetricSink, service_sink
 from mua.observe.metrics_log import (
     METRICS_FILE,
     MetricsWriter,
@@ -62,12 +62,8 @@ log = logging.getLogger(__name__)
 
 def services_of(config: ExperimentConfig) -> list[MetricSink]:
     """Those that ``observe`` names. Raises :class:`ConfigError` where the package of one is not installed."""
-    found: list[MetricSink] = []
-    if config.observe.wandb is not None:
-        found.append(wandb_sink(config.observe.wandb, config.name, config.output))
-    if config.observe.mlflow is not None:
-        found.append(mlflow_sink(config.observe.mlflow, config.name, config.output))
-    return found
+    chosen = (config.observe.wandb, config.observe.mlflow)
+    return [service_sink(one, config.name, config.output) for one in chosen if one is not None]
 
 
 class Run:

@@ -248,7 +248,7 @@ def test_preflight_uses_the_same_list(folder: Path) -> None:
 
 def test_launch_refuses_what_no_node_can_run(folder: Path) -> None:
     """N3: tensor_parallel=16 and model.path=/nope passed with status 0."""
-    assert mua("launch", "slurm", "x.yaml", "--gpus-per-node", "0", "--dry-run").exit_code == 0
+    assert mua("launch", "slurm", "x.yaml", "slurm.gpus_per_node=0", "--dry-run").exit_code == 0
     for override, line in (
         ("megatron.tensor_parallel=16", "spans nodes of 8 GPUs"),
         ("model.path=/nope", "model.path: /nope does not exist"),
@@ -262,7 +262,7 @@ def test_launch_refuses_what_no_node_can_run(folder: Path) -> None:
 
 
 def test_a_dry_run_shows_the_script_and_what_is_wrong(folder: Path) -> None:
-    words = ("launch", "slurm", "x.yaml", "--gpus-per-node", "0", "model.path=/only/on/nodes", "--dry-run")
+    words = ("launch", "slurm", "x.yaml", "slurm.gpus_per_node=0", "model.path=/only/on/nodes", "--dry-run")
     result = mua(*words)
     assert (result.exit_code, result.stdout.startswith("#!/bin/bash")) == (2, True)
     assert "model.path: /only/on/nodes does not exist" in result.stderr
@@ -274,7 +274,7 @@ def test_n2_a_default_of_the_file_is_enough_to_launch(folder: Path, monkeypatch:
     monkeypatch.chdir(ROOT)
     reading = read_job(Path("configs/qwen3-32b-4x8-h200.yaml"), [], "train")
     assert reading.problems == []
-    told = check_reading(reading, "train", everything=False, gpus_per_node=8)
+    told = check_reading(reading, "train", everything=False, launched=True)
     assert [line for line in map(str, told.problems()) if "MUA_USER" in line] == []
     assert ["user.llm.base_url" in str(line) for line in told.problems("warning")] == [True], (
         "a node's own address is odd"

@@ -337,16 +337,16 @@ def test_run_without_a_store_is_read_from_its_traces(folder: Path, tmp_path: Pat
 
 def test_show_prints_one_with_mask_advantages_and_verdict(folder: Path) -> None:
     run = CliRunner()
-    shown = run.invoke(app, ["show", str(folder), "--failed", "--kind", "refund", "--only", "round=0", "--sample", "3"])
+    words = ["show", str(folder), "--only=success=false", "--only=kind=refund", "--only=round=0", "--sample=3"]
+    shown = run.invoke(app, words)
     assert shown.exit_code == 0, shown.output
     assert "no success" in shown.output
     assert "⟦<tool_call>" in shown.output
     assert "trained on" in shown.output
     assert "largest gap of engine and trainer 0.0" in shown.output
     assert "environment" in shown.output
-    again = run.invoke(app, ["show", str(folder), "--failed", "--kind", "refund", "--only", "round=0", "--sample", "3"])
-    assert again.output == shown.output
-    nothing = run.invoke(app, ["show", str(folder), "--kind", "unknown"])
+    assert run.invoke(app, words).output == shown.output
+    nothing = run.invoke(app, ["show", str(folder), "--only", "kind=unknown"])
     assert (nothing.exit_code, "no trajectory" in nothing.output) == (2, True)
     wrong = run.invoke(app, ["show", str(folder), "--only", "color=red"])
     assert (wrong.exit_code, "color: no filter" in wrong.output) == (2, True)

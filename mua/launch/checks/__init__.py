@@ -57,15 +57,10 @@ class Start:
 
     config: ExperimentConfig
     verb: Verb
-    gpus_per_node: int | None = None
-    """Of a job that is to be submitted; None: on this machine, whose GPUs count."""
+    launched: bool = False
+    """Whether it is to run on other machines, as the section ``slurm`` asks for them."""
     wrong: frozenset[str] = frozenset()
     """Sections of the configuration that are wrong by themselves: ``config`` has defaults there."""
-
-    @property
-    def launched(self) -> bool:
-        """Whether it is to run on other machines."""
-        return self.gpus_per_node is not None
 
     @property
     def offline(self) -> bool:

@@ -412,7 +412,7 @@ def check_machines(start: Start) -> Iterator[Check]:
 
     config, verb = start.config, start.verb
     if start.launched:
-        gpus, tp = start.gpus_per_node, config.megatron.tensor_parallel
+        gpus, tp = config.slurm.gpus_per_node, config.megatron.tensor_parallel
         if gpus and start.trains and tp > gpus:
             text = f"{tp} spans nodes of {gpus} GPUs (slurm.gpus_per_node); its collectives run in every layer"
             fix = f"set it to {gpus} at most, and use megatron.pipeline_parallel"
@@ -673,15 +673,13 @@ def check_start(path: Path, overrides: Sequence[str], verb: Verb, *, everything:
 
 
 def check_reading(
-    reading: Reading[ExperimentConfig], verb: Verb, *, everything: bool = True, gpus_per_node: int | None = None,
-    config: ExperimentConfig | None = None,
-) -> Checked:  # fmt: skip
-    """Check what was read. ``config`` takes the place of the one read, where options changed it; ``gpus_per_node`` are
-    those of a job that is to be submitted."""
-    config = config or reading.config or reading.partial
+    reading: Reading[ExperimentConfig], verb: Verb, *, everything: bool = True, launched: bool = False
+) -> Checked:
+    """Check what was read; ``launched``: of a job that is to be submitted."""
+    config = reading.config or reading.partial
     if config is None:
         return Checked(reading, [])
-    return Checked(reading, run_checks(Start(config, verb, gpus_per_node, reading.wrong), everything=everything))
+    return Checked(reading, run_checks(Start(config, verb, launched, reading.wrong), everything=everything))
 
 
 def check_service(model: Path, tensor_parallel: int) -> list[Check]:
