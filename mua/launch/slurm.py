@@ -46,8 +46,8 @@ class JobNodes:
     """Whether these are a component of their own, of a heterogeneous job."""
 
 
-def place_job(config: ExperimentConfig, verb: Verb = "train") -> JobNodes:
-    """Nodes of the job, and ranks on each.
+def place_job(config: ExperimentConfig, verb: str = "train") -> JobNodes:
+    """Nodes of the job, and ranks on each; ``verb`` is of the command line.
 
     Raises:
         ConfigError: the layout's ranks do not fill so many nodes and GPUs, or its engines have no GPUs.

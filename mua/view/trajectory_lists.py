@@ -300,16 +300,13 @@ def _successes(connection: Connection, run: str) -> Iterator[Json]:
         row = dict(found)
         messages = row.pop("messages")
         agent = [] if messages is None else [m for m in unpack_messages(messages) if m.get("role") == "assistant"]
-        said = json_text([[m.get("content"), _functions(m)] for m in agent]) if agent else row["id"]
+        # What is called, without the calls' ids, which are never the same.
+        called = ([c.get("function") if isinstance(c, dict) else c for c in m.get("tool_calls") or ()] for m in agent)
+        spoken = [[m.get("content"), functions] for m, functions in zip(agent, called, strict=True)]
+        said = json_text(spoken) if agent else row["id"]
         row["said"] = hashlib.blake2b(said.encode(), digest_size=16).hexdigest()
         if not row["calls"]:  # of an imported run the conversation alone says what was called
             row["calls"] = sum(len(m.get("tool_calls") or ()) for m in agent)
         row["kind"] = kind_of(row.pop("labels"))
         row["details"] = row["details"] if isinstance(row["details"], dict) else {}
         yield row
-
-
-def _functions(message: Json) -> list[Any]:
-    """What a message calls, without the calls' ids, which are never the same."""
-    calls = message.get("tool_calls") or ()
-    return [call.get("function") if isinstance(call, dict) else call for call in calls]

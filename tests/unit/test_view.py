@@ -28,7 +28,7 @@ from mua.store.writer import Insert, Update, execute
 from mua.trainer.evaluation.estimators import bootstrap
 from mua.types import Json
 from mua.utils.errors import MuaError
-from mua.view.html_page import STATIC, _even, export_page
+from mua.view.html_page import STATIC, export_page
 from mua.view.page_answers import Answers, as_bytes
 from mua.view.trajectory_lists import BadQuestion
 from mua.view.viewed_runs import NotThere, TokenTexts, opened_runs
@@ -289,8 +289,6 @@ def test_sample_lies_evenly_over_the_run_and_says_so(answers: Answers, tmp_path:
     assert "5 of" in index["note"]
     assert "sample" in index["note"]
     assert len({row["ordinal"] for row in rows if row["round"] == 0}) >= 2
-    assert sorted(_even(11)) == list(range(11))
-    assert _even(8)[:4] == [0, 4, 2, 6]
     small = export_page(answers, out, only={}, megabytes=0.02)
     assert 0 < small.trajectories < small.of
     with pytest.raises(BadQuestion, match="order: no filter"):

@@ -130,4 +130,3 @@ def engine_problems(architecture: Architecture, config: ExperimentConfig) -> Ite
     widths = {architecture.ffn} if not all(architecture.sparse) else set()
     for width in widths | ({architecture.expert_ffn} if architecture.experts else set()):
         yield from undivided("engine.tensor_parallel", tp, "an MLP's width of {}", width)
-
