@@ -181,7 +181,7 @@ def new_user(installed: Installed) -> None:
     expect("qwen3-8b-1x8", installed.run("mua", "recipes"))
     expect("hf_config", installed.run("mua", "config", "show", "qwen3-8b-1x8", "trainer.steps=3"))
     user = "slurm.user_address=address"
-    job = ("mua", "launch", "slurm", "qwen3-8b-1x8", user, "--gpus-per-node", "8", "--dry-run")
+    job = ("mua", "launch", "slurm", "qwen3-8b-1x8", user, "slurm.gpus_per_node=8", "--dry-run")
     script = installed.run(*job, status=2)  # it is printed, and that the model is not there is said beside it
     expect(f"MUA_ROOT={installed.run('mua', 'files', '.').strip()}", script)
     expect("sglang==", Path(installed.run("mua", "files", "constraints/cpu-py312-nodeps.txt").strip()).read_text())

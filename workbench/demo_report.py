@@ -216,7 +216,7 @@ def _next(folder: Path, domain: str) -> Iterator[str]:
     steps: Mapping[str, str] = {
         "Talk to it as its customer": line("env", "play", domain, "--as", "user", "--policy", policy),
         "Look at all of its episodes, or at one failure in the terminal": (
-            f"{line('view', rl)}\n{line('show', rl, '--failed', '--sample', '1')}"
+            f"{line('view', rl)}\n{line('show', rl, '--only', 'success=false', '--sample', '1')}"
         ),
         "Train it longer, or otherwise: every key can be set": (
             f"{line('config', 'show', 'demo')}\n{line('demo', 'trainer.steps=80', '--seeds', '1,2,3')}"

@@ -17,18 +17,22 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any, Literal, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, ParamSpec, TypeVar
 
 import typer
 
 import mua
-from mua.config.load import dump_config, load_config, read_config
+from mua.config.load import config_file, dump_config, load_config, read_config
 from mua.config.schema import ExperimentConfig
 from mua.observe.logs import logging_to
 from mua.observe.output import CONFIG_FILE, output_of, prepare_output
 from mua.trainer.preempt import Preemption
 from mua.utils.errors import INTERRUPTED, MISTAKE, PASSING, ConfigError, Preempted, describe_error, exit_status
 from mua.utils.masking import masked_tree
+
+if TYPE_CHECKING:
+    from mua.launch.checks.configuration import Checked
+    from mua.store.queries import TrajectoryFilter
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
@@ -155,12 +159,17 @@ def _checked(path: Path, overrides: list[str] | None, verb: StartVerb, only: boo
 
     found = check_start(path, overrides or (), verb)
     if only:
-        print(json.dumps(found.as_json(), indent=2) if as_json else found.table())
-        raise typer.Exit(MISTAKE if found.problems() else 0)
+        _report(found, as_json)
     config = found.refuse()
     for line in found.problems("warning"):
         print(f"mua warning: {line}", file=sys.stderr)
     return config
+
+
+def _report(found: Checked, as_json: bool) -> NoReturn:
+    """Print what the checks found, and leave."""
+    print(json.dumps(found.as_json(), indent=2) if as_json else found.table())
+    raise typer.Exit(MISTAKE if found.problems() else 0)
 
 
 def _read(path: Path, overrides: list[str] | None, verb: str) -> ExperimentConfig:
@@ -563,46 +572,26 @@ def serve_command(
 def launch_slurm(
     config: ConfigFile,
     overrides: Overrides = None,
-    nodes: Annotated[int | None, option("--nodes", "nodes of the job")] = None,
-    gpus_per_node: Annotated[int | None, option("--gpus-per-node", "GPUs of one node")] = None,
-    exclusive: Annotated[bool | None, typer.Option(help="whole nodes, or cores of shared ones")] = None,
-    cpus_per_task: Annotated[int | None, option("--cpus-per-task", "cores of one node's part")] = None,
-    partition: Annotated[str | None, typer.Option("--partition")] = None,
-    account: Annotated[str | None, typer.Option("--account")] = None,
-    qos: Annotated[str | None, typer.Option("--qos")] = None,
-    time: Annotated[str | None, option("--time", "time limit, such as 24:00:00")] = None,
-    container: Annotated[str | None, option("--container", "image for pyxis")] = None,
     fine_tune: Annotated[bool, option("--sft", "run mua sft instead of mua train")] = False,
     engines_only: Annotated[bool, option("--engines-only", "nodes that join the engines of a run")] = False,
     dry_run: Annotated[bool, option("--dry-run", "print the script, submit nothing")] = False,
     unchecked: Annotated[bool, option("--unchecked", "submit whatever the checks find")] = False,
     check: OnlyCheck = False,
     as_json: AsJson = False,
-) -> None:  # fmt: skip
-    """Submit a training run to Slurm. The options come before the configuration's section slurm."""
+) -> None:
+    """Submit a training run to Slurm; the configuration's section slurm asks for the nodes."""
     import mua.launch.slurm as slurm
     from mua.launch.checks.configuration import check_reading
 
-    options = {"nodes": nodes, "gpus_per_node": gpus_per_node, "cpus_per_task": cpus_per_task, "exclusive": exclusive}
-    texts = {"partition": partition, "account": account, "qos": qos, "time": time, "container_image": container}
     verb: Literal["train", "sft", "engines"] = "engines" if engines_only else "sft" if fine_tune else "train"
-    reading = slurm.read_job(config, overrides or (), verb)
-    read = reading.config or reading.partial
-    job = None if read is None else slurm.prepare(config, overrides or (), {**options, **texts}, read, verb)
-    found = check_reading(
-        reading, verb, gpus_per_node=job.config.slurm.gpus_per_node if job else 0, config=job.config if job else None
-    )
+    found = check_reading(slurm.read_job(config, overrides or (), verb), verb, launched=True)
     if check:
-        print(json.dumps(found.as_json(), indent=2) if as_json else found.table())
-        raise typer.Exit(MISTAKE if found.problems() else 0)
-    if job is None or reading.config is None or not (unchecked or dry_run):
-        found.refuse()
-    assert job is not None
+        _report(found, as_json)
+    loaded = found.reading.required() if unchecked or dry_run else found.refuse()
     problems = [] if unchecked else found.problems()
-    for line in found.problems("warning"):
-        print(f"mua warning: {line}", file=sys.stderr)
-    for problem in problems:
-        print(f"mua: {problem}", file=sys.stderr)
+    for line in [*(f"mua warning: {one}" for one in found.problems("warning")), *(f"mua: {one}" for one in problems)]:
+        print(line, file=sys.stderr)
+    job = slurm.SlurmJob(loaded, config_file(config), overrides or (), verb)
     text = slurm.render(job)
     if dry_run:
         print(text, end="")
@@ -713,19 +702,9 @@ def algorithms(as_json: AsJson = False) -> None:
 StoreTable = Literal["runs", "steps", "tasks", "trajectories"]
 StorePlace = Annotated[str, argument("STORE", "output folder of a run, file, or postgresql://USER@HOST/DATABASE")]
 RunId = Annotated[str | None, option("--run", "a run's id")]
-StepNumber = Annotated[int | None, option("--step", "trajectories that this step trained on")]
-Round = Annotated[int | None, option("--round", "0: training; evaluations count from 1")]
-DomainName = Annotated[str | None, option("--domain", "a domain's name")]
-TaskId = Annotated[str | None, option("--task", "a task's id")]
-OutcomeName = Annotated[str | None, option("--outcome", "such as user_stop")]
-Success = Annotated[bool | None, typer.Option("--success/--failed", help="how it ended")]
-
-
 Only = Annotated[
-    list[str] | None, option("--only", "a filter as in the page's address, such as tool_error=true; may be repeated")
+    list[str] | None, option("--only", "a filter as in the page's address, such as success=false; may be repeated")
 ]
-Failed = Annotated[bool | None, typer.Option("--failed/--success", help="how it ended")]
-Kind = Annotated[str | None, option("--kind", "kind of task, as its domain calls it")]
 
 
 @command(app, "view")
@@ -765,10 +744,6 @@ def view_command(
 def show_command(
     place: Annotated[str, argument("RUN", "output folder, store file, or postgresql://USER@HOST/DATABASE")],
     trajectory: Annotated[str | None, argument("TRAJECTORY", "its id; without one the newest that fits")] = None,
-    failed: Failed = None,
-    kind: Kind = None,
-    outcome: OutcomeName = None,
-    step: StepNumber = None,
     only: Only = None,
     sample: Annotated[int | None, option("--sample", "draw one with this seed")] = None,
     run: RunId = None,
@@ -778,12 +753,7 @@ def show_command(
     """Print one trajectory of a run, with mask, advantages and verdict."""
     from mua.view.terminal import show
 
-    given = {
-        "success": None if failed is None else str(not failed).lower(), "kind": kind, "outcome": outcome,
-        "step": None if step is None else str(step),
-    }  # fmt: skip
-    filters = _filters(only) | {name: value for name, value in given.items() if value is not None}
-    show(place, filters, run=run, name=trajectory, sample=sample, model=model, as_json=as_json)
+    show(place, _filters(only), run=run, name=trajectory, sample=sample, model=model, as_json=as_json)
 
 
 @command(app)
@@ -825,26 +795,25 @@ def _filters(only: list[str] | None) -> dict[str, str]:
     return {name: value for name, _, value in pairs}
 
 
+def _chosen(run: str | None, only: list[str] | None) -> TrajectoryFilter:
+    from mua.view.trajectory_lists import filter_of
+
+    return filter_of(run, _filters(only))
+
+
 @command(store_app, "ls")
 def store_ls(
     store: StorePlace,
     table: Annotated[StoreTable, argument("[runs|steps|tasks|trajectories]", "what")] = "runs",
     run: RunId = None,
-    step: StepNumber = None,
-    round: Round = None,
-    domain: DomainName = None,
-    task: TaskId = None,
-    outcome: OutcomeName = None,
-    success: Success = None,
+    only: Only = None,
     limit: Annotated[int, option("--limit", "rows")] = 50,
     as_json: AsJson = False,
 ) -> None:
     """List runs, steps, tasks or trajectories."""
     import workbench.stored
-    from mua.store.queries import TrajectoryFilter
 
-    chosen = TrajectoryFilter(run, step, round, domain, task, outcome, success)
-    workbench.stored.list_table(store, table, chosen, limit, as_json)
+    workbench.stored.list_table(store, table, _chosen(run, only), limit, as_json)
 
 
 @command(store_app, "show")
@@ -865,20 +834,13 @@ def store_export(
     store: StorePlace,
     out: Annotated[Path, argument("OUT", "file to write, .jsonl (as trace files) or .parquet")],
     run: RunId = None,
-    step: StepNumber = None,
-    round: Round = None,
-    domain: DomainName = None,
-    task: TaskId = None,
-    outcome: OutcomeName = None,
-    success: Success = None,
+    only: Only = None,
     as_json: AsJson = False,
 ) -> None:
     """Write trajectories into a file."""
     import workbench.stored
-    from mua.store.queries import TrajectoryFilter
 
-    chosen = TrajectoryFilter(run, step, round, domain, task, outcome, success)
-    workbench.stored.export(store, chosen, out, as_json)
+    workbench.stored.export(store, _chosen(run, only), out, as_json)
 
 
 @command(store_app, "import")

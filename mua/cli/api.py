@@ -19,7 +19,6 @@ from typing import Any, Self, TypeAlias, TypeVar, overload
 import mua.config.load
 from mua.config.schema import ExperimentConfig
 from mua.observe.output import output_of, prepare_output
-from mua.store.faults import StoreError
 from mua.store.queries import Order, TrajectoryFilter, count_trajectories, list_trajectories, trajectory_ids
 from mua.store.trajectories import read_trajectories
 from mua.types import Json, Trajectory
@@ -70,7 +69,7 @@ def evaluate(config: ExperimentConfig | str | PathLike[str], overrides: Override
 def open_run(place: str | PathLike[str], run: str | None = None) -> OpenRun:
     """What a run left behind, or leaves while it goes on: its output folder, store file or ``postgresql://`` URL.
 
-    ``run`` names one of several in a store. Raises :class:`mua.store.faults.StoreError` where there is none.
+    ``run`` names one of several in a store. Raises :class:`MuaError` where there is none.
     """
     return OpenRun(fspath(place), run)
 
@@ -82,11 +81,7 @@ class OpenRun:
         self._stack, self._place = ExitStack(), place
         try:
             tell = lambda line: print(line, file=sys.stderr)  # noqa: E731
-            viewed = self._stack.enter_context(opened_runs([place], tell=tell))
-            keys = viewed.keys()
-            if run is None and len(keys) > 1:
-                raise StoreError(f"{place}: has {len(keys)} runs; name one: open_run(..., run=...): {', '.join(keys)}")
-            self._run: ViewedRun = viewed.get(run or keys[0])
+            self._run: ViewedRun = self._stack.enter_context(opened_runs([place], tell=tell)).get(run)
         except BaseException:
             self._stack.close()
             raise
@@ -164,7 +159,7 @@ class Trajectories:
             return count_trajectories(connection, self._chosen)
 
     def __iter__(self) -> Iterator[Trajectory]:
-        """Raises :class:`StoreError` at one whose tokens were pruned; ``where(kept=True)`` leaves those out."""
+        """Raises :class:`MuaError` at one whose tokens were pruned; ``where(kept=True)`` leaves those out."""
         names = self.ids()
         for at in range(0, len(names), _CHUNK):
             yield from self._read(names[at : at + _CHUNK])

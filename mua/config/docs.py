@@ -1,10 +1,12 @@
-"""``docs/configuration.md`` and the JSON Schema for editors, both written from the schema."""
+"""``docs/configuration.md``, which begins with ``configuration_page.md``, and the JSON Schema for editors, both written
+from the schema."""
 
 from __future__ import annotations
 
 import json
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 from annotated_types import Ge, Gt, Le, Lt
@@ -13,34 +15,6 @@ from pydantic_core import PydanticUndefined
 
 from mua.config.schema import ExperimentConfig
 from mua.config.section import OrHook, Section, sections_of, tag_of
-
-HEADER = """\
-# Configuration
-
-Every key a configuration file may hold. This page is generated from `mua/config/schema.py` by `make docs`; edit the
-schema, not the page.
-
-## How a configuration is put together
-
-`mua train CONFIG.yaml key.path=value ...` reads, in this order, each later one laid over the earlier:
-
-1. the files named by `extends:` (one name or a list, relative to the file it stands in),
-2. the file itself,
-3. the overrides on the command line; their values are YAML.
-
-Mappings are merged key by key; lists and single values are replaced. `${NAME}` and `${NAME:-default}` inside string
-values are filled from the environment, and what is filled in stays a string: give numbers as an override
-(`trainer.steps=$STEPS`), where the shell fills and YAML reads them. Relative paths are relative to the working
-directory; `${MUA_HERE}` is the folder of the file that it stands in. `mua config show CONFIG.yaml` prints the result,
-secrets masked. Wherever a file is asked for, also by `extends:`, the name of a recipe (`mua recipes` lists them) is
-one: `mua config show qwen3-8b-1x8`.
-
-Types are strict: an integer key takes no `1.0` and no `"1"`; a number key takes integers too. Scalars are read as YAML
-1.2 reads them: `1e-6` is a number, `true` and `false` are the only booleans. Unknown keys, keys set twice and
-combinations that cannot work are errors, one line each with file, line and key. So is what no configuration needs: a
-file of more than 1 MiB or that is no regular file, more than 50 levels or 20,000 values (aliases counted each time),
-more than 100 files by `extends:`, integers of more than 64 bits.
-"""
 
 _NAMES: dict[Any, str] = {
     int: "integer",
@@ -55,7 +29,8 @@ _SIGNS = {Gt: ">", Ge: "≥", Lt: "<", Le: "≤"}
 
 def configuration_page(schema: type[Section] = ExperimentConfig) -> str:
     """The whole page as Markdown, ending in one newline."""
-    return "\n".join([HEADER, *_section("", schema)]).rstrip() + "\n"
+    beginning = Path(__file__).with_name("configuration_page.md").read_text(encoding="utf-8")
+    return "\n".join([beginning, *_section("", schema)]).rstrip() + "\n"
 
 
 def _section(path: str, schema: type[Section], heading: str = "") -> Iterator[str]:
@@ -137,48 +112,28 @@ _EXTENDS = {
 
 def editor_schema(schema: type[Section] = ExperimentConfig) -> dict[str, Any]:
     """JSON Schema (draft 2020-12) of a file that ``schema`` reads."""
-    made = schema.model_json_schema()
-    members = {name for union in _unions(made) for name in union}
-    for name, section in made.get("$defs", {}).items():
-        _relax(section, keep_tag=name in members)
-    _relax(made, keep_tag=False)
+    made = _relax(schema.model_json_schema())
     made["properties"] = {"extends": _EXTENDS} | made["properties"]
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **made, "title": "mua configuration"}
 
 
-def _unions(node: Any) -> list[list[str]]:
-    """The names of the members of every union in which a key tells them apart."""
+def _relax(node: Any) -> Any:
+    """What one file may hold: of a section any keys, with those that tell the members of a union apart; for a choice a
+    variable. Descriptions are without markup."""
     if isinstance(node, list):
-        return [names for inner in node for names in _unions(inner)]
+        return [_relax(inner) for inner in node]
     if not isinstance(node, dict):
-        return []
-    own = []
-    if "discriminator" in node:
-        own = [[reference.rpartition("/")[2] for reference in node["discriminator"].get("mapping", {}).values()]]
-    return own + [names for inner in node.values() for names in _unions(inner)]
-
-
-def _relax(section: dict[str, Any], *, keep_tag: bool) -> None:
-    """Make a section what a file may hold of it."""
-    required = section.pop("required", [])
-    properties = section.get("properties", {})
-    if keep_tag and (tags := [name for name in required if "const" in properties.get(name, {})]):
-        section["required"] = tags
-    for name, value in properties.items():
-        properties[name] = _filled(value)
-    if "description" in section:
-        section["description"] = plain_text(section["description"])
-
-
-def _filled(value: dict[str, Any]) -> dict[str, Any]:
-    """The schema of a value, whose words a variable may stand for; its description without markup."""
-    value = {key: inner for key, inner in value.items() if key != "title"}
-    if "description" in value:
-        value["description"] = plain_text(value["description"])
-    if "enum" in value and all(isinstance(choice, str) for choice in value["enum"]):
+        return node
+    properties = node.get("properties", {})
+    found = {key: _relax(inner) for key, inner in node.items() if key != "title" or not isinstance(inner, str)}
+    if isinstance(text := node.get("description"), str):
+        found["description"] = plain_text(text)
+    if isinstance(required := found.pop("required", []), dict):  # a key of this name
+        found["required"] = required
+    elif tags := [name for name in required if "const" in properties[name]]:
+        found["required"] = tags
+    if isinstance(choices := node.get("enum"), list) and all(isinstance(choice, str) for choice in choices):
         # The choices come first, so that editors offer them.
-        choices = {key: value.pop(key) for key in ("enum", "type") if key in value}
-        value["anyOf"] = [choices, {"type": "string", "pattern": _VARIABLE}]
-    elif "anyOf" in value:
-        value["anyOf"] = [_filled(branch) if "enum" in branch else branch for branch in value["anyOf"]]
-    return value
+        offered = {key: found.pop(key) for key in ("enum", "type") if key in found}
+        found["anyOf"] = [offered, {"type": "string", "pattern": _VARIABLE}]
+    return found

@@ -148,7 +148,7 @@ class SftConfig(Section):
 
 
 class SlurmConfig(Section):
-    """How ``mua launch slurm`` asks for nodes; its options of the same names come before these."""
+    """How ``mua launch slurm`` asks for nodes."""
 
     nodes: Positive | None = None
     """Nodes of the job, with those of ``engine.nodes``; None: as many as the layout's ranks fill, and those."""

@@ -27,7 +27,7 @@ from tenacity import Retrying, stop_after_delay, wait_fixed
 
 from mua.config.environment import NO_DOMAIN
 from mua.config.schema import ExperimentConfig
-from mua.launch.checks import Check, Start, Verb, guarded
+from mua.launch.checks import Check, Start, Verb, failure, ok, run_check
 from mua.launch.checks.configuration import run_checks
 from mua.launch.checks.node import RunNode, compare_nodes, run_stage
 from mua.observe.provenance import capture_environment, node_name
@@ -61,8 +61,8 @@ def preflight(
         raise MuaError(f"{world} ranks were started, but the section megatron makes {config.megatron.world_size}")
     checks = run_stage("node", node) if os.environ.get("LOCAL_RANK", "0") == "0" else []
     if capture is not None and os.environ.get("LOCAL_RANK", "0") == "0":
-        recorded = lambda: Check("environment", "ok", f"recorded in {capture_environment(capture).parent}")  # noqa: E731
-        checks += guarded("environment", recorded)
+        recorded = lambda: ok(f"recorded in {capture_environment(capture).parent}")  # noqa: E731
+        checks += run_check("environment", recorded)
     if start is not None and node.rank == 0:  # what one place answers for all
         checks += [*run_stage("asked", start), *run_checks(start)]
     found = [(node_name(), check) for check in checks]
@@ -113,10 +113,10 @@ def _checked_together(config: ExperimentConfig | None, found: Found) -> Found:
         return [*found, (node_name(), Check("rendezvous", "failure", f"{where}: {type(error).__name__}: {error}", fix))]
     try:
         names = gathered(node_name())
-        mine = [*guarded("all-reduce", _all_reduce), *guarded("clocks", lambda: _clocks(names))]
-        mine += guarded("ports", lambda: _ports(names))
+        mine = [*run_check("all-reduce", _all_reduce), *run_check("clocks", lambda: _clocks(names))]
+        mine += run_check("ports", lambda: _ports(names))
         if config is not None:
-            mine += guarded("shared folder", lambda: _shared_folder(config.output, names))
+            mine += run_check("shared folder", lambda: _shared_folder(config.output, names))
         found += [(node_name(), check) for check in mine if check.text]
         everybody = [pair for rank in gathered(found) for pair in rank]
         return everybody + [(node_name(), check) for check in compare_nodes(everybody)]
@@ -142,11 +142,11 @@ def _all_reduce() -> Check:
         seconds.append(time.perf_counter() - started)
     if not right:
         fix = "a link or a GPU corrupts data; try NCCL_DEBUG=INFO and NCCL_P2P_DISABLE=1"
-        return Check("all-reduce", "failure", f"rank {dist.get_rank()} got a wrong sum", fix)
+        return failure("", f"rank {dist.get_rank()} got a wrong sum", fix)
     if dist.get_rank():
-        return Check("all-reduce", "ok", "")
+        return ok("")
     bandwidth = numbers.numel() * 4 * 2 * (ranks - 1) / ranks / min(seconds) / 1e9
-    return Check("all-reduce", "ok", f"{ranks} ranks, {'NCCL' if cuda else 'gloo'}, {bandwidth:.2f} GB/s")
+    return ok(f"{ranks} ranks, {'NCCL' if cuda else 'gloo'}, {bandwidth:.2f} GB/s")
 
 
 def _clocks(names: Sequence[str]) -> Check:
@@ -158,12 +158,12 @@ def _clocks(names: Sequence[str]) -> Check:
     offsets = [statistics.median(row[rank] - row[0] for row in rounds) for rank in range(len(names))]
     worst = max(range(len(names)), key=lambda rank: abs(offsets[rank]))
     if dist.get_rank():
-        return Check("clocks", "ok", "")
+        return ok("")
     text = f"{max(offsets) - min(offsets):.2f} s apart at most"
     fix = f"set the clock of {names[worst]} (chrony, ntpd)"
     if abs(offsets[worst]) > SKEW_WARNING:
-        return Check("clocks", "failure" if abs(offsets[worst]) > SKEW_FAILURE else "warning", text, fix)
-    return Check("clocks", "ok", text)
+        return Check("", "failure" if abs(offsets[worst]) > SKEW_FAILURE else "warning", text, fix)
+    return ok(text)
 
 
 def _ports(names: Sequence[str]) -> Check:
@@ -183,10 +183,10 @@ def _ports(names: Sequence[str]) -> Check:
                     unreached.append(f"{node} ({host}:{port}): {error}")
         dist.barrier()
     if not first:
-        return Check("ports", "ok", "")
+        return ok("")
     if unreached:
-        return Check("ports", "failure", f"not reached: {'; '.join(unreached)}", "open ports between the nodes")
-    return Check("ports", "ok", "nodes reach each other on free ports")
+        return failure("", f"not reached: {'; '.join(unreached)}", "open ports between the nodes")
+    return ok("nodes reach each other on free ports")
 
 
 def _shared_folder(folder: Path, names: Sequence[str]) -> Check:
@@ -222,5 +222,5 @@ def _shared_folder(folder: Path, names: Sequence[str]) -> Check:
     fix = "output must lie in a folder that all nodes share"
     if trouble or unseen:
         text = trouble or f"{node_name()} does not see what {', '.join(unseen)} wrote into {folder}"
-        return Check("shared folder", "failure", text, fix)
-    return Check("shared folder", "ok", f"{folder} is seen by all nodes" if first else "")
+        return failure("", text, fix)
+    return ok(f"{folder} is seen by all nodes" if first else "")

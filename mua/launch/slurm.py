@@ -17,14 +17,14 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import SecretStr, ValidationError
+from pydantic import SecretStr
 
-from mua.config.load import Reading, config_file, read_config
+from mua.config.load import Reading, read_config
 from mua.config.schema import ExperimentConfig, SlurmConfig
 from mua.utils.errors import ConfigError, MuaError
 from mua.utils.masking import credentials
@@ -46,8 +46,8 @@ class JobNodes:
     """Whether these are a component of their own, of a heterogeneous job."""
 
 
-def place_job(config: ExperimentConfig, verb: Verb = "train") -> JobNodes:
-    """Nodes of the job, and ranks on each.
+def place_job(config: ExperimentConfig, verb: str = "train") -> JobNodes:
+    """Nodes of the job, and ranks on each; ``verb`` is of the command line.
 
     Raises:
         ConfigError: the layout's ranks do not fill so many nodes and GPUs, or its engines have no GPUs.
@@ -331,23 +331,3 @@ def read_job(path: Path, overrides: Sequence[str], verb: Verb) -> Reading[Experi
                    for one in reading.problems]  # fmt: skip
         reading = replace(reading, problems=advised)
     return reading
-
-
-def prepare(
-    path: Path, overrides: Sequence[str], options: Mapping[str, str | int | None], config: ExperimentConfig,
-    verb: Verb = "train",
-) -> SlurmJob:  # fmt: skip
-    """The job of a configuration; ``options`` are values of its section ``slurm`` that come before the file's.
-
-    Raises:
-        ConfigError: an option is wrong.
-    """
-    given = {name: value for name, value in options.items() if value is not None}
-    try:
-        slurm = SlurmConfig.model_validate(config.slurm.model_dump() | given)
-    except ValidationError as error:
-        first = error.errors()[0]
-        raise ConfigError(
-            f"--{str(first['loc'][0]).replace('_', '-')}: {first['msg']}, got {first['input']!r}"
-        ) from None
-    return SlurmJob(config.model_copy(update={"slurm": slurm}), config_file(path), overrides, verb)

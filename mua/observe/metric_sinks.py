@@ -1,6 +1,6 @@
 """Where a run's metrics go besides its own files: TensorBoard, Weights & Biases, MLflow.
 
-One interface for all: scalars, histograms, texts, hyperparameters. TensorBoard writes files. The two services may be
+All are given the same: scalars, histograms, texts, hyperparameters. TensorBoard writes files. The two services may be
 slow or away: a thread of its own talks to each and tries again what they did not take, in order; training never waits
 for it, and what could not be handed over is said in the log and counted. Their packages are no dependencies.
 """
@@ -34,6 +34,7 @@ log = logging.getLogger(__name__)
 
 Plain: TypeAlias = str | int | float | bool
 Values: TypeAlias = npt.NDArray[np.float64]
+Kind: TypeAlias = Literal["scalars", "histograms", "texts", "hyperparameters"]
 QUEUED = 256
 """Calls that wait for a service; more are dropped."""
 CLOSING_SECONDS = 60.0
@@ -42,22 +43,19 @@ RETRY_SECONDS = (1.0, 60.0)
 """Between two tries of what a service did not take: at first, at most."""
 Ending: TypeAlias = Literal["finished", "left", "failed"]
 """How a run ends: at its last step; asked to, to be continued; by an error."""
+LONGEST_PARAMETER = 6000
+"""Characters of a parameter's value that MLflow takes."""
 
 
 class MetricSink(Protocol):
     """Takes what a run logs. Calls come from one thread, in the order of steps."""
 
-    def scalars(self, step: int, values: Mapping[str, float], at: float | None = None) -> None:
-        """Values at ``step``; they may be infinite or no number. ``at``: when they were logged, seconds since 1970; now
-        by default."""
+    def write(self, kind: Kind, step: int, values: Mapping[str, Any], at: float | None = None) -> None:
+        """What was logged at ``step``, by name; ``at`` seconds since 1970, now by default.
 
-    def histograms(self, step: int, values: Mapping[str, Values]) -> None:
-        """Samples, each ``[N]`` with N above 0."""
-
-    def texts(self, step: int, texts: Mapping[str, str]) -> None: ...
-
-    def hyperparameters(self, values: Mapping[str, Plain]) -> None:
-        """What this run was set to; once, before everything else."""
+        Scalars may be infinite or no number; a histogram is samples, ``[N]`` with N above 0; hyperparameters come once,
+        before everything else.
+        """
 
     def close(self, ending: Ending = "finished") -> None:
         """Hand over what is left. Safe to call twice."""
@@ -75,28 +73,22 @@ class TensorBoardSink:
         with naming(folder):
             self._board: Any = SummaryWriter(str(folder), purge_step=purge_step, flush_secs=30)
 
-    def scalars(self, step: int, values: Mapping[str, float], at: float | None = None) -> None:
-        with naming(self._folder):
-            for name, value in values.items():
-                self._board.add_scalar(name, value, step, walltime=at)
-            self._board.flush()
-
-    def histograms(self, step: int, values: Mapping[str, Values]) -> None:
-        with naming(self._folder):
-            for name, samples in values.items():
-                self._board.add_histogram(name, samples, step)
-
-    def texts(self, step: int, texts: Mapping[str, str]) -> None:
-        with naming(self._folder):
-            for name, text in texts.items():  # indented, so that no word of a policy is read as Markdown
-                self._board.add_text(name, "\n".join(f"    {line}" for line in text.splitlines()), step)
-
-    def hyperparameters(self, values: Mapping[str, Plain]) -> None:
+    def write(self, kind: Kind, step: int, values: Mapping[str, Any], at: float | None = None) -> None:
         from torch.utils.tensorboard.summary import hparams
 
         with naming(self._folder):
-            for summary in hparams(dict(values), dict.fromkeys(self._compared, 0.0)):
-                self._board.file_writer.add_summary(summary)
+            if kind == "hyperparameters":
+                for summary in hparams(dict(values), dict.fromkeys(self._compared, 0.0)):
+                    self._board.file_writer.add_summary(summary)
+                return
+            for name, value in values.items():
+                if kind == "scalars":
+                    self._board.add_scalar(name, value, step, walltime=at)
+                elif kind == "histograms":
+                    self._board.add_histogram(name, value, step)
+                else:  # indented, so that no word of a policy is read as Markdown
+                    self._board.add_text(name, "\n".join(f"    {line}" for line in value.splitlines()), step)
+            self._board.flush()
 
     def close(self, ending: Ending = "finished") -> None:
         try:
@@ -114,7 +106,7 @@ class ServiceSink:
 
     def __init__(self, name: str, make: Callable[[], MetricSink]) -> None:
         self._name, self._make = name, make
-        self._calls: queue.Queue[Callable[[MetricSink], None] | None] = queue.Queue(QUEUED)
+        self._calls: queue.Queue[tuple[Kind, int, Mapping[str, Any], float] | None] = queue.Queue(QUEUED)
         self._told: set[str] = set()
         self._dropped = 0
         self._ending: Ending = "finished"
@@ -122,22 +114,13 @@ class ServiceSink:
         self._thread = threading.Thread(target=self._work, name=name, daemon=True)
         self._thread.start()
 
-    def scalars(self, step: int, values: Mapping[str, float], at: float | None = None) -> None:
+    def write(self, kind: Kind, step: int, values: Mapping[str, Any], at: float | None = None) -> None:
         # A service that took a call and whose answer was lost gets it again: with one time both are the same point.
-        kept, when = dict(values), time.time() if at is None else at
-        self._put(lambda sink: sink.scalars(step, kept, when))
-
-    def histograms(self, step: int, values: Mapping[str, Values]) -> None:
-        kept = dict(values)
-        self._put(lambda sink: sink.histograms(step, kept))
-
-    def texts(self, step: int, texts: Mapping[str, str]) -> None:
-        kept = dict(texts)
-        self._put(lambda sink: sink.texts(step, kept))
-
-    def hyperparameters(self, values: Mapping[str, Plain]) -> None:
-        kept = dict(values)
-        self._put(lambda sink: sink.hyperparameters(kept))
+        try:
+            self._calls.put_nowait((kind, step, dict(values), time.time() if at is None else at))
+        except queue.Full:
+            self._dropped += 1
+            self._tell("full", "does not keep up: what comes now is not sent")
 
     def close(self, ending: Ending = "finished") -> None:
         """Waits :data:`CLOSING_SECONDS` at most."""
@@ -153,23 +136,16 @@ class ServiceSink:
         if self._dropped:
             log.warning("%s: %d calls were dropped; the run's own files have everything", self._name, self._dropped)
 
-    def _put(self, call: Callable[[MetricSink], None]) -> None:
-        try:
-            self._calls.put_nowait(call)
-        except queue.Full:
-            self._dropped += 1
-            self._tell("full", "does not keep up: what comes now is not sent")
-
     def _work(self) -> None:
         made: list[MetricSink] = []
-        self._handed(lambda: made.append(self._make()), "cannot be reached")
+        self._hand_over(lambda: made.append(self._make()), "cannot be reached")
         while (call := self._calls.get()) is not None:
-            if not made or not self._handed(partial(call, made[0]), "did not take a call"):
+            if not made or not self._hand_over(partial(made[0].write, *call), "did not take a call"):
                 self._dropped += 1
         if made:
-            self._handed(lambda: made[0].close(self._ending), "did not close")
+            self._hand_over(lambda: made[0].close(self._ending), "did not close")
 
-    def _handed(self, call: Callable[[], None], what: str) -> bool:
+    def _hand_over(self, call: Callable[[], None], what: str) -> bool:
         """Makes ``call``, again and again for as long as a fault may pass; False where it is refused, or where the run
         has ended and the time of :meth:`close` is over."""
         wait, longest = RETRY_SECONDS
@@ -201,33 +177,24 @@ def refused(error: Exception) -> bool:
     return not isinstance(error, OSError)
 
 
-def wandb_sink(config: WandbConfig, name: str | None, output: Path) -> MetricSink:
-    """Weights & Biases. Raises :class:`ConfigError` where its package is not installed."""
-    wandb = _package("wandb", "wandb")
-    return ServiceSink("wandb", lambda: _Wandb(wandb, config, name, output))
-
-
-def mlflow_sink(config: MlflowConfig, name: str | None, output: Path) -> MetricSink:
-    """MLflow. Raises :class:`ConfigError` where its package is not installed."""
-    mlflow = _package("mlflow", "mlflow")
-    return ServiceSink("mlflow", lambda: _Mlflow(mlflow, config, name, output))
-
-
-def _package(module: str, section: str) -> Any:
+def service_sink(config: WandbConfig | MlflowConfig, name: str | None, output: Path) -> MetricSink:
+    """Weights & Biases or MLflow. Raises :class:`ConfigError` where its package is not installed."""
+    module, kind = ("wandb", _Wandb) if isinstance(config, WandbConfig) else ("mlflow", _Mlflow)
     try:
-        return importlib.import_module(module)
+        package = importlib.import_module(module)
     except ImportError as error:
         raise ConfigError(
-            f"observe.{section}: the package {module} cannot be imported ({error}); pip install {module}, or remove "
-            f"observe.{section} from the configuration"
+            f"observe.{module}: the package {module} cannot be imported ({error}); pip install {module}, or remove "
+            f"observe.{module} from the configuration"
         ) from None
+    return ServiceSink(module, lambda: kind(package, config, name, output))
 
 
 class _Wandb:
     """``step`` is a figure of its own, the axis of all others: the service's own counter only goes up, and a run that
     goes on from a checkpoint takes steps again."""
 
-    def __init__(self, wandb: Any, config: WandbConfig, name: str | None, output: Path) -> None:
+    def __init__(self, wandb: Any, config: Any, name: str | None, output: Path) -> None:
         self._wandb = wandb
         kept = output / "wandb_run"
         chosen = kept.read_text(encoding="utf-8").strip() if kept.is_file() else uuid.uuid4().hex
@@ -255,20 +222,16 @@ class _Wandb:
         self._run.define_metric("step")
         self._run.define_metric("*", step_metric="step")
 
-    def scalars(self, step: int, values: Mapping[str, float], at: float | None = None) -> None:
+    def write(self, kind: Kind, step: int, values: Mapping[str, Any], at: float | None = None) -> None:
+        if kind == "hyperparameters":
+            self._run.config.update(dict(values), allow_val_change=True)
+            return
+        if kind == "histograms":
+            values = {name: self._wandb.Histogram(samples) for name, samples in values.items()}
+        elif kind == "texts":
+            columns = ["step", "text"]
+            values = {n: self._wandb.Table(columns=columns, data=[[step, text]]) for n, text in values.items()}
         self._run.log({"step": step, **values})
-
-    def histograms(self, step: int, values: Mapping[str, Values]) -> None:
-        self._run.log({"step": step} | {name: self._wandb.Histogram(samples) for name, samples in values.items()})
-
-    def texts(self, step: int, texts: Mapping[str, str]) -> None:
-        tables = {
-            name: self._wandb.Table(columns=["step", "text"], data=[[step, text]]) for name, text in texts.items()
-        }
-        self._run.log({"step": step} | tables)
-
-    def hyperparameters(self, values: Mapping[str, Plain]) -> None:
-        self._run.config.update(dict(values), allow_val_change=True)
 
     def close(self, ending: Ending = "finished") -> None:
         if ending == "left":
@@ -277,10 +240,7 @@ class _Wandb:
 
 
 class _Mlflow:
-    _LONGEST = 6000
-    """Characters of a parameter's value that MLflow takes."""
-
-    def __init__(self, mlflow: Any, config: MlflowConfig, name: str | None, output: Path) -> None:
+    def __init__(self, mlflow: Any, config: Any, name: str | None, output: Path) -> None:
         self._client = mlflow.MlflowClient(tracking_uri=config.tracking_uri)
         self._entities = importlib.import_module("mlflow.entities")
         kept = output / "mlflow_run"
@@ -301,36 +261,25 @@ class _Mlflow:
             self._run = self._client.create_run(of, run_name=config.name or name).info.run_id
             replace_text(kept, self._run + "\n")
 
-    def scalars(self, step: int, values: Mapping[str, float], at: float | None = None) -> None:
-        now = int((time.time() if at is None else at) * 1000)
-        metrics = [
-            self._entities.Metric(_allowed(name), value, now, step)
-            for name, value in values.items()
-            if math.isfinite(value)
-        ]
-        self._client.log_batch(self._run, metrics=metrics)
-
-    def histograms(self, step: int, values: Mapping[str, Values]) -> None:
-        found = {name: histogram_of(samples) for name, samples in values.items()}
-        self._client.log_dict(self._run, found, f"histograms/step_{step:06d}.json")
-
-    def texts(self, step: int, texts: Mapping[str, str]) -> None:
-        for name, text in texts.items():
-            self._client.log_text(self._run, text, f"{_allowed(name)}/step_{step:06d}.txt")
-
-    def hyperparameters(self, values: Mapping[str, Plain]) -> None:
-        if not self._set:
-            for name, value in values.items():
-                self._client.log_param(self._run, _allowed(name), str(value)[: self._LONGEST])
+    def write(self, kind: Kind, step: int, values: Mapping[str, Any], at: float | None = None) -> None:
+        allowed = {re.sub(r"[^\w\-. /]", "_", name, flags=re.ASCII): value for name, value in values.items()}
+        if kind == "scalars":
+            now, make = int((time.time() if at is None else at) * 1000), self._entities.Metric
+            finite = [make(name, value, now, step) for name, value in allowed.items() if math.isfinite(value)]
+            self._client.log_batch(self._run, metrics=finite)
+        elif kind == "histograms":
+            found = {name: histogram_of(samples) for name, samples in values.items()}
+            self._client.log_dict(self._run, found, f"histograms/step_{step:06d}.json")
+        elif kind == "texts":
+            for name, text in allowed.items():
+                self._client.log_text(self._run, text, f"{name}/step_{step:06d}.txt")
+        elif not self._set:
+            for name, value in allowed.items():
+                self._client.log_param(self._run, name, str(value)[:LONGEST_PARAMETER])
             self._set = True
 
     def close(self, ending: Ending = "finished") -> None:
         self._client.set_terminated(self._run, status={"finished": "FINISHED", "left": "KILLED"}.get(ending, "FAILED"))
-
-
-def _allowed(name: str) -> str:
-    """``name`` in the characters that MLflow takes."""
-    return re.sub(r"[^\w\-. /]", "_", name, flags=re.ASCII)
 
 
 def histogram_of(samples: Values, bins: int = 20) -> dict[str, list[float]]:

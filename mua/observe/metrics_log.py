@@ -80,7 +80,8 @@ class MetricsWriter:
             self._sinks.insert(0, board)
             for step, values in self._evaluations.items():  # of the policy that goes on: purged with its next step
                 if resume_step is not None and step >= resume_step:
-                    board.scalars(step, {name: math.nan if v is None else v for name, v in values.items()})
+                    known = {name: math.nan if v is None else v for name, v in values.items()}
+                    board.write("scalars", step, known)
         self._told: set[str] = set()
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -92,7 +93,7 @@ class MetricsWriter:
         self._check(values)
         self._file.write(json.dumps({"step": step, **_finite(values)}))
         for sink in self._sinks:
-            sink.scalars(step, values)
+            sink.write("scalars", step, values)
 
     def log_evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
         """Record held-out figures of the policy after ``step`` steps; what the file has of it is replaced.
@@ -106,7 +107,7 @@ class MetricsWriter:
         with naming(self._evaluations_file):
             replace_text(self._evaluations_file, "".join(lines))
         for sink in self._sinks:
-            sink.scalars(step, values)
+            sink.write("scalars", step, values)
 
     def log_details(self, step: int, histograms: Mapping[str, Values], texts: Mapping[str, str]) -> None:
         """Record samples by name, each ``[N]``, and texts by name at ``step``. Raises :class:`DiskError`."""
@@ -116,15 +117,15 @@ class MetricsWriter:
         self._details.write(json.dumps({"step": step, "histograms": counted, "texts": dict(texts)}))
         for sink in self._sinks:
             if histograms:
-                sink.histograms(step, histograms)
+                sink.write("histograms", step, histograms)
             if texts:
-                sink.texts(step, texts)
+                sink.write("texts", step, texts)
 
     def log_hyperparameters(self, values: Mapping[str, Plain]) -> None:
         """Record what the run is set to, from here on. Raises :class:`DiskError`."""
         self._details.write(json.dumps({"hyperparameters": dict(values)}))
         for sink in self._sinks:
-            sink.hyperparameters(values)
+            sink.write("hyperparameters", 0, values)
 
     def _check(self, names: Iterable[str]) -> None:
         """Raises ``LookupError`` for a name that the catalog lacks where tests ask for it; else says it once."""

@@ -21,7 +21,7 @@ from mua.megatron.checkpoint import (
 )
 from mua.megatron.model_card import ExportedPolicy, exported_texts
 from mua.observe import metrics_log
-from mua.observe.metric_sinks import MetricSink, mlflow_sink, wandb_sink
+from mua.observe.metric_sinks import service_sink
 from mua.observe.metrics_log import (
     METRICS_FILE,
     MetricsWriter,
@@ -95,12 +95,8 @@ class Run:
         """Steps in a row that changed nothing."""
         self.timeline = Timeline()
         self.progress = Progress(config.observe.progress)
-        others: list[MetricSink] = []
-        if config.observe.wandb is not None:
-            others.append(wandb_sink(config.observe.wandb, config.name, config.output))
-        if config.observe.mlflow is not None:
-            others.append(mlflow_sink(config.observe.mlflow, config.name, config.output))
-        resume_step = self.step - (self.unlogged is not None)
+        chosen = (config.observe.wandb, config.observe.mlflow)
+        others = [service_sink(one, config.name, config.output) for one in chosen if one is not None]
         self._metrics = MetricsWriter(config.output, config.observe.tensorboard, resume_step=resume_step, others=others)
         self._metrics.log_hyperparameters(hyperparameters(config))
 

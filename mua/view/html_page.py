@@ -144,8 +144,14 @@ def export_page(
     packed: dict[str, list[tuple[str, bytes]]] = {run.key: [] for run in runs}
     numbers, size, pruned = itertools.count(), 0, 0
     for run, name in _spread(runs, chosen, most, first):
-        whole, gone = _whole(answers, run, name)
-        blob = gzip.compress(as_bytes(whole), 6, mtime=0)
+        given = {"run": run.key, "id": name}
+        trajectory = answers.answer("trajectory", given)
+        of_segments = [
+            answers.answer("tokens", given | {"segment": str(part["number"])}) if part["kept"] else None
+            for part in trajectory["segment_list"]
+        ]
+        gone = trajectory["messages"] is None or None in of_segments
+        blob = gzip.compress(as_bytes({"trajectory": trajectory, "tokens": of_segments}), 6, mtime=0)
         if size and size + 4 * len(blob) / 3 > megabytes * 2**20:
             break
         size, pruned = size + 4 * len(blob) // 3, pruned + gone
@@ -172,30 +178,14 @@ def _spread(
     """Trajectories of all runs in turn, each run's in an order whose every beginning lies evenly over it; ``first``
     before all."""
     by_key = {run.key: run for run in runs}
-    orders = [[(run.key, chosen[run.key][at]) for at in _even(len(chosen[run.key]))] for run in runs]
+    orders = []
+    for run in runs:  # van der Corput's sequence: ever finer halves
+        width = max(1, (len(chosen[run.key]) - 1).bit_length())
+        places = (int(f"{number:0{width}b}"[::-1], 2) for number in range(2**width))
+        orders.append([(run.key, chosen[run.key][at]) for at in places if at < len(chosen[run.key])])
     turns = (pair for row in itertools.zip_longest(*orders) for pair in row if pair is not None)
     every = dict.fromkeys(itertools.chain(first, turns))
     yield from ((by_key[key], name) for key, name in itertools.islice(every, most))
-
-
-def _even(count: int) -> list[int]:
-    """0 to ``count`` - 1 by van der Corput's sequence: ever finer halves."""
-    width = max(1, (count - 1).bit_length())
-    order = (int(f"{number:0{width}b}"[::-1], 2) for number in range(2**width))
-    return [at for at in order if at < count]
-
-
-def _whole(answers: Answers, run: ViewedRun, name: str) -> tuple[Json, bool]:
-    trajectory = answers.answer("trajectory", {"run": run.key, "id": name})
-    segments: list[Any] = []
-    gone = trajectory["messages"] is None
-    for part in trajectory["segment_list"]:
-        if not part["kept"]:
-            segments.append(None)
-            gone = True
-            continue
-        segments.append(answers.answer("tokens", {"run": run.key, "id": name, "segment": str(part["number"])}))
-    return {"trajectory": trajectory, "tokens": segments}, gone
 
 
 def _index(

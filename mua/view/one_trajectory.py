@@ -39,11 +39,18 @@ def trajectory(connection: Connection, run: ViewedRun, name: str) -> Json:
         found |= {"kind": kind_of(labels.details), "split": labels.split, "step": labels.taken_step}
     messages = None if row["messages"] is None else unpack_messages(row["messages"], f"messages of {name}")
     found["messages"] = messages
-    found["told_user"] = [m.get("content") for m in messages or () if _told(m)]
+    # As mua.environment.protocol.Transcript.told_user.
+    hidden = ("tool_calls", "tool_call_errors", "truncated")
+    told = (m for m in messages or () if m.get("role") == "assistant" and not any(map(m.get, hidden)))
+    found["told_user"] = [message.get("content") for message in told]
     s = segments.c
     parts = sa.select(s.number, s.tokens, s.sampled_tokens, s.arrays.is_not(None).label("kept"))
     found["segment_list"] = list(as_dicts(connection, parts.where(s.trajectory_id == name).order_by(s.number)))
-    found["tool_calls"] = _calls(connection, name)
+    c = tool_calls.c
+    calls = list(as_dicts(connection, sa.select(tool_calls).where(c.trajectory_id == name).order_by(c.number)))
+    texts = read_texts(connection, [row["result"] for row in calls if row["result"] is not None])
+    shown = ("number", "turn", "name", "arguments", "error", "reward", "by_user", "seconds")
+    found["tool_calls"] = [{n: row[n] for n in shown} | {"result": texts.get(row["result"])} for row in calls]
     found["requests"] = _requests(connection, name)
     verdict = sa.select(scores.c.scorer, scores.c.value, scores.c.details).where(scores.c.trajectory_id == name)
     found["scores"] = list(as_dicts(connection, verdict.order_by(scores.c.scorer)))
@@ -69,7 +76,14 @@ def tokens(connection: Connection, run: ViewedRun, name: str, segment: int, use:
     if row is None:
         raise NotThere(f"trajectory {name}: has no segment {segment}")
     part = segment_from_row(dict(row))
-    own, step = _read_by_loss(connection, name, segment, use)
+    u = uses.c
+    of_loss = sa.select(u.arrays, u.step).where(
+        u.trajectory_id == name, u.segment == segment, u.epoch == 0, u.arrays.is_not(None)
+    )
+    if use is not None:
+        of_loss = of_loss.where(u.step == use)
+    read = connection.execute(of_loss.order_by(u.step.desc(), u.part.desc()).limit(1)).one_or_none()
+    own, step = ({}, None) if read is None else (unpack_arrays(read[0], f"uses of {name}"), int(read[1]))
     mask = part.loss_mask
     columns: dict[str, Any] = {
         "ids": part.ids.tolist(),
@@ -95,20 +109,6 @@ def _where(array: npt.NDArray[Any], known: npt.NDArray[np.bool_]) -> list[Any]:
         None if not good or value != value or abs(value) == np.inf else value if whole else float(f"{value:.9g}")
         for value, good in zip(array.tolist(), known.tolist(), strict=True)
     ]
-
-
-def _told(message: Json) -> bool:
-    """Whether the user saw it; as mua.environment.protocol.Transcript.told_user."""
-    hidden = ("tool_calls", "tool_call_errors", "truncated")
-    return message.get("role") == "assistant" and not any(message.get(name) for name in hidden)
-
-
-def _calls(connection: Connection, name: str) -> list[Json]:
-    c = tool_calls.c
-    rows = list(as_dicts(connection, sa.select(tool_calls).where(c.trajectory_id == name).order_by(c.number)))
-    texts = read_texts(connection, [row["result"] for row in rows if row["result"] is not None])
-    names = ("number", "turn", "name", "arguments", "error", "reward", "by_user", "seconds")
-    return [{n: row[n] for n in names} | {"result": texts.get(row["result"])} for row in rows]
 
 
 def _requests(connection: Connection, name: str) -> list[Json]:
@@ -146,19 +146,6 @@ def _uses(connection: Connection, name: str) -> list[Json]:
         .order_by(c.step.desc(), c.part.desc(), c.epoch, c.segment)
     )
     return list(as_dicts(connection, chosen))
-
-
-def _read_by_loss(
-    connection: Connection, name: str, segment: int, step: int | None
-) -> tuple[dict[str, npt.NDArray[Any]], int | None]:
-    c = uses.c
-    chosen = sa.select(c.arrays, c.step).where(
-        c.trajectory_id == name, c.segment == segment, c.epoch == 0, c.arrays.is_not(None)
-    )
-    if step is not None:
-        chosen = chosen.where(c.step == step)
-    found = connection.execute(chosen.order_by(c.step.desc(), c.part.desc()).limit(1)).one_or_none()
-    return ({}, None) if found is None else (unpack_arrays(found[0], f"uses of {name}"), int(found[1]))
 
 
 def advantage_by_turn(columns: Json) -> Sequence[tuple[int, float]]:

@@ -11,7 +11,6 @@ from typing import Any, TypeAlias
 import orjson
 from sqlalchemy.engine import Connection
 
-from mua.types import Json
 from mua.view.one_trajectory import tokens, trajectory
 from mua.view.run_overview import changes, compared, curves, one_step, overview, step_lines, step_list
 from mua.view.trajectory_lists import SUSPICIONS, BadQuestion, TrajectoryLists, question_of, whole_number
@@ -31,13 +30,18 @@ class Answers:
         self._of_run: dict[str, Callable[[Connection, ViewedRun, Parameters], Any]] = {
             "run": lambda c, run, _: overview(c, run) | {"suspicions": SUSPICIONS},
             "changes": lambda c, run, _: changes(c, run.id),
-            "curves": _curves,
+            "curves": lambda c, run, given: {
+                "curves": curves(step_lines(c, run), list(filter(None, _text(given, "names").split(",")))[:MOST_CURVES])
+            },
             "steps": lambda c, run, _: {"steps": step_list(c, run)},
             "step": lambda c, run, given: one_step(c, run, _number(given, "step")),
             "trajectories": lambda c, run, given: self.lists.page(c, run, question_of(run, given)),
             "trajectory": lambda c, run, given: trajectory(c, run, _text(given, "id")),
-            "tokens": _tokens,
-        }
+            "tokens": lambda c, run, given: tokens(
+                c, run, _text(given, "id"), _number(given, "segment"),
+                _number(given, "use") if given.get("use") else None,
+            ),
+        }  # fmt: skip
 
     def answer(self, path: str, given: Parameters) -> Any:
         """Plain JSON. Raises :class:`MuaError`: :class:`mua.view.viewed_runs.NotThere`,
@@ -45,28 +49,15 @@ class Answers:
         if path == "runs":
             return {"runs": self.viewed.refresh()}
         if path == "compare":
-            return self._compare(given)
+            first, second = (self.viewed.get(_text(given, side)) for side in ("a", "b"))
+            rounds = [_number(given, name) for name in ("ra", "rb")]
+            with first.store.read() as one, second.store.read() as other:
+                return compared((one, first, rounds[0]), (other, second, rounds[1]))
         if path not in self._of_run:
             raise BadQuestion(f"{path[:40]}: nothing that can be asked")
         run = self.viewed.get(_text(given, "run"))
         with run.store.read() as connection:
             return self._of_run[path](connection, run, given)
-
-    def _compare(self, given: Parameters) -> Json:
-        first, second = (self.viewed.get(_text(given, side)) for side in ("a", "b"))
-        rounds = [_number(given, name) for name in ("ra", "rb")]
-        with first.store.read() as one, second.store.read() as other:
-            return compared((one, first, rounds[0]), (other, second, rounds[1]))
-
-
-def _curves(connection: Connection, run: ViewedRun, given: Parameters) -> Json:
-    names = [name for name in _text(given, "names").split(",") if name][:MOST_CURVES]
-    return {"curves": curves(step_lines(connection, run), names)}
-
-
-def _tokens(connection: Connection, run: ViewedRun, given: Parameters) -> Json:
-    use = _number(given, "use") if given.get("use") else None
-    return tokens(connection, run, _text(given, "id"), _number(given, "segment"), use)
 
 
 def _text(given: Parameters, name: str) -> str:

@@ -29,7 +29,7 @@ from mua.types import Json, Provenance
 from mua.utils.errors import MuaError
 from mua.view.run_overview import kind_of, step_lines
 from mua.view.user_leaks import UserLeaks
-from mua.view.viewed_runs import NotThere, ViewedRun, config_in, opened_runs
+from mua.view.viewed_runs import ViewedRun, config_in, opened_runs
 
 MOST_EPISODES = 12_000
 """Read with their conversations: those of evenly spread steps, all of a step, where a run has more."""
@@ -53,10 +53,7 @@ def evidence_of(place: str, run: str | None = None) -> Iterator[tuple[str, Evide
         raise MuaError(f"{folder}: no run: it has neither {METRICS_FILE} nor a store; name the output folder of a run")
     try:
         with opened_runs([place]) as viewed:
-            keys = viewed.keys()
-            if run is None and len(keys) > 1:
-                raise NotThere(f"the store has {len(keys)} runs; name one with --run: {', '.join(keys)}")
-            chosen = viewed.get(run or keys[0])
+            chosen = viewed.get(run)
             with chosen.store.read() as connection:
                 seen = _with_store(connection, chosen)
             yield chosen.key, _checked(place, seen)

@@ -3,6 +3,7 @@ two runs side by side on the tasks that both met."""
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
@@ -125,7 +126,12 @@ def evaluations(connection: Connection, run: ViewedRun) -> list[Json]:
         .group_by(t.round, t.domain, t.task_id, tasks.c.split, tasks.c.details)
         .order_by(t.round)
     )  # fmt: skip
-    settings = _evaluation_settings(run.config)
+    chosen_settings = run.config.get("evaluation")
+    settings = EvaluationConfig()  # also where others wrote the store
+    if isinstance(chosen_settings, dict):
+        own = {name: chosen_settings[name] for name in ("level", "resamples") if name in chosen_settings}
+        with contextlib.suppress(ValueError):
+            settings = EvaluationConfig.model_validate(own)
     rounds: defaultdict[int, list[Any]] = defaultdict(list)
     for row in connection.execute(chosen):
         rounds[row[0]].append(row)
@@ -144,6 +150,10 @@ def _evaluation(number: int, rows: list[Any], settings: EvaluationConfig, newest
             by_domain[domain].append(won / scored)
             rewards.append(reward / scored)
     everything = [value for values in by_domain.values() for value in values]
+
+    def interval(values: list[float]) -> Json | None:
+        return _interval(tuple(sorted(values)), settings.level, settings.resamples) if values else None
+
     episodes = sum(row[7] for row in rows)
     return {
         "round": number,
@@ -154,12 +164,12 @@ def _evaluation(number: int, rows: list[Any], settings: EvaluationConfig, newest
         "episodes": episodes,
         "unscored": episodes - sum(row[6] for row in rows),
         "reward": fmean(rewards) if rewards else None,
-        "success": _interval(everything, settings),
+        "success": interval(everything),
         "kinds": {
-            kind: _interval(values, settings) if newest else {"mean": fmean(values), "tasks": len(values)}
+            kind: interval(values) if newest else {"mean": fmean(values), "tasks": len(values)}
             for kind, values in sorted(by_kind.items())
         },
-        "domains": {domain: _interval(values, settings) for domain, values in sorted(by_domain.items())},
+        "domains": {domain: interval(values) for domain, values in sorted(by_domain.items())},
         "level": settings.level,
     }
 
@@ -238,11 +248,16 @@ def endpoints(connection: Connection, run: str) -> list[Json]:
 
 def events(connection: Connection, run: ViewedRun, lines: Iterable[Mapping[str, Any]]) -> Iterator[Json]:
     """Starts of the run, lost steps, checkpoints, restarts of engines, faults of the infrastructure; by time."""
-    found = [*_starts(connection, run.id), *_checkpoints(connection, run.id), *_faults(connection, run.id)]
+    found = [*_starts(connection, run.id), *_faults(connection, run.id)]
     when = dict(connection.execute(sa.select(steps.c.step, steps.c.ended_at).where(steps.c.run_id == run.id)).all())
-    yield from sorted(
-        [*found, *_restarts(lines, when)], key=lambda e: (e["at"] is None, e["at"] or 0.0, e["step"] or 0)
-    )
+    before = 0.0
+    for line in lines:
+        if (now := line.get("engine/restarts")) is not None:
+            if now > before:
+                text = f"{now - before:.0f} engine restarts"
+                found.append(_event("engine", when.get(line["step"]), line["step"], text))
+            before = now  # a run that continues counts anew
+    yield from sorted(found, key=lambda e: (e["at"] is None, e["at"] or 0.0, e["step"] or 0))
 
 
 def _starts(connection: Connection, run: str) -> Iterator[Json]:
@@ -257,9 +272,6 @@ def _starts(connection: Connection, run: str) -> Iterator[Json]:
     ended = connection.execute(sa.select(runs.c.state, runs.c.ended_at).where(runs.c.id == run)).one()
     if ended.ended_at is not None:
         yield _event("end", ended.ended_at, None, f"ended: {ended.state}")
-
-
-def _checkpoints(connection: Connection, run: str) -> Iterator[Json]:
     c = versions.c
     saved = sa.select(c.version, c.checkpoint, c.synced_at).where(c.run_id == run, c.checkpoint.is_not(None))
     for version, name, at in connection.execute(saved.order_by(c.version)):
@@ -288,17 +300,6 @@ def _faults(connection: Connection, run: str) -> Iterator[Json]:
     )
     for role, error, count, at in connection.execute(failed):
         yield _event("fault", at, None, f"{count} failed requests to {role}, the last now: {error}")
-
-
-def _restarts(lines: Iterable[Mapping[str, Any]], when: Mapping[int, float | None]) -> Iterator[Json]:
-    before = 0.0
-    for line in lines:
-        now = line.get("engine/restarts")
-        if now is None:
-            continue
-        if now > before:
-            yield _event("engine", when.get(line["step"]), line["step"], f"{now - before:.0f} engine restarts")
-        before = now  # a run that continues counts anew
 
 
 def _event(kind: str, at: float | None, step: int | None, text: str) -> Json:
@@ -376,25 +377,11 @@ def _groups(connection: Connection, run: ViewedRun, step: int, named: list[Any] 
     return list(found.values())
 
 
-def _interval(values: list[float], config: EvaluationConfig) -> Json | None:
-    return _interval_of(tuple(sorted(values)), config.level, config.resamples) if values else None
-
-
 @lru_cache(maxsize=4096)
-def _interval_of(values: tuple[float, ...], level: float, resamples: int) -> Json:
+def _interval(values: tuple[float, ...], level: float, resamples: int) -> Json:
     """The interval that the run itself reports for these tasks."""
     found = interval_of(EvaluationConfig(level=level, resamples=resamples), values)
     return {"mean": found.mean, "low": found.low, "high": found.high, "tasks": len(values)}
-
-
-def _evaluation_settings(config: Json) -> EvaluationConfig:
-    """Level and resamples of the run's intervals; the defaults where its configuration does not say."""
-    chosen = config.get("evaluation")
-    own = {name: chosen[name] for name in ("level", "resamples") if name in chosen} if isinstance(chosen, dict) else {}
-    try:
-        return EvaluationConfig.model_validate(own)
-    except ValueError:  # a store that others wrote
-        return EvaluationConfig()
 
 
 def _one(condition: Any) -> Any:
@@ -416,7 +403,13 @@ def compared(first: tuple[Connection, ViewedRun, int], second: tuple[Connection,
     """
     sides = [_by_task(connection, run.id, round_) for connection, run, round_ in (first, second)]
     common = [key for key in sides[0] if key in sides[1]]
-    rows = [_row(key, sides[0][key], sides[1][key]) for key in common]
+    rows: list[Json] = []
+    for key in common:
+        row: Json = {"domain": key[0], "task": key[1], "kind": kind_of(sides[0][key]["details"])}
+        for name, side in zip(("first", "second"), sides, strict=True):
+            row[name] = {figure: float(side[key][figure]) for figure in ("success", "reward", "turns")}
+            row[name] |= {"episodes": side[key]["episodes"], "id": side[key]["id"]}
+        rows.append(row | {"difference": row["second"]["success"] - row["first"]["success"]})
     rows.sort(key=lambda row: (-abs(row["difference"]), row["domain"], row["task"]))
     test = None
     if rows:
@@ -428,8 +421,8 @@ def compared(first: tuple[Connection, ViewedRun, int], second: tuple[Connection,
         "common": len(common),
         "only_first": len(sides[0]) - len(common),
         "only_second": len(sides[1]) - len(common),
-        "means": [_mean(row[side]["success"] for row in rows) for side in ("first", "second")],
-        "rewards": [_mean(row[side]["reward"] for row in rows) for side in ("first", "second")],
+        "means": [fmean(row[side]["success"] for row in rows) if rows else None for side in ("first", "second")],
+        "rewards": [fmean(row[side]["reward"] for row in rows) if rows else None for side in ("first", "second")],
         "better": sum(row["difference"] > 0 for row in rows),
         "worse": sum(row["difference"] < 0 for row in rows),
         "test": test,
@@ -448,20 +441,3 @@ def _by_task(connection: Connection, run: str, round_: int) -> dict[tuple[str, s
         .group_by(t.domain, t.task_id, tasks.c.details)
     )  # fmt: skip
     return {(row["domain"], row["task_id"]): row for row in connection.execute(chosen).mappings()}
-
-
-def _row(key: tuple[str, str], first: Any, second: Any) -> Json:
-    def side(row: Any) -> Json:
-        return {name: row[name] for name in ("episodes", "id")} | {
-            name: float(row[name]) for name in ("success", "reward", "turns")
-        }
-
-    return {
-        "domain": key[0], "task": key[1], "kind": kind_of(first["details"]), "first": side(first),
-        "second": side(second), "difference": float(second["success"]) - float(first["success"]),
-    }  # fmt: skip
-
-
-def _mean(values: Any) -> float | None:
-    listed = list(values)
-    return sum(listed) / len(listed) if listed else None

@@ -68,20 +68,31 @@ class ListQuestion:
     """One of :data:`SUSPICIONS`, or ``any``."""
 
 
+_OF_LIST = ("order", "limit", "offset", "said", "suspect", "run")
+_FILTERS = {
+    **dict.fromkeys(("domain", "task", "outcome", "kind", "text"), "text"),
+    **dict.fromkeys(("step", "round", "ordinal"), "number"),
+    **dict.fromkeys(("success", "scored", "tool_error", "kept"), "flag"),
+}
+
+
+def filter_of(run: str | None, given: Mapping[str, str]) -> TrajectoryFilter:
+    """From names and values as text, with the run's id. Raises :class:`BadQuestion` for an unknown or wrong one."""
+    chosen: dict[str, Any] = {"run": run}
+    for name, value in given.items():
+        kind = _FILTERS.get(name)
+        if kind is None:
+            raise BadQuestion(f"{name}: no filter of trajectories; there are {', '.join(_FILTERS)}")
+        if kind == "flag" and value and value not in _BOOLEANS:
+            raise BadQuestion(f"{name}: true or false, not {value[:40]!r}")
+        if value:
+            own: dict[str, Any] = {"flag": _BOOLEANS.get(value), "text": value}
+            chosen[name] = whole_number(name, value) if kind == "number" else own[kind]
+    return TrajectoryFilter(**chosen)
+
+
 def question_of(run: ViewedRun, given: Mapping[str, str]) -> ListQuestion:
     """From the parameters of an address. Raises :class:`BadQuestion` for an unknown or wrong one."""
-    texts = {"domain", "task", "outcome", "kind", "text"}
-    numbers, flags = {"step", "round", "ordinal"}, {"success", "scored", "tool_error", "kept"}
-    own = {"order", "limit", "offset", "said", "suspect", "run"}
-    chosen: dict[str, Any] = {"run": run.id}
-    for name, value in given.items():
-        if name not in texts | numbers | flags | own:
-            raise BadQuestion(f"{name}: no filter of trajectories")
-        if name in own or value == "":
-            continue
-        if name in flags and value not in _BOOLEANS:
-            raise BadQuestion(f"{name}: true or false, not {value[:40]!r}")
-        chosen[name] = whole_number(name, value) if name in numbers else _BOOLEANS[value] if name in flags else value
     order, suspect = given.get("order") or "newest", given.get("suspect") or None
     if order not in _ORDERS:
         raise BadQuestion(f"order: one of {', '.join(_ORDERS)}, not {order[:40]!r}")
@@ -91,7 +102,8 @@ def question_of(run: ViewedRun, given: Mapping[str, str]) -> ListQuestion:
     if not 0 < limit <= MOST_ROWS:
         raise BadQuestion(f"limit: 1 to {MOST_ROWS}, not {limit}")
     offset = whole_number("offset", given.get("offset") or "0")
-    return ListQuestion(TrajectoryFilter(**chosen), order, limit, offset, given.get("said") or None, suspect)
+    chosen = filter_of(run.id, {name: value for name, value in given.items() if name not in _OF_LIST})
+    return ListQuestion(chosen, order, limit, offset, given.get("said") or None, suspect)
 
 
 def whole_number(name: str, value: str) -> int:
@@ -288,16 +300,13 @@ def _successes(connection: Connection, run: str) -> Iterator[Json]:
         row = dict(found)
         messages = row.pop("messages")
         agent = [] if messages is None else [m for m in unpack_messages(messages) if m.get("role") == "assistant"]
-        said = json_text([[m.get("content"), _functions(m)] for m in agent]) if agent else row["id"]
+        # What is called, without the calls' ids, which are never the same.
+        called = ([c.get("function") if isinstance(c, dict) else c for c in m.get("tool_calls") or ()] for m in agent)
+        spoken = [[m.get("content"), functions] for m, functions in zip(agent, called, strict=True)]
+        said = json_text(spoken) if agent else row["id"]
         row["said"] = hashlib.blake2b(said.encode(), digest_size=16).hexdigest()
         if not row["calls"]:  # of an imported run the conversation alone says what was called
             row["calls"] = sum(len(m.get("tool_calls") or ()) for m in agent)
         row["kind"] = kind_of(row.pop("labels"))
         row["details"] = row["details"] if isinstance(row["details"], dict) else {}
         yield row
-
-
-def _functions(message: Json) -> list[Any]:
-    """What a message calls, without the calls' ids, which are never the same."""
-    calls = message.get("tool_calls") or ()
-    return [call.get("function") if isinstance(call, dict) else call for call in calls]

@@ -74,11 +74,17 @@ class TokenTexts:
 
 
 def _byte_vocabulary(specification: dict[str, Any]) -> dict[int, bytes]:
-    """Bytes by id. Raises ValueError for a tokenizer whose vocabulary is not written in the bytes of byte-level BPE."""
+    """Bytes by id. Raises ValueError for a tokenizer whose vocabulary is not written in the bytes of byte-level BPE.
+
+    There a printable character of Latin-1 stands for its own byte, and the characters from U+0100 on for the others
+    (Radford et al. 2019, GPT-2's ``encoder.py``).
+    """
     kinds = json.dumps([specification.get("decoder"), specification.get("pre_tokenizer")])
     if '"ByteLevel"' not in kinds:
         raise ValueError("its tokens are no bytes (ByteLevel)")
-    byte_of = _byte_characters()
+    own = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = (byte for byte in range(256) if byte not in own)
+    byte_of = {chr(byte): byte for byte in own} | {chr(0x100 + at): byte for at, byte in enumerate(others)}
     found = {
         int(number): bytes(byte_of[character] for character in token)
         for token, number in specification["model"]["vocab"].items()
@@ -87,14 +93,6 @@ def _byte_vocabulary(specification: dict[str, Any]) -> dict[int, bytes]:
     for token in specification["added_tokens"]:
         found[int(token["id"])] = token["content"].encode("utf-8", "replace")
     return found
-
-
-def _byte_characters() -> dict[str, int]:
-    """The byte that each character of a byte-level vocabulary stands for (Radford et al. 2019, GPT-2's ``encoder.py``):
-    printable Latin-1 stands for itself, every other byte for the next character from U+0100 on."""
-    own = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in set(own)]
-    return {chr(byte): byte for byte in own} | {chr(0x100 + at): byte for at, byte in enumerate(others)}
 
 
 TRACES = "traces"
@@ -160,8 +158,11 @@ class ViewedRuns:
                 found.append(row | {"key": key, "store": store.name})
         return sorted(found, key=lambda row: -row["started_at"])
 
-    def get(self, key: str) -> ViewedRun:
-        """Raises :class:`NotThere`."""
+    def get(self, key: str | None = None) -> ViewedRun:
+        """The run of this key, or the only one. Raises :class:`NotThere`, also where there are several."""
+        if key is None and len(self._runs) > 1:
+            raise NotThere(f"there are {len(self._runs)} runs; name one (--run): {', '.join(self._runs)}")
+        key = key or next(iter(self._runs))
         if key not in self._runs:
             self.refresh()
         if key not in self._runs:

@@ -147,23 +147,22 @@ def _refused(status: int, why: str) -> web.Response:
 def serve(answers: Answers, host: str, port: int, tell: Callable[[str], None]) -> None:
     """Serve until the process is interrupted; ``tell`` is given the address."""
 
+    def warm_up() -> None:
+        """What only the first question would wait for: scipy, and the pages of the database."""
+        with contextlib.suppress(MuaError):
+            import scipy.stats  # noqa: F401
+
+            for key in answers.viewed.keys()[:1]:
+                answers.answer("run", {"run": key})
+
     async def main() -> None:
         server = ViewServer(answers, host, port)
         async with server.serving():
             tell(server.url)
-            warm = asyncio.create_task(asyncio.to_thread(_warm, answers))
+            warm = asyncio.create_task(asyncio.to_thread(warm_up))
             try:
                 await asyncio.Event().wait()
             finally:
                 warm.cancel()
 
     asyncio.run(main())
-
-
-def _warm(answers: Answers) -> None:
-    """What only the first question would wait for: scipy, and the pages of the database."""
-    with contextlib.suppress(MuaError):
-        import scipy.stats  # noqa: F401
-
-        for key in answers.viewed.keys()[:1]:
-            answers.answer("run", {"run": key})

@@ -21,7 +21,7 @@ from tools.slurm_cluster import wait_until
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(1800)]
 
 STEPS = 6
-ONE_NODE = ("--nodes=1", "--gpus-per-node=1")
+ONE_NODE = ("slurm.nodes=1", "slurm.gpus_per_node=1")
 ONE_RANK = [
     "megatron.tensor_parallel=1", "megatron.data_parallel=1", "slurm.preflight=false", f"trainer.steps={STEPS}",
     "trainer.save_every=1",
@@ -53,7 +53,7 @@ def test_a_user_server_that_moved_is_found_by_the_next_attempt(jobs: Jobs, recip
     with answering(user) as first, answering(_User(answers=1_000_000)) as second:
         _publish(address, first)
         job, log = jobs.launch(
-            tmp_path, *ONE_NODE, config, *ONE_RANK, f"slurm.user_address={address}", "rollout.max_retries=0"
+            tmp_path, config, *ONE_NODE, *ONE_RANK, f"slurm.user_address={address}", "rollout.max_retries=0"
         )
         assert wait_until(user.gone.is_set, SECONDS)
         _publish(address, second)

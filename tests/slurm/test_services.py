@@ -50,7 +50,8 @@ def test_a_job_finds_the_users_server_and_its_address_goes_with_it(
 def _only_preflight(jobs: Jobs, config: Path, address: Path, folder: Path) -> str:
     """The training script as ``mua launch slurm`` prints it, left before it trains."""
     options = ["megatron.tensor_parallel=1", "megatron.data_parallel=1", f"slurm.user_address={address}"]
-    text = jobs.mua("launch", "slurm", config, *options, "--nodes=1", "--gpus-per-node=1", "--dry-run", cwd=folder)
+    options += ["slurm.nodes=1", "slurm.gpus_per_node=1"]
+    text = jobs.mua("launch", "slurm", config, *options, "--dry-run", cwd=folder)
     (folder / "logs").mkdir()
     text = text.replace(f"{folder}/out/slurm/%j.log", f"{folder}/logs/look.log")
     assert "sk-this-must-not-appear" not in text
@@ -109,6 +110,6 @@ def test_a_sampler_without_a_store_is_a_failed_job(jobs: Jobs, tmp_path: Path) -
 def test_slurms_own_words_about_a_partition(
     jobs: Jobs, recipe: Path, tmp_path: Path, partition: str, words: str
 ) -> None:
-    said = jobs.mua("launch", "slurm", recipe, "--nodes=2", f"--partition={partition}", cwd=tmp_path, status=2)
+    said = jobs.mua("launch", "slurm", recipe, "slurm.nodes=2", f"slurm.partition={partition}", cwd=tmp_path, status=2)
     assert re.search(words, said, re.DOTALL)
     assert "Traceback" not in said

@@ -56,7 +56,7 @@ class Run:
 
 def test_a_run_told_to_leave_saves_is_requeued_and_finishes(jobs: Jobs, recipe: Path, tmp_path: Path) -> None:
     run = Run(recipe, tmp_path)
-    job, log = jobs.launch(tmp_path, run.config, "--nodes=2", "environment.isolation=process")
+    job, log = jobs.launch(tmp_path, run.config, "slurm.nodes=2", "environment.isolation=process")
     jobs.until(job, lambda: run.steps >= 2, "two steps", log)
     everything = os.sched_getaffinity(0)
     jobs.until(job, lambda: _cores_by_kind(job).keys() == {*KINDS.values()}, "processes of each kind", log)
@@ -112,7 +112,7 @@ def test_a_dead_rank_and_a_dead_node_are_survived(jobs: Jobs, recipe: Path, tmp_
     # No GPUs: Slurm 22.05 grants those of a node that comes back only at the next try.
     run = Run(recipe, tmp_path)
     two = ["megatron.tensor_parallel=1", "slurm.gpus_per_node=0", "slurm.preflight=false"]
-    job, log = jobs.launch(tmp_path, run.config, "--sft", *two, "trainer.save_every=2", "--nodes=2")
+    job, log = jobs.launch(tmp_path, run.config, "--sft", *two, "trainer.save_every=2", "slurm.nodes=2")
     jobs.until(job, lambda: [*(run.output / "checkpoints").glob("step_*")], "a checkpoint", log)
     _kill_rank(job, 1)
     jobs.until(job, jobs.state(job, "PENDING"), "the requeue", log)

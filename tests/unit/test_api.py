@@ -17,7 +17,7 @@ import pytest
 import mua
 from mua.store.database import Store
 from mua.store.faults import StoreError
-from mua.utils.errors import ConfigError
+from mua.utils.errors import ConfigError, MuaError
 from tests.chat_fixtures import chat_server_beside
 from tests.clerks import clerk
 from tests.store_support import GROUP, STEPS, write_run
@@ -83,7 +83,7 @@ def test_what_is_not_there_is_named(shop: Path, tmp_path: Path) -> None:
         mua.open_run(tmp_path / "gone")
     with Store.open(shop / "store.sqlite") as store:
         write_run(store, "second")
-    with pytest.raises(StoreError, match=r"has 2 runs; name one: open_run\(\.\.\., run=\.\.\.\): "):
+    with pytest.raises(MuaError, match="2 runs; name one"):
         mua.open_run(shop)
     with mua.open_run(shop, run="second") as run:
         assert run.id == "second"

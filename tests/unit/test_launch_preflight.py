@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import ClassVar
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -26,7 +27,7 @@ from safetensors.numpy import save_file
 
 from mua.config.load import load_config
 from mua.config.schema import DistillationConfig, ExperimentConfig, LlmConfig
-from mua.launch.checks import Check, guarded
+from mua.launch.checks import Check, run_check
 from mua.launch.checks.node import RunNode, check_endpoint, check_open_files, check_teacher, check_versions
 from mua.launch.preflight import check_table
 from mua.launch.serve import Service, publish_address, withdraw_address
@@ -85,7 +86,8 @@ def _user(base: str, key: str = "none", model: str = "m") -> Check:
 
 
 def _teacher(base: str, key: str = "none") -> Check:
-    return check_teacher(DistillationConfig(base_url=base.removesuffix("/v1"), api_key=SecretStr(key)))
+    teacher = DistillationConfig(base_url=base.removesuffix("/v1"), api_key=SecretStr(key))
+    return check_teacher(Mock(**{"config.algorithm.distillation": teacher}))
 
 
 MODELS, SGLANG = {"data": [{"id": "qwen"}, {"id": "judge"}]}, {"model_path": "/models/large"}
@@ -137,10 +139,8 @@ def test_versions_are_those_of_the_constraints(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_check_that_breaks_hides_no_other() -> None:
-    def broken() -> Check:
-        raise ZeroDivisionError("oh")
-
-    assert guarded("it", broken) == [Check("it", "failure", "could not be made: ZeroDivisionError: oh")]
+    (found,) = run_check("it", Mock(side_effect=ZeroDivisionError("oh")))
+    assert (found.name, found.state, "ZeroDivisionError: oh" in found.text) == ("it", "failure", True)
 
 
 def test_the_table_begins_with_what_is_wrong_and_names_nodes_that_differ() -> None:

@@ -107,10 +107,8 @@ def test_a_message_about_a_wrong_value_shows_none(recipe: Path) -> None:
 
 
 def test_a_job_script_with_one_is_refused(recipe: Path) -> None:
-    override = f"user.llm.base_url={URL}"
-    said = CliRunner().invoke(
-        app, ["launch", "slurm", "--nodes=1", "--gpus-per-node=1", "--dry-run", "--unchecked", str(recipe), override]
-    )
+    overrides = [f"user.llm.base_url={URL}", "slurm.nodes=1", "slurm.gpus_per_node=1"]
+    said = CliRunner().invoke(app, ["launch", "slurm", "--dry-run", "--unchecked", str(recipe), *overrides])
     assert said.exit_code == 2
     assert said.stderr.startswith("mua: user.llm.base_url: the secret would stand in the job's script")
     assert PASSWORD not in said.output

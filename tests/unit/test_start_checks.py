@@ -13,6 +13,7 @@ import sys
 import types
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from typer.testing import CliRunner, Result
@@ -20,10 +21,9 @@ from typer.testing import CliRunner, Result
 from mua.cli import app
 from mua.config.load import read_config
 from mua.config.schema import ExperimentConfig
-from mua.launch.checks import Check, Start, Verb, configuration
+from mua.launch.checks import CHECKS, Start, Verb, configuration
 from mua.launch.checks.configuration import Checked, check_reading, check_service, check_start, run_checks
 from mua.launch.slurm import read_job
-from mua.utils.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]
 BASE = """\
@@ -56,12 +56,18 @@ def mua(*arguments: str) -> Result:
     return CliRunner().invoke(app, arguments)
 
 
-def found(*overrides: str, verb: Verb = "train", everything: bool = False) -> Checked:
-    return check_start(Path("x.yaml"), overrides, verb, everything=everything)
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the checks that read tasks and templates."""
+    monkeypatch.setattr(configuration, "CHECKS", [one for one in CHECKS if one.on != "late"])
 
 
-def problems(*overrides: str, verb: Verb = "train", everything: bool = False) -> list[str]:
-    return [str(problem) for problem in found(*overrides, verb=verb, everything=everything).problems()]
+def found(*overrides: str, verb: Verb = "train") -> Checked:
+    return check_start(Path("x.yaml"), overrides, verb)
+
+
+def problems(*overrides: str, verb: Verb = "train") -> list[str]:
+    return [str(problem) for problem in found(*overrides, verb=verb).problems()]
 
 
 def test_a_valid_run_passes_every_check_without_leaving_a_trace(folder: Path) -> None:
@@ -77,13 +83,10 @@ def test_a_valid_run_passes_every_check_without_leaving_a_trace(folder: Path) ->
     ("override", "line"),
     [
         ("environment.name=retial", r"environment.name: unknown environment 'retial'; .*did you mean 'retail'\?"),
-        ("environment.name=turtle", r"environment.name: .*did you mean 'gyms/turtle'\?"),
-        ("environment.name=Help-Desk", r"environment.name: .*did you mean 'help_desk'\?"),
         ("environment.name=retail,airline", r"several domains are a mix: environment.mix={retail: 1, airline: 1}"),
         ("environment.mix={retail: 1, airlnie: 1}", r"environment.mix: unknown .*'airlnie'.*'airline'\?"),
         ("evaluation.domains=[help_desk, telcom]", r"evaluation.domains: unknown .*'telecom'\?"),
         ("environment.options={color: red}", r"environment.options: domain 'help_desk' has nothing to set there"),
-        ("environment={name: retail, options: {compct: true}}", r"environment.options.*compct"),
         ("environment={name: acebench}", r"environment.data: domain 'acebench' has no tasks of its own"),
         ("user.personas=[breif]", r"user.personas: there is no persona 'breif'"),
         ("user.prompt=nowhere.txt", r"user.prompt: cannot read nowhere.txt"),
@@ -93,24 +96,22 @@ def test_a_valid_run_passes_every_check_without_leaving_a_trace(folder: Path) ->
         ("environment.mcp=[{name: a, command: no-such}]", r"environment.mcp.0.command: .*no program 'no-such'"),
         ("model.path=/nope", r"model.path: /nope does not exist; give a Hugging Face model folder"),
         ("model.path=Qwen/Qwen3-8B", r"hf download Qwen/Qwen3-8B --local-dir models/Qwen3-8B, and set model.path="),
-        ("model.path=x.yaml", r"model.path: x.yaml is a file"),
         ("model.path=.", r"model.path: . has no config.json.*; its folder model has one"),
         ("model.max_length=5000", r"model.max_length: 5000 exceeds the 4096 positions"),
         ("megatron.tensor_parallel=16", r"megatron.tensor_parallel 16 does not divide the model's \d+ attention heads"),
-        ("megatron.pipeline_parallel=7", r"megatron.pipeline_parallel 7 does not divide the model's \d+ layers"),
         ("megatron.expert_parallel=2", r"megatron.expert_parallel 2 needs a model with experts"),
         ("engine.tensor_parallel=3", r"engine.tensor_parallel 3 does not divide"),
         ("optimizer={schedule: cosine, warmup_steps: 10}", r"optimizer.warmup_steps: 10 leaves none of the run's 10"),
         ("rollout.top_p=0.9", r"rollout.top_p: rollout.top_p 0.9: the policy samples from another distribution"),
         ("output=x.yaml/out", r"output: .*x.yaml is a file"),
         ("user={kind: llm, llm: {base_url: '', model: m}}", r"user.llm.base_url: 'an empty text' is no address"),
-        ("user={kind: llm, llm: {base_url: 'host:80', model: m}}", r"user.llm.base_url: 'host:80' is no address"),
-        ("user={kind: llm, llm: {base_url: 'http://h:x/v1', model: m}}", r"user.llm.base_url: .* is no address"),
+        ("user={kind: llm, llm: {base_url: 'ftp://me:secret@h/v1', model: m}}", r"user.llm.base_url: (?!.*secret).* no addr"),
         ("user={kind: llm, llm: {base_url: 'http://h/v1', model: ' '}}", r"user.llm.model: is empty"),
         ("user={kind: llm, llm: {base_url: '${NOT_SET_HERE}', model: m}}", r"variable NOT_SET_HERE is not set"),
         ("offline={store: nowhere.sqlite}", r"offline.store: nowhere.sqlite does not exist"),
     ],
 )  # fmt: skip
+@pytest.mark.usefixtures("quick")
 def test_one_mistake_is_one_line_with_place_key_and_fix(folder: Path, override: str, line: str) -> None:
     lines = [one for one in problems(override) if "allow_off_policy" not in one and "key-value heads" not in one]
     assert len(lines) == 1, lines
@@ -175,14 +176,13 @@ def test_n12_a_model_that_cannot_be_used_is_found_before_it_is_built(
     folder: Path, broken: Callable[[Path], object], line: str
 ) -> None:
     broken(Path("model"))
-    for verb in ("train", "sft"):
-        lines = problems("sft.data=d.jsonl", verb=verb)
-        assert any(line in one and "model.path" in one for one in lines), lines
+    lines = problems()
+    assert any(line in one and "model.path" in one for one in lines), lines
 
 
 def test_n12_a_template_of_another_family_is_found_too(folder: Path) -> None:
     _replace(Path("model/chat_template.jinja"), "{% for message in messages %}{{ message['content'] }}{% endfor %}")
-    lines = problems(everything=True)
+    lines = problems()
     assert len(lines) == 1
     assert "model.path" in lines[0]
     assert "template" in lines[0]
@@ -206,15 +206,15 @@ def test_the_test_split_is_no_validation(folder: Path) -> None:
 
 def test_tasks_have_to_be_there_for_what_is_played(folder: Path) -> None:
     assert "environment: help_desk has no train tasks of difficulty hard" in problems(
-        "environment.difficulties=[hard]", everything=True
+        "environment.difficulties=[hard]"
     )[0]  # fmt: skip
-    assert "gyms/search has no train tasks" in problems("environment={name: gyms/search}", everything=True)[0]
-    assert problems("environment={name: gyms/search}", "evaluation.split=test", verb="eval", everything=True) == []
+    assert "gyms/search has no train tasks" in problems("environment={name: gyms/search}")[0]
+    assert problems("environment={name: gyms/search}", "evaluation.split=test", verb="eval") == []
 
 
 def test_supervised_runs_name_no_domain_and_others_do(folder: Path) -> None:
     Path("x.yaml").write_text("name: x\noutput: o\nmodel: {path: model}\nsft: {data: d.jsonl}\ntrainer: {steps: 1}\n")
-    assert problems("model.max_length=4096", verb="sft", everything=True) == []
+    assert problems("model.max_length=4096", verb="sft") == []
     assert "environment.name: required by mua train" in problems("model.max_length=4096")[0]
 
 
@@ -230,7 +230,7 @@ def test_what_is_learned_from_has_to_be_there(folder: Path) -> None:
 def test_an_evaluation_of_an_endpoint_needs_no_model(folder: Path) -> None:
     """N3: preflight refused a valid one."""
     Path("x.yaml").write_text("name: x\noutput: out\nenvironment: {name: help_desk}\n")
-    assert problems(ENDPOINT, verb="eval", everything=True) == []
+    assert problems(ENDPOINT, verb="eval") == []
     assert problems(ENDPOINT.replace("m}", "''}"), verb="eval")
     result = mua("doctor", "preflight", "x.yaml", ENDPOINT, "--json")
     told = {one["name"]: one for one in json.loads(result.stdout)}
@@ -248,7 +248,7 @@ def test_preflight_uses_the_same_list(folder: Path) -> None:
 
 def test_launch_refuses_what_no_node_can_run(folder: Path) -> None:
     """N3: tensor_parallel=16 and model.path=/nope passed with status 0."""
-    assert mua("launch", "slurm", "x.yaml", "--gpus-per-node", "0", "--dry-run").exit_code == 0
+    assert mua("launch", "slurm", "x.yaml", "slurm.gpus_per_node=0", "--dry-run").exit_code == 0
     for override, line in (
         ("megatron.tensor_parallel=16", "spans nodes of 8 GPUs"),
         ("model.path=/nope", "model.path: /nope does not exist"),
@@ -262,7 +262,7 @@ def test_launch_refuses_what_no_node_can_run(folder: Path) -> None:
 
 
 def test_a_dry_run_shows_the_script_and_what_is_wrong(folder: Path) -> None:
-    words = ("launch", "slurm", "x.yaml", "--gpus-per-node", "0", "model.path=/only/on/nodes", "--dry-run")
+    words = ("launch", "slurm", "x.yaml", "slurm.gpus_per_node=0", "model.path=/only/on/nodes", "--dry-run")
     result = mua(*words)
     assert (result.exit_code, result.stdout.startswith("#!/bin/bash")) == (2, True)
     assert "model.path: /only/on/nodes does not exist" in result.stderr
@@ -274,7 +274,7 @@ def test_n2_a_default_of_the_file_is_enough_to_launch(folder: Path, monkeypatch:
     monkeypatch.chdir(ROOT)
     reading = read_job(Path("configs/qwen3-32b-4x8-h200.yaml"), [], "train")
     assert reading.problems == []
-    told = check_reading(reading, "train", everything=False, gpus_per_node=8)
+    told = check_reading(reading, "train", launched=True)
     assert [line for line in map(str, told.problems()) if "MUA_USER" in line] == []
     assert ["user.llm.base_url" in str(line) for line in told.problems("warning")] == [True], (
         "a node's own address is odd"
@@ -282,16 +282,15 @@ def test_n2_a_default_of_the_file_is_enough_to_launch(folder: Path, monkeypatch:
 
 
 @pytest.mark.parametrize("recipe", sorted((ROOT / "configs").glob("*.yaml")), ids=lambda path: path.stem)
-def test_no_recipe_is_refused_for_anything_but_its_model(
-    recipe: Path, monkeypatch: pytest.MonkeyPatch, folder: Path
-) -> None:
+@pytest.mark.usefixtures("folder", "quick")
+def test_no_recipe_is_refused_for_anything_but_its_model(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr(configuration, "checkpoint_bytes", lambda _: 1)
-    lines = [str(one) for one in check_start(recipe, (), "train", everything=False).problems()]
+    lines = [str(one) for one in check_start(recipe, (), "train").problems()]
     assert [line for line in lines if "model.path" not in line] == []
     sft = read_config(recipe, (), ExperimentConfig, "sft")
     if sft.config is not None and sft.config.sft is not None:
-        told = check_reading(sft, "sft", everything=False)
+        told = check_reading(sft, "sft")
         assert [
             str(one) for one in told.problems() if one.key not in ("model.path", "sft.data", "sft.stored.store")
         ] == []
@@ -317,44 +316,31 @@ def test_disk_must_hold_a_checkpoint(folder: Path, monkeypatch: pytest.MonkeyPat
     usage = shutil.disk_usage("/")
     for free, state in ((one * 3, "ok"), (one * 2, "warning"), (one - 1, "failure")):
         monkeypatch.setattr(configuration.shutil, "disk_usage", lambda _, free=free: usage._replace(free=free))
-        states = {check.name: check.state for check in run_checks(Start(config, "train"), everything=False)}
+        states = {check.name: check.state for check in run_checks(Start(config, "train"))}
         assert states["disk"] == state
 
 
-def test_a_check_that_fails_itself_refuses_no_run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken() -> list[str]:
-        raise ZeroDivisionError("a bug")
-
-    monkeypatch.setattr("mua.environment.registry.domain_names", broken)
-    told = found()
-    assert told.problems() == []
-    assert [str(one) for one in told.problems("warning")] == [
-        "x.yaml:1: the check of domain failed itself: ZeroDivisionError: a bug"
-    ]
-
-
-def test_a_login_node_without_torch_is_told_what_is_not_checked(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def absent() -> list[str]:
-        raise ModuleNotFoundError("No module named 'torch'", name="torch")
-
-    monkeypatch.setattr("mua.environment.registry.domain_names", absent)
-    told = found()
-    assert told.problems() == []
-    (warning,) = map(str, told.problems("warning"))
-    assert "the check of domain cannot be made here: torch is not installed; for a CPU: pip install" in warning
-
-
 @pytest.mark.parametrize(
-    ("module", "override", "key"),
-    [("mcp", "environment.mcp=[{name: a, command: python}]", "environment.mcp")],
-)  # fmt: skip
-def test_packages_of_tools_are_missed_before_anything_is_built(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, module: str, override: str, key: str
-) -> None:
-    assert found(override).problems() == []
-    monkeypatch.setattr("mua.utils.errors.find_spec", lambda name: None if name == module else name)
-    (problem,) = map(str, found(override).problems())
-    assert f"{key}: {module} is not installed; pip install 'mua[tools]'" in problem
+    ("error", "told"),
+    [
+        (ZeroDivisionError("a bug"), "the check of domain failed itself: ZeroDivisionError: a bug"),
+        (ModuleNotFoundError(name="torch"), "the check of domain cannot be made here: torch is not installed"),
+    ],
+)
+@pytest.mark.usefixtures("folder", "quick")
+def test_a_check_that_fails_itself_refuses_no_run(error: Exception, told: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mua.environment.registry.domain_names", Mock(side_effect=error))
+    checked = found()
+    assert checked.problems() == []
+    assert [told in one.text for one in checked.problems("warning")] == [True]
+
+
+def test_packages_of_tools_are_missed_before_anything_is_built(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    override = "environment.mcp=[{name: a, command: python}]"
+    assert problems(override) == []
+    monkeypatch.setattr("mua.utils.errors.find_spec", lambda name: None if name == "mcp" else name)
+    (problem,) = found(override).problems()
+    assert (problem.key, "mcp is not installed" in problem.text) == ("environment.mcp", True)
 
 
 def test_longest_contexts_are_those_of_sglang() -> None:
@@ -367,12 +353,6 @@ def test_longest_contexts_are_those_of_sglang() -> None:
     ):
         assert configuration.longest_context({"max_position_embeddings": 100} | rope) == longest
     assert configuration.longest_context({}) is None
-
-
-def test_secrets_of_an_address_are_not_repeated(folder: Path) -> None:
-    url = "ftp://me:secret@host/v1"
-    lines = problems(f"user={{kind: llm, llm: {{base_url: '{url}', model: m}}}}")
-    assert "secret" not in lines[0]
 
 
 def test_serve_checks_its_folder(folder: Path) -> None:
@@ -393,9 +373,3 @@ def test_other_ranks_leave_the_checks_to_the_first(folder: Path, monkeypatch: py
     monkeypatch.setattr("mua.trainer.rl", stand_in, raising=False)
     assert mua("train", "x.yaml", "environment.name=retial").exit_code == 0
     assert len(calls) == 1
-
-
-def test_a_refusal_raises_all_lines(folder: Path) -> None:
-    with pytest.raises(ConfigError, match=r"(?s)retial.*nope"):
-        found("environment.name=retial", "model.path=/nope").refuse()
-    assert Check("n", "failure", "text", "fix", "a.b").line() == "failure  n               a.b: text; fix"

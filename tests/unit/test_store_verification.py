@@ -222,7 +222,7 @@ def run(*words: object) -> tuple[int, str]:
 
 def test_export_comes_back(filled: Store, tmp_path: Path) -> None:
     out = tmp_path / "out.jsonl"
-    assert run("export", tmp_path, out, "--success")[0] == 0
+    assert run("export", tmp_path, out, "--only", "success=true")[0] == 0
     exported = list(read_traces(out))
     stored = [t for t in whole(filled).values() if t.success]
     assert len(exported) == 4
@@ -264,7 +264,7 @@ def test_command_line(filled: Store, tmp_path: Path) -> None:
         status, output = run("ls", tmp_path, table)
         assert status == 0
         assert f"{rows} {table}" in output
-    listed = json.loads(run("ls", tmp_path, "trajectories", "--step", 2, "--success", "--json")[1])
+    listed = json.loads(run("ls", tmp_path, "trajectories", "--only", "step=2", "--only", "success=true", "--json")[1])
     assert [row["id"] for row in listed] == ["r/1/0/2/1/1"]
     assert listed[0]["trained"] == 1
     shown = json.loads(run("show", tmp_path, ONE, "--json")[1])

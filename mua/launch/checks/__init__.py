@@ -15,12 +15,13 @@ run at its start.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias, TypeVar
 
 from mua.config.schema import ExperimentConfig
-from mua.utils.errors import MuaError
+from mua.utils.errors import MuaError, advise_install, one_line
+from mua.utils.masking import mask_credentials
 
 State = Literal["ok", "warning", "failure"]
 Verb: TypeAlias = Literal["train", "sft", "eval", "rollout", "gateway", "sync", "engines"]
@@ -57,15 +58,10 @@ class Start:
 
     config: ExperimentConfig
     verb: Verb
-    gpus_per_node: int | None = None
-    """Of a job that is to be submitted; None: on this machine, whose GPUs count."""
+    launched: bool = False
+    """Whether it is to run on other machines, as the section ``slurm`` asks for them."""
     wrong: frozenset[str] = frozenset()
     """Sections of the configuration that are wrong by themselves: ``config`` has defaults there."""
-
-    @property
-    def launched(self) -> bool:
-        """Whether it is to run on other machines."""
-        return self.gpus_per_node is not None
 
     @property
     def offline(self) -> bool:
@@ -122,6 +118,11 @@ def listed(
     return enter
 
 
+def ok(text: str) -> Check:
+    """A check that found nothing wrong."""
+    return Check("", "ok", text)
+
+
 def failure(key: str, text: str, fix: str = "") -> Check:
     """A check that failed."""
     return Check("", "failure", text, fix, key)
@@ -151,10 +152,19 @@ def is_key(text: str) -> bool:
     return text.partition(".")[0] in ExperimentConfig.model_fields
 
 
-def guarded(name: str, check: Callable[[], Check | list[Check]]) -> list[Check]:
-    """What ``check`` found; whatever it raises is a failure, so that one check never hides the others."""
+def run_check(name: str, check: Callable[[], Iterable[Check] | Check], broken: State = "failure") -> list[Check]:
+    """What ``check`` found. What it raises for people is a failure, and ``broken`` is what a fault of its own is, so
+    that one check never hides the others."""
+    found = list[Check]()
     try:
-        found = check()
+        made = check()
+        for one in [made] if isinstance(made, Check) else made:
+            found.append(one)
+    except MuaError as error:
+        found += failures_of(error)
     except Exception as error:
-        return [Check(name, "failure", f"could not be made: {type(error).__name__}: {error}")]
-    return [found] if isinstance(found, Check) else found
+        missing = advise_install(error)  # a login node that only submits needs no torch
+        why = f"cannot be made here: {missing}" if missing else f"failed itself: {one_line(error)}"
+        found.append(Check("", broken, f"the check of {name} {why}"))
+    masked = ((one, mask_credentials(one.text), mask_credentials(one.fix)) for one in found)
+    return [replace(one, name=one.name or name, text=text, fix=fix) for one, text, fix in masked]

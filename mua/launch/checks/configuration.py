@@ -12,8 +12,8 @@ import os
 import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlsplit
@@ -25,18 +25,18 @@ from mua.config.schema import EndpointConfig, EnvironmentConfig, ExperimentConfi
 from mua.launch.checks import (
     CHECKS,
     Check,
-    Listed,
     Start,
     State,
     Verb,
     failure,
-    failures_of,
     is_key,
     listed,
+    ok,
     raised,
+    run_check,
     warning,
 )
-from mua.utils.errors import TOOL_SERVERS, ConfigError, MuaError, advise_install, find_missing, one_line
+from mua.utils.errors import TOOL_SERVERS, ConfigError, MuaError, find_missing, one_line
 from mua.utils.hooks import check_hooks, is_hook
 from mua.utils.masking import mask_credentials
 
@@ -97,7 +97,7 @@ def check_domains(start: Start) -> Iterator[Check]:
         get_domain(name)
     for environment, services in _selections(start):
         Selection.from_config(environment, services)
-    yield Check("", "ok", ", ".join(wanted))
+    yield ok(", ".join(wanted))
 
 
 def _unknown_domain(key: str, name: str, start: Start, known: Sequence[str]) -> Check:
@@ -114,30 +114,20 @@ def _unknown_domain(key: str, name: str, start: Start, known: Sequence[str]) -> 
     return failure(key, f"unknown environment {name!r}; known: {', '.join(known)}", hint)
 
 
-@contextmanager
-def _services(config: ExperimentConfig) -> Iterator[Any]:
-    """Clients of user and judge that no one is asked with, and no cache is opened for."""
+def _selections(start: Start) -> Iterator[tuple[EnvironmentConfig, Any]]:
+    """The environments that a run opens, each with clients of user and judge that no one is asked with, and no cache is
+    opened for."""
     from mua.environment.endpoint.services import Services
+    from mua.environment.selection import environment_of
 
     def without_cache(section: Any) -> Any:
         if section is None or section.llm is None:
             return section
         return section.model_copy(update={"llm": section.llm.model_copy(update={"cache": None})})
 
+    config, names = start.config, start.config.evaluation.domains
     services = Services.from_config(without_cache(config.user), without_cache(config.judge))
     try:
-        yield services
-    finally:
-        asyncio.run(services.close())
-
-
-def _selections(start: Start) -> Iterator[tuple[EnvironmentConfig, Any]]:
-    """The environments that a run opens, each with the services it gets."""
-    from mua.environment.selection import environment_of
-
-    config = start.config
-    with _services(config) as services:
-        names = config.evaluation.domains
         if start.verb == "eval" and names:
             yield environment_of(names, config.environment, config.evaluation), services
             return
@@ -145,6 +135,8 @@ def _selections(start: Start) -> Iterator[tuple[EnvironmentConfig, Any]]:
         held_out = [name for name in names if name not in config.environment.shares]
         if start.verb == "train" and config.evaluated_splits and held_out:
             yield environment_of(held_out, config.environment, config.evaluation), services
+    finally:
+        asyncio.run(services.close())
 
 
 @listed("user", "user", "agent", "context", "evaluation", applies=_plays)
@@ -199,7 +191,7 @@ def check_addresses(start: Start) -> Iterator[Check]:
     teacher = config.algorithm.distillation
     if start.verb == "train" and teacher is not None and not (config.offline and config.offline.recorded_teacher):
         yield from _address("algorithm.distillation.base_url", teacher.base_url, start)
-    yield Check("", "ok", ", ".join(asked))
+    yield ok(", ".join(asked))
 
 
 def _address(key: str, url: str, start: Start) -> Iterator[Check]:
@@ -271,7 +263,7 @@ def check_model(start: Start) -> Iterator[Check]:
         architecture_of(model)
         return
     if _is_checkpoint(start):
-        yield Check("", "ok", f"{folder}, a checkpoint")
+        yield ok(f"{folder}, a checkpoint")
         return
     if missing := _no_folder(folder):
         yield missing
@@ -290,7 +282,7 @@ def check_model(start: Start) -> Iterator[Check]:
     if not has_chat_template(folder):
         yield failure("model.path", template_advice(folder, family))
     elif not problems:
-        yield Check("", "ok", f"{folder}, chat family {family.name}")
+        yield ok(f"{folder}, chat family {family.name}")
 
 
 def _no_folder(folder: Path) -> Check | None:
@@ -351,7 +343,7 @@ def check_context(start: Start) -> Iterator[Check]:
         return
     longest = longest_context(read_hf_config(folder))
     if longest is None or length <= longest:
-        yield Check("", "ok", f"model.max_length {length} of {longest}")
+        yield ok(f"model.max_length {length} of {longest}")
         return
     text = f"{length} exceeds the {longest} positions that {folder / 'config.json'} has (max_position_embeddings)"
     if not start.has_engines:
@@ -412,15 +404,12 @@ def check_machines(start: Start) -> Iterator[Check]:
 
     config, verb = start.config, start.verb
     if start.launched:
-        gpus, tp = start.gpus_per_node, config.megatron.tensor_parallel
+        gpus, tp = config.slurm.gpus_per_node, config.megatron.tensor_parallel
         if gpus and start.trains and tp > gpus:
             text = f"{tp} spans nodes of {gpus} GPUs (slurm.gpus_per_node); its collectives run in every layer"
             fix = f"set it to {gpus} at most, and use megatron.pipeline_parallel"
             yield failure("megatron.tensor_parallel", text, fix)
-        kind: Literal["train", "sft", "engines"] = (
-            "engines" if verb == "engines" else "sft" if verb == "sft" else "train"
-        )
-        yield from raised(lambda: place_job(config, kind))
+        yield from raised(lambda: place_job(config, verb))
         if start.has_engines and gpus and config.placement == "colocated":
             yield from _engines_on(gpus, config, f"slurm.gpus_per_node {gpus}")
         return
@@ -448,7 +437,7 @@ def _engines_on(gpus: int, config: ExperimentConfig, where: str) -> Iterator[Che
         fix = f"set engine.count to {gpus // tp}" if tp <= gpus else f"set engine.tensor_parallel to {gpus} at most"
         yield failure("engine.count" if tp <= gpus else "engine.tensor_parallel", text, fix)
     elif free := gpus - count * tp:
-        yield Check("", "ok", f"{free} GPUs of {where} generate nothing")
+        yield ok(f"{free} GPUs of {where} generate nothing")
 
 
 @listed("schedule", "optimizer", "critic", "trainer", "algorithm", "rollout", "evaluation", applies=_trains)
@@ -500,7 +489,7 @@ def check_output(start: Start) -> Iterator[Check]:
     elif not os.access(above, os.W_OK | os.X_OK):
         yield failure("output", f"{above} cannot be written into by this user", "choose another folder")
     else:
-        yield Check("", "ok", str(folder))
+        yield ok(str(folder))
 
 
 def _existing(folder: Path) -> Path:
@@ -537,7 +526,7 @@ def check_disk(start: Start) -> Iterator[Check]:
         fix = f"trainer.keep {config.trainer.keep} and the one being written need {needed / 1e9:.3g} GB"
         yield warning("output", text, fix)
     else:
-        yield Check("", "ok", text)
+        yield ok(text)
 
 
 @listed("tasks", *_PLAYED, on="late", applies=lambda start: start.plays and start.verb in ("train", "eval", "rollout"))
@@ -564,7 +553,7 @@ def check_tasks(start: Start) -> Iterator[Check]:
             if empty and (split == "train" or number > 0 or len(empty) == len(parts)):
                 of = f" of difficulty {', '.join(environment.difficulties)}" if environment.difficulties else ""
                 yield failure(key, f"{', '.join(empty)} has no {split} tasks{of}", "choose another split or domain")
-    yield Check("", "ok", ", ".join(counts))
+    yield ok(", ".join(counts))
 
 
 @listed(
@@ -580,42 +569,23 @@ def check_template(start: Start) -> Iterator[Check]:
     except MuaError as error:
         yield failure("model.path", str(error))
         return
-    yield Check("", "ok", f"that of {family.name}")
+    yield ok(f"that of {family.name}")
 
 
 # ---- what a command does with them
 
 
-def run_checks(start: Start, *, everything: bool = True) -> list[Check]:
-    """Every check of a start that applies, in order; of one that found nothing one line ``ok``.
-
-    ``everything`` makes those that read much too.
-    """
+def run_checks(start: Start) -> list[Check]:
+    """Every check of a start that applies, in order; of one that found nothing one line ``ok``."""
     found: list[Check] = []
-    for stage in ("start", "late") if everything else ("start",):
+    for stage in ("start", "late"):
         if stage == "late" and (start.wrong or any(check.state == "failure" for check in found)):
             break
         for one in CHECKS:
             if one.on == stage and one.applies(start) and not one.reads & start.wrong:
-                mine = list(_guarded(one, start))
+                mine = run_check(one.name, partial(one.check, start), "warning")
                 found += [check for check in mine if check.state != "ok"] or mine[:1] or [Check(one.name, "ok", "")]
     return found
-
-
-def _guarded(one: Listed, start: Start) -> Iterator[Check]:
-    """Its checks with its name; what it raises is one of them."""
-    found = list[Check]()
-    try:
-        for check in one.check(start):
-            found.append(check)
-    except MuaError as error:
-        found += failures_of(error)
-    except Exception as error:
-        missing = advise_install(error)  # a login node that only submits needs no torch
-        why = f"cannot be made here: {missing}" if missing else f"failed itself: {one_line(error)}"
-        found.append(warning("", f"the check of {one.name} {why}"))
-    for check in found:
-        yield replace(check, name=one.name, text=mask_credentials(check.text), fix=mask_credentials(check.fix))
 
 
 @dataclass(frozen=True)
@@ -663,25 +633,21 @@ class Checked:
         return "\n".join([*problems, *warnings, *fine, f"failures: {len(problems)}, warnings: {len(warnings)}"])
 
 
-def check_start(path: Path, overrides: Sequence[str], verb: Verb, *, everything: bool = True) -> Checked:
+def check_start(path: Path, overrides: Sequence[str], verb: Verb) -> Checked:
     """Read a configuration and check what ``verb`` would start here.
 
     Raises:
         ConfigError: a file cannot be read or is no YAML.
     """
-    return check_reading(read_config(path, overrides, ExperimentConfig, verb), verb, everything=everything)
+    return check_reading(read_config(path, overrides, ExperimentConfig, verb), verb)
 
 
-def check_reading(
-    reading: Reading[ExperimentConfig], verb: Verb, *, everything: bool = True, gpus_per_node: int | None = None,
-    config: ExperimentConfig | None = None,
-) -> Checked:  # fmt: skip
-    """Check what was read. ``config`` takes the place of the one read, where options changed it; ``gpus_per_node`` are
-    those of a job that is to be submitted."""
-    config = config or reading.config or reading.partial
+def check_reading(reading: Reading[ExperimentConfig], verb: Verb, *, launched: bool = False) -> Checked:
+    """Check what was read; ``launched``: of a job that is to be submitted."""
+    config = reading.config or reading.partial
     if config is None:
         return Checked(reading, [])
-    return Checked(reading, run_checks(Start(config, verb, gpus_per_node, reading.wrong), everything=everything))
+    return Checked(reading, run_checks(Start(config, verb, launched, reading.wrong)))
 
 
 def check_service(model: Path, tensor_parallel: int) -> list[Check]:

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from mua.config.schema import DistillationConfig, EndpointConfig, ExperimentConfig
+from mua.config.schema import EndpointConfig, ExperimentConfig
 from mua.engine.server import ALLOCATOR_VARIABLES, expandable
-from mua.launch.checks import CHECKS, Check, Stage, Start, guarded, listed
-from mua.launch.gpus import NodeFacts, Variable, needed_variables, read_node
+from mua.launch.checks import CHECKS, Check, Stage, Start, failure, listed, ok, run_check, warning
+from mua.launch.gpus import NodeFacts, needed_variables, read_node
 from mua.utils.cores import given_cores
 from mua.utils.errors import ConfigError
 from mua.utils.masking import below, mask_credentials
@@ -112,15 +112,15 @@ def check_versions(node: RunNode) -> Check:
     installed = {name: installed_version(name) for name in PINNED}
     shown = ", ".join(f"{name} {version or 'missing'}" for name, version in installed.items())
     if missing := [name for name in PINNED[:4] if installed[name] is None]:
-        return Check("versions", "failure", shown, f"install {', '.join(missing)} with the pins of {names[0]}")
+        return failure("", shown, f"install {', '.join(missing)} with the pins of {names[0]}")
     other = [
         f"{name} {pins[name]}"
         for name, version in installed.items()
         if name in pins and (version or "").partition("+")[0] != pins[name].partition("+")[0]
     ]
     if other:
-        return Check("versions", "warning", shown, f"tested with {', '.join(other)} ({names[0]})")
-    return Check("versions", "ok", shown)
+        return warning("", shown, f"tested with {', '.join(other)} ({names[0]})")
+    return ok(shown)
 
 
 # ---- GPUs
@@ -133,26 +133,26 @@ def check_gpus(node: RunNode) -> Check:
     if not facts.gpus:
         if granted := int(os.environ.get("SLURM_GPUS_ON_NODE", "0")):
             fix = "everything runs on the CPU; check the driver, nvidia-smi and that torch is a build for CUDA"
-            return Check("GPUs", "warning", f"Slurm granted {granted}, but there is none", fix)
-        return Check("GPUs", "ok", "none; everything runs on the CPU, what only GPUs have is not checked")
+            return warning("", f"Slurm granted {granted}, but there is none", fix)
+        return ok("none; everything runs on the CPU, what only GPUs have is not checked")
     kinds = sorted({f"{gpu.name}, {gpu.total / 2**30:.0f} GiB" for gpu in facts.gpus})
     text = f"{len(facts.gpus)} x {' and '.join(kinds)}, driver {facts.gpus[0].driver}"
     if len(facts.gpus) < wanted:
-        return Check("GPUs", "failure", text, f"{wanted} processes of this node need one each; ask for more GPUs")
+        return failure("", text, f"{wanted} processes of this node need one each; ask for more GPUs")
     if mig := [gpu.index for gpu in facts.gpus if gpu.mig]:
         fix = "instances share no NVLink and NCCL joins none of one GPU: nvidia-smi -mig 0"
-        return Check("GPUs", "failure", f"{text}; {mig} are cut by MIG", fix)
+        return failure("", f"{text}; {mig} are cut by MIG", fix)
     named = {holder.uuid: f"{holder.name} ({holder.pid})" for holder in facts.holders if holder.pid not in node.own}
     if busy := [gpu for gpu in facts.gpus if gpu.used > BUSY * gpu.total]:
         held = [f"GPU {gpu.index}: {gpu.used / 2**30:.0f} GiB, {named.get(gpu.uuid, 'unknown')}" for gpu in busy]
         fix = "end those processes, or ask for other nodes"
-        return Check("GPUs", "failure", f"{text}; held by others: {'; '.join(held)}", fix)
+        return failure("", f"{text}; held by others: {'; '.join(held)}", fix)
     if len(kinds) > 1:
-        return Check("GPUs", "warning", text, "the smallest and slowest decides for all")
+        return warning("", text, "the smallest and slowest decides for all")
     if off := [gpu.index for gpu in facts.gpus if gpu.ecc is False]:
         fix = "a flipped bit in a weight goes unseen: nvidia-smi -e 1, then reboot"
-        return Check("GPUs", "warning", f"{text}; {off} without ECC", fix)
-    return Check("GPUs", "ok", text)
+        return warning("", f"{text}; {off} without ECC", fix)
+    return ok(text)
 
 
 @listed("driver", on="node")
@@ -160,20 +160,20 @@ def check_driver(node: RunNode) -> Check:
     """The driver serves the CUDA that torch was built with (``torch.version.cuda``): of the same major version, any."""
     facts, runtime = node.facts, node.cuda
     if not facts.gpus or facts.cuda is None:
-        return Check("driver", "ok", "skipped: no GPU")
+        return ok("skipped: no GPU")
     if runtime is None:
-        return Check("driver", "failure", "torch is a build without CUDA", "install torch from PyPI, see installation")
+        return failure("", "torch is a build without CUDA", "install torch from PyPI, see installation")
     major, minor = (int(part) for part in runtime.split(".")[:2])
     text = f"CUDA {facts.cuda[0]}.{facts.cuda[1]}, torch's is {runtime}"
     if facts.cuda[0] < major:
-        return Check("driver", "failure", text, f"update the driver to one for CUDA {major}, or take an older torch")
+        return failure("", text, f"update the driver to one for CUDA {major}, or take an older torch")
     if not node.usable:
         fix = "run nvidia-smi and python -c 'import torch; torch.cuda.init()' on the node"
-        return Check("driver", "failure", f"{text}; torch finds no GPU all the same", fix)
+        return failure("", f"{text}; torch finds no GPU all the same", fix)
     if facts.cuda < (major, minor):
         fix = "what is compiled on the node for a newer CUDA may not load (PTX); update the driver"
-        return Check("driver", "warning", text, fix)
-    return Check("driver", "ok", text)
+        return warning("", text, fix)
+    return ok(text)
 
 
 @listed("links", on="node")
@@ -183,15 +183,15 @@ def check_links(node: RunNode) -> Check:
     pairs = sorted({(a.index, b.index) for a in facts.gpus for b in facts.gpus if a.index < b.index})
     known = {pair: facts.links[pair] for pair in pairs if pair in facts.links}
     if not pairs:
-        return Check("links", "ok", "skipped: fewer than two GPUs")
+        return ok("skipped: fewer than two GPUs")
     if not known:
         fix = "run it by hand; MIG and containers hide it"
-        return Check("links", "warning", "nvidia-smi topo -m says nothing", fix)
+        return warning("", "nvidia-smi topo -m says nothing", fix)
     if slow := {pair: link for pair, link in known.items() if not link.startswith("NV")}:
         some = ", ".join(f"{a}-{b} {link}" for (a, b), link in list(slow.items())[:4])
         fix = "parallelism and weight sync go over PCIe there: keep tensor_parallel within linked GPUs"
-        return Check("links", "warning", f"{len(slow)} of {len(known)} pairs without NVLink: {some}", fix)
-    return Check("links", "ok", f"NVLink between all {len(facts.gpus)} GPUs ({', '.join(sorted(set(known.values())))})")
+        return warning("", f"{len(slow)} of {len(known)} pairs without NVLink: {some}", fix)
+    return ok(f"NVLink between all {len(facts.gpus)} GPUs ({', '.join(sorted(set(known.values())))})")
 
 
 @listed("cores", on="node")
@@ -201,48 +201,43 @@ def check_cores(node: RunNode) -> Check:
     text = f"{given} of the machine's {machine} for {ranks} ranks"
     fix = "slurm.exclusive: true asks for whole nodes, slurm.cpus_per_task for cores; a site may bind steps (srun -v)"
     if given < ranks:
-        return Check("cores", "failure" if gpus else "warning", text, fix)
+        return Check("", "failure" if gpus else "warning", text, fix)
     if gpus and given < 4 * ranks:  # a rank, its share of an engine and of the environments, the data's way to the GPU
-        return Check("cores", "warning", text, fix)
-    return Check("cores", "ok", text)
+        return warning("", text, fix)
+    return ok(text)
 
 
 @listed("Apex", on="node")
 def check_apex(_: RunNode) -> Check:
     """NVIDIA's Apex has a kernel that adds weight gradients in place; PyPI has another package of that name."""
     if importlib.util.find_spec("fused_weight_gradient_mlp_cuda") is not None:
-        return Check("Apex", "ok", "NVIDIA's: weight gradients are accumulated in the product's kernel")
+        return ok("NVIDIA's: weight gradients are accumulated in the product's kernel")
     if importlib.util.find_spec("apex") is not None:
         fix = "pip uninstall apex, then build https://github.com/NVIDIA/apex (docs/installation.md)"
-        return Check("Apex", "warning", "the package apex is not NVIDIA's, or was built without --cuda_ext", fix)
-    return Check("Apex", "ok", "none; Transformer Engine accumulates by itself where it is there")
+        return warning("", "the package apex is not NVIDIA's, or was built without --cuda_ext", fix)
+    return ok("none; Transformer Engine accumulates by itself where it is there")
 
 
 @listed("variables", on="node")
 def check_variables(node: RunNode, environment: Mapping[str, str] = os.environ) -> Check:
     """What the run will have, and whether a person's own values can stay."""
 
-    def way_out(variable: Variable) -> str:
-        told = f"unset {variable.name}" + ("" if variable.value is None else f" or set it to {variable.value}")
-        return f"{told} ({variable.why})"
-
     if not _configured(node):  # nobody knows what is to run
-        found = [name for name in ALLOCATOR_VARIABLES if expandable(environment.get(name, ""))]
-        why = "expandable segments can be neither shared with engines nor released"
-        return (
-            Check("variables", "warning", ", ".join(found), why)
-            if found
-            else Check("variables", "ok", "none in the way")
-        )
+        if found := [name for name in ALLOCATOR_VARIABLES if expandable(environment.get(name, ""))]:
+            why = "expandable segments can be neither shared with engines nor released"
+            return warning("", ", ".join(found), why)
+        return ok("none in the way")
     needed = needed_variables(node.ours, node.capability)
     if wrong := [variable for variable in needed if not variable.takes(environment.get(variable.name))]:
         text = ", ".join(f"{v.name}={environment[v.name]}" for v in wrong)
         failed = any(v.otherwise == "failure" for v in wrong)
-        return Check("variables", "failure" if failed else "warning", text, "; ".join(map(way_out, wrong)))
+        values = (f"unset {v.name}" if v.value is None else f"unset {v.name} or set it to {v.value}" for v in wrong)
+        fixes = "; ".join(f"{value} ({v.why})" for value, v in zip(values, wrong, strict=True))
+        return Check("", "failure" if failed else "warning", text, fixes)
     if node.capability is None:
-        return Check("variables", "ok", "skipped what is set for GPUs; nothing in the way")
+        return ok("skipped what is set for GPUs; nothing in the way")
     shown = [f"{v.name}={environment.get(v.name, v.value)}" for v in needed if v.value is not None]
-    return Check("variables", "ok", ", ".join(shown) or "none needed")
+    return ok(", ".join(shown) or "none needed")
 
 
 @listed("layers", on="node", applies=_configured)
@@ -250,19 +245,19 @@ def check_layers(node: RunNode) -> Check:
     """Whose layers will run, and that this machine has every option of the section megatron: fp8, fusions, overlaps."""
     config, machine = node.ours, node.machine
     if machine is None:
-        return Check("layers", "ok", "skipped: no GPU; Megatron's local layers")
+        return ok("skipped: no GPU; Megatron's local layers")
     from mua.megatron.settings import Options
 
     try:
         chosen = Options.of(config.megatron, machine, experts=False).implementation
     except ConfigError as error:
-        return Check("layers", "failure", str(error))
+        return failure("", str(error))
     if chosen == "transformer_engine":
-        return Check("layers", "ok", f"Transformer Engine {machine.transformer_engine}")
+        return ok(f"Transformer Engine {machine.transformer_engine}")
     if config.megatron.implementation == "auto":
         fix = "install transformer-engine-torch (docs/installation.md), or say megatron.implementation: local"
-        return Check("layers", "warning", "Megatron's local layers: Transformer Engine is not installed", fix)
-    return Check("layers", "ok", "Megatron's local layers")
+        return warning("", "Megatron's local layers: Transformer Engine is not installed", fix)
+    return ok("Megatron's local layers")
 
 
 @listed("memory", on="node", applies=lambda node: _configured(node) and node.rank == 0)
@@ -270,7 +265,7 @@ def check_memory(node: RunNode) -> Check:
     """Every phase of the plan fits the GPUs that are here, by the calculation of ``mua plan`` for their type."""
     config, facts = node.ours, node.facts
     if not facts.gpus:
-        return Check("memory", "ok", "skipped: no GPU")
+        return ok("skipped: no GPU")
     from mua.launch.plan.planner import make_plan
 
     if kind := gpu_type(facts.gpus[0].name):
@@ -291,13 +286,13 @@ def check_plan(plan: Plan, facts: NodeFacts, kind: str | None) -> Check:
     needed = fullest.total + plan.reserve
     text = f"{fullest.name} needs {needed / 1e9:.1f} of {least / 1e9:.1f} GB"
     if faults := plan.faults():
-        return Check("memory", "failure", faults[0], "mua plan CONFIG shows what takes it")
+        return failure("", faults[0], "mua plan CONFIG shows what takes it")
     if needed > least:
-        return Check("memory", "failure", text, "mua plan CONFIG shows what takes it; shard further, or offload")
+        return failure("", text, "mua plan CONFIG shows what takes it; shard further, or offload")
     if kind is None:
         fix = f"no figures of {facts.gpus[0].name}; counted as {plan.config.cluster.gpu} (cluster.gpu)"
-        return Check("memory", "warning", text, fix)
-    return Check("memory", "ok", text)
+        return warning("", text, fix)
+    return ok(text)
 
 
 @listed("open files", on="node")
@@ -308,10 +303,10 @@ def check_open_files(node: RunNode) -> Check:
     needed = 1024 + 8 * (config.rollout.concurrency if config else 64)
     text = f"ulimit -n is {soft}"
     if hard < needed:
-        return Check("open files", "failure", text, f"raise the hard limit {hard} to at least {needed}")
+        return failure("", text, f"raise the hard limit {hard} to at least {needed}")
     if soft < needed:
-        return Check("open files", "warning", text, f"put `ulimit -n {needed}` into slurm.setup")
-    return Check("open files", "ok", text)
+        return warning("", text, f"put `ulimit -n {needed}` into slurm.setup")
+    return ok(text)
 
 
 @listed("shared memory", on="node")
@@ -321,8 +316,8 @@ def check_shared_memory(node: RunNode) -> Check:
     needed = max(SHARED_MEMORY_BYTES, 2 * node.config.engine.bucket_bytes if node.config else 0)
     text = f"/dev/shm has {usage.free / 2**30:.1f} of {usage.total / 2**30:.1f} GiB free"
     if usage.free < needed:
-        return Check("shared memory", "warning", text, f"give it {needed / 2**30:.1f} GiB (containers: --shm-size)")
-    return Check("shared memory", "ok", text)
+        return warning("", text, f"give it {needed / 2**30:.1f} GiB (containers: --shm-size)")
+    return ok(text)
 
 
 def compare_nodes(found: Sequence[tuple[str, Check]]) -> list[Check]:
@@ -343,22 +338,19 @@ def compare_nodes(found: Sequence[tuple[str, Check]]) -> list[Check]:
 
 
 @listed("teacher", on="asked", applies=lambda s: s.verb == "train" and s.config.algorithm.distillation is not None)
-def teacher_of(start: Start) -> Check:
-    assert start.config.algorithm.distillation is not None
-    return check_teacher(start.config.algorithm.distillation)
-
-
-def check_teacher(config: DistillationConfig) -> Check:
+def check_teacher(start: Start) -> Check:
     """The server of ``algorithm.distillation`` is there, SGLang's, and lets us in."""
-    base, section = config.base_url.rstrip("/"), "algorithm.distillation"
-    answer = _get(f"{base}/model_info", config.api_key, "teacher", base, section)
+    config, section = start.config.algorithm.distillation, "algorithm.distillation"
+    assert config is not None
+    base = config.base_url.rstrip("/")
+    answer = _get(f"{base}/model_info", config.api_key, base, section)
     if isinstance(answer, Check):
         return answer
     try:
-        return Check("teacher", "ok", f"{base} serves {answer.json()['model_path']}")
+        return ok(f"{base} serves {answer.json()['model_path']}")
     except (ValueError, KeyError, TypeError):
         fix = f"{section}.base_url must be SGLang's own address, without /v1"
-        return Check("teacher", "failure", f"{base}/model_info answers {answer.status_code}", fix)
+        return failure("", f"{base}/model_info answers {answer.status_code}", fix)
 
 
 @listed("tool servers", on="asked", applies=lambda start: start.plays and start.config.environment.mcp)
@@ -369,8 +361,8 @@ def check_tool_servers(start: Start) -> Check:
     found = inspected(start.config)
     text = ", ".join(f"{one.name}: {len(one.tools)} tools in {one.seconds:.1f} s" for one in found if not one.fault)
     if faults := [one.fault for one in found if one.fault]:
-        return Check("tool servers", "failure", "; ".join(faults), "mua env servers CONFIG shows all")
-    return Check("tool servers", "ok", text)
+        return failure("", "; ".join(faults), "mua env servers CONFIG shows all")
+    return ok(text)
 
 
 @listed("endpoint", on="asked")
@@ -391,7 +383,7 @@ def check_endpoints(start: Start) -> list[Check]:
 def check_endpoint(model: EndpointConfig, name: str = "user.llm") -> Check:
     """The endpoint in the section ``name`` answers and knows its model."""
     shown = mask_credentials(model.base_url.rstrip("/"))
-    answer = _get(below(model.base_url, "models"), model.api_key, "endpoint", shown, name)
+    answer = _get(below(model.base_url, "models"), model.api_key, shown, name)
     if isinstance(answer, Check):
         return answer
     try:
@@ -400,24 +392,24 @@ def check_endpoint(model: EndpointConfig, name: str = "user.llm") -> Check:
         known = []
     if not answer.is_success or not known:
         fix = f"it may still serve chats; check {name}.base_url (it usually ends in /v1)"
-        return Check("endpoint", "warning", f"{shown}/models answers {answer.status_code} and names no models", fix)
+        return warning("", f"{shown}/models answers {answer.status_code} and names no models", fix)
     if model.model not in known:
         some = ", ".join(known[:5])
-        return Check("endpoint", "failure", f"{shown} does not know {model.model!r}", f"set {name}.model to: {some}")
-    return Check("endpoint", "ok", f"{shown} serves {model.model}")
+        return failure("", f"{shown} does not know {model.model!r}", f"set {name}.model to: {some}")
+    return ok(f"{shown} serves {model.model}")
 
 
-def _get(url: str, key: SecretStr, check: str, shown: str, section: str) -> httpx.Response | Check:
-    """What a server answers; a failure of ``check`` where it is not there or does not let us in."""
+def _get(url: str, key: SecretStr, shown: str, section: str) -> httpx.Response | Check:
+    """What a server answers; a failure where it is not there or does not let us in."""
     import httpx
 
     headers = {"Authorization": f"Bearer {key.get_secret_value()}"}
     try:
         answer = httpx.get(url, headers=headers, timeout=ENDPOINT_SECONDS)
     except httpx.HTTPError as error:
-        return Check(check, "failure", f"{shown}: {type(error).__name__}", f"check {section}.base_url and its server")
+        return failure("", f"{shown}: {type(error).__name__}", f"check {section}.base_url and its server")
     if answer.status_code in (401, 403):
-        return Check(check, "failure", f"{shown} answers {answer.status_code}", f"check {section}.api_key")
+        return failure("", f"{shown} answers {answer.status_code}", f"check {section}.api_key")
     return answer
 
 
@@ -426,5 +418,5 @@ def run_stage(stage: Stage, subject: Any) -> list[Check]:
     found = list[Check]()
     for one in CHECKS:
         if one.on == stage and one.applies(subject):
-            found += guarded(one.name, partial(one.check, subject))
+            found += run_check(one.name, partial(one.check, subject))
     return found

@@ -1,31 +1,23 @@
-"""Which layouts a model and a cluster can have at all, and the nearest possible one to those they cannot."""
+"""Which layouts a model and a cluster can have at all."""
 
 from __future__ import annotations
 
-import itertools
-import math
 from collections.abc import Iterator
 
-from mua.config.schema import ExperimentConfig, MegatronConfig
+from mua.config.schema import ExperimentConfig
 from mua.megatron.architecture import Architecture
-from mua.megatron.layouts import head_problems, is_proven, problems, undivided
+from mua.megatron.layouts import head_problems, problems, undivided
 from mua.utils.errors import ConfigError
-
-_SIZES = ("tensor_parallel", "pipeline_parallel", "context_parallel", "expert_parallel", "data_parallel")
 
 
 def check_possible(architecture: Architecture, config: ExperimentConfig) -> None:
     """Refuses what no machine can run.
 
     Raises:
-        ConfigError: one line for each thing that does not divide, and the nearest possible layout.
+        ConfigError: one line for each thing that does not divide, with a size that does.
     """
-    found = [*problems(architecture, config.megatron), *_cluster_problems(architecture, config)]
-    if not found:
-        return
-    if trainer_gpus(config) > 0 and (nearest := _nearest(architecture, config)):
-        found.append(f"the nearest possible layout of the trainer: {nearest}")
-    raise ConfigError("\n".join(found))
+    if found := [*problems(architecture, config.megatron), *_cluster_problems(architecture, config)]:
+        raise ConfigError("\n".join(found))
 
 
 def gpus(config: ExperimentConfig) -> int:
@@ -138,50 +130,3 @@ def engine_problems(architecture: Architecture, config: ExperimentConfig) -> Ite
     widths = {architecture.ffn} if not all(architecture.sparse) else set()
     for width in widths | ({architecture.expert_ffn} if architecture.experts else set()):
         yield from undivided("engine.tensor_parallel", tp, "an MLP's width of {}", width)
-
-
-def _nearest(architecture: Architecture, config: ExperimentConfig) -> str:
-    """The possible layout whose sizes are fewest doublings away from those asked for, as the keys to change.
-
-    One that tests have proven, if there is any.
-    """
-    asked = config.megatron
-
-    def sizes(of: MegatronConfig) -> list[int]:
-        experts = of.expert_tensor_parallel or of.tensor_parallel
-        return [*(getattr(of, name) for name in _SIZES), of.virtual_pipeline or 1, experts]
-
-    def distance(layout: MegatronConfig) -> tuple[float, list[int]]:
-        steps = sum(abs(math.log2(a / b)) for a, b in zip(sizes(asked), sizes(layout), strict=True))
-        ends = [(of.first_stage_layers, of.last_stage_layers) for of in (asked, layout)]
-        return steps + 0.5 * (ends[0] != ends[1]), sizes(layout)[: len(_SIZES)]
-
-    ranked = sorted(_candidates(architecture, config), key=distance)
-    proven = (layout for layout in ranked if is_proven(layout, moe=architecture.experts > 0))
-    best = next(proven, None) or next(iter(ranked), None)
-    if best is None:
-        return ""
-    changed = {name: value for name, value in best.model_dump().items() if value != getattr(asked, name)}
-    return "megatron: " + ", ".join(f"{name} {'null' if value is None else value}" for name, value in changed.items())
-
-
-def _candidates(architecture: Architecture, config: ExperimentConfig) -> Iterator[MegatronConfig]:
-    """Every layout of the trainer's GPUs that divides the model."""
-    count, asked = max(1, trainer_gpus(config)), config.megatron
-    divisors = [size for size in range(1, count + 1) if count % size == 0]
-    tensor = [size for size in divisors if size <= trainer_gpus_per_node(config)]
-    experts = [size for size in divisors if architecture.experts and architecture.experts % size == 0] or [1]
-    for tp, pp, cp, ep in itertools.product(tensor, divisors, divisors, experts):
-        if count % (tp * pp * cp) or cp > max(1, asked.context_parallel):
-            continue
-        for chunks, etp, even in itertools.product(
-            dict.fromkeys((asked.virtual_pipeline if pp > 1 else None, None)),
-            dict.fromkeys((asked.expert_tensor_parallel, 1 if ep > 1 else None)),
-            (False, True),
-        ):
-            sizes = dict(zip(_SIZES, (tp, pp, cp, ep, count // (tp * pp * cp)), strict=True))
-            others = {"expert_tensor_parallel": etp, "virtual_pipeline": chunks}
-            ends = {"first_stage_layers": None, "last_stage_layers": None} if even else {}
-            layout = asked.model_copy(update=sizes | others | ends)
-            if not any(problems(architecture, layout)):
-                yield layout

@@ -291,7 +291,7 @@ def make_plan(
         every_rank: whether every rank is planned.
 
     Raises:
-        ConfigError: the layout is impossible for the model or the cluster; the nearest possible one is named.
+        ConfigError: the layout is impossible for the model or the cluster.
         MuaError: the layout is possible, but no test has proven it; the nearest proven one is named.
         ModelError: no architecture to plan with.
     """
