@@ -155,57 +155,29 @@ class EnvironmentHandle(Protocol):
         """Close it, once the request under way has ended; what that raised. Raises :class:`HungCall`."""
 
 
-class Executor(Protocol):
-    """Where the environments of one manager run. Belongs to one event loop."""
+class LocalExecutor:
+    """In this process: on the event loop itself, or in at most ``threads`` threads at once, of which one whose call
+    hangs is abandoned and replaced. For work of microseconds a thread costs more than the work."""
 
-    runs_here: bool
-    """Whether environments run in this process, and so share the run's domain object."""
+    runs_here = True
+
+    def __init__(self, domain: Domain, threads: int = 0) -> None:
+        self._domain = domain
+        self._pool = BlockingPool(threads) if threads else None
 
     @property
     def hung(self) -> int:
         """Calls that hang past their deadline and still hold something."""
+        return self._pool.abandoned if self._pool is not None else 0
 
     def handle(self, task: Task) -> EnvironmentHandle:
         """A handle on one environment; nothing is built yet."""
+        return _InlineHandle(self._domain) if self._pool is None else _ThreadHandle(self._domain, self._pool)
 
     async def close(self) -> None:
-        """Give back threads or processes. Every handle has been closed before."""
-
-
-class InlineExecutor:
-    """On the event loop itself: for work of microseconds a thread costs more than the work."""
-
-    runs_here = True
-    hung = 0
-
-    def __init__(self, domain: Domain) -> None:
-        self._domain = domain
-
-    def handle(self, task: Task) -> EnvironmentHandle:
-        return _InlineHandle(self._domain)
-
-    async def close(self) -> None:
-        return None
-
-
-class ThreadExecutor:
-    """In at most ``threads`` threads at once; one whose call hangs is abandoned and replaced."""
-
-    runs_here = True
-
-    def __init__(self, domain: Domain, threads: int) -> None:
-        self._domain = domain
-        self._pool = BlockingPool(threads)
-
-    @property
-    def hung(self) -> int:
-        return self._pool.abandoned
-
-    def handle(self, task: Task) -> EnvironmentHandle:
-        return _ThreadHandle(self._domain, self._pool)
-
-    async def close(self) -> None:
-        self._pool.close()
+        """Give back threads. Every handle has been closed before."""
+        if self._pool is not None:
+            self._pool.close()
 
 
 class _InlineHandle:
@@ -238,16 +210,25 @@ class _InlineHandle:
 
 
 class _ThreadHandle:
+    """Owns the environment across threads, so that it is closed exactly once.
+
+    When building hangs past its deadline, the instance ends before there is anything to close; whatever the build
+    gives later is then closed right where it was built.
+    """
+
     closes_at_once = False
 
     def __init__(self, domain: Domain, pool: BlockingPool) -> None:
-        self._holder = _Holder(domain, asyncio.get_running_loop())
+        self._domain = domain
         self._pool = pool
         self._call: BlockingCall | None = None
+        self._loop = asyncio.get_running_loop()
+        self._lock = threading.Lock()
+        self._environment: Environment | None = None
+        self._ended = False
 
     async def run(self, request: Request, seconds: float) -> CallOutcome:
-        holder = self._holder
-        self._call = await self._pool.start(seconds, lambda: request.perform(holder.get()))
+        self._call = await self._pool.start(seconds, lambda: request.perform(self._built()))
         answer, error = await self._pool.wait(self._call)
         return (None, error) if error is not None else await _finished(answer, seconds, request)
 
@@ -255,8 +236,32 @@ class _ThreadHandle:
         if self._call is not None and not self._call.abandoned:
             with suppress(HungCall):
                 await self._pool.wait(self._call)
-        closing, error = await self._pool.wait(await self._pool.start(seconds, self._holder.close))
+        closing, error = await self._pool.wait(await self._pool.start(seconds, self._close))
         return error if error is not None else (await _finished(closing, seconds))[1]
+
+    # ---- in a worker thread; calls of one instance never overlap
+
+    def _built(self) -> Environment:
+        """The environment, built on first use."""
+        if self._environment is None:
+            built = self._domain.environment()
+            with self._lock:
+                if not (ended := self._ended):
+                    self._environment = built
+            if ended and inspect.iscoroutine(closing := built.close()):
+                try:
+                    asyncio.run_coroutine_threadsafe(closing, self._loop)
+                except RuntimeError:
+                    closing.close()  # the run has gone, and its loop with it
+        if (environment := self._environment) is None:
+            raise RuntimeError("the instance ended while its environment was being built")
+        return environment
+
+    def _close(self) -> Any:
+        """What ``close`` gave: an awaitable, where it is a coroutine function, that the event loop has to run."""
+        with self._lock:
+            environment, self._environment, self._ended = self._environment, None, True
+        return None if environment is None else environment.close()
 
 
 async def _finished(answer: Any, seconds: float, request: Request | None = None) -> CallOutcome:
@@ -275,42 +280,3 @@ async def _finished(answer: Any, seconds: float, request: Request | None = None)
         return None, late
     except Exception as raised:
         return None, raised
-
-
-class _Holder:
-    """Owns the environment across threads, so that it is closed exactly once.
-
-    When building hangs past its deadline, the instance ends before there is anything to close; whatever the build
-    gives later is then closed right where it was built.
-    """
-
-    def __init__(self, domain: Domain, loop: asyncio.AbstractEventLoop) -> None:
-        self._domain = domain
-        self._loop = loop
-        self._lock = threading.Lock()
-        self._environment: Environment | None = None
-        self._ended = False
-
-    def get(self) -> Environment:
-        """The environment, built on first use. Runs in a worker thread; calls of one instance never overlap."""
-        if self._environment is None:
-            built = self._domain.environment()
-            with self._lock:
-                ended = self._ended
-                if not ended:
-                    self._environment = built
-            if ended and inspect.iscoroutine(closing := built.close()):
-                try:
-                    asyncio.run_coroutine_threadsafe(closing, self._loop)
-                except RuntimeError:
-                    closing.close()  # the run has gone, and its loop with it
-        environment = self._environment
-        if environment is None:
-            raise RuntimeError("the instance ended while its environment was being built")
-        return environment
-
-    def close(self) -> Any:
-        """What ``close`` gave: an awaitable, where it is a coroutine function, that the event loop has to run."""
-        with self._lock:
-            environment, self._environment, self._ended = self._environment, None, True
-        return None if environment is None else environment.close()

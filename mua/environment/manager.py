@@ -6,7 +6,7 @@
                     ▲                                           │ ends, raises, hangs or is cancelled
                     └────────────── slot freed ◄── close ◄──────┘
 
-Where the methods run is an :class:`~mua.environment.executors.Executor`'s matter, chosen by the domain or by
+Where the methods run (:mod:`mua.environment.executors`, :mod:`mua.environment.processes`) is chosen by the domain or by
 ``environment.isolation``; an instance knows none of them. Closing runs where no cancellation of the episode reaches it.
 A call that hangs leaves its environment unusable; what else it costs (a thread that is abandoned and counted in
 ``leaked_threads``, a worker process that is killed, a cancelled coroutine) depends on the place.
@@ -25,11 +25,9 @@ from mua.config.schema import EnvironmentConfig
 from mua.environment.domain import Domain, DomainLifecycle
 from mua.environment.executors import (
     EnvironmentHandle,
-    Executor,
     HungCall,
-    InlineExecutor,
+    LocalExecutor,
     LostEnvironment,
-    ThreadExecutor,
 )
 from mua.environment.mcp.health import ServerNotStarted, ToolServerFault
 from mua.environment.protocol import Evaluation, Isolation, Task, ToolResult, Transcript
@@ -41,6 +39,7 @@ from mua.utils.errors import ConfigError, EnvironmentFault, JudgeFault, MuaError
 
 if TYPE_CHECKING:
     from mua.environment.mcp.servers import ToolServers
+    from mua.environment.processes import ProcessExecutor
 
 _Limit = Literal["call_seconds", "reset_seconds"]
 log = logging.getLogger(__name__)
@@ -192,36 +191,24 @@ def isolation_of(domain: Domain, config: EnvironmentConfig) -> Isolation:
     return getattr(domain, "isolation", "thread") if config.isolation == "auto" else config.isolation
 
 
-def executor_for(domain: Domain, config: EnvironmentConfig) -> Executor:
-    """The place that :func:`isolation_of` names. Raises :class:`ConfigError` where the domain cannot run there."""
-    isolation = isolation_of(domain, config)
-    if isolation == "inline":
-        return InlineExecutor(domain)
-    if isolation == "thread":
-        return ThreadExecutor(domain, THREADS)
-    from mua.environment.processes import ProcessExecutor
-
-    return ProcessExecutor(domain, config)
-
-
-def servers_of(domain: Domain, config: EnvironmentConfig) -> ToolServers | None:
-    """The tool servers that ``config`` puts beside the domain's own tools, if any."""
-    servers = [one for one in config.mcp if not one.domains or domain.name in one.domains]
-    if not servers:
-        return None
-    from mua.environment.mcp.servers import ToolServers  # brings the SDK, which takes long to import
-
-    return ToolServers(servers)
-
-
 class EnvironmentManager:
     """Hands out instances, at most ``environment.max_instances`` at once. Belongs to one event loop."""
 
     def __init__(self, domain: Domain, config: EnvironmentConfig) -> None:
         self._domain = domain
         self._config = config
-        self._executor = executor_for(domain, config)
-        self._servers = servers_of(domain, config)
+        self._executor: LocalExecutor | ProcessExecutor
+        if (isolation := isolation_of(domain, config)) == "process":
+            from mua.environment.processes import ProcessExecutor
+
+            self._executor = ProcessExecutor(domain, config)
+        else:
+            self._executor = LocalExecutor(domain, THREADS if isolation == "thread" else 0)
+        self._servers: ToolServers | None = None
+        if servers := [one for one in config.mcp if not one.domains or domain.name in one.domains]:
+            from mua.environment.mcp.servers import ToolServers  # brings the SDK, which takes long to import
+
+            self._servers = ToolServers(servers)
         self._slots = asyncio.Semaphore(config.max_instances)
         self.instances = 0
         """Environments alive now, those being closed included."""

@@ -64,7 +64,7 @@ from mua.rollout.teacher import Teacher
 from mua.store.faults import StoreError
 from mua.store.recorder import NotedRequest, Recorder
 from mua.store.starts import router_row
-from mua.store.stored_groups import FinishedGroup, configurations, finished_groups
+from mua.store.stored_groups import StoredGroup, configurations, finished_groups
 from mua.tokens.chat_family import load_family_of
 from mua.types import Group, Json, Trajectory
 from mua.utils.errors import EngineError
@@ -127,7 +127,7 @@ class RolloutService:
         self._offering = AsyncExitStack()
         """JobQueue, router and the trainer's own sampler, where samplers roll out."""
         self._job_queue: JobQueue | None = None
-        self._kept: dict[int, FinishedGroup] = {}
+        self._kept: dict[int, StoredGroup] = {}
         """By ordinal, what an earlier start of the run has rolled out and this one may take."""
         self._of_step: dict[str, float] = {}
         self._weights: WeightSource | None = None
@@ -376,7 +376,7 @@ class RolloutService:
 
             stack.push_async_callback(end)
 
-    async def _roll_out(self, task: Task, ordinal: int, kept: FinishedGroup | None) -> Group:
+    async def _roll_out(self, task: Task, ordinal: int, kept: StoredGroup | None) -> Group:
         """The group of ``task`` with what the teacher thinks of it, if there is one.
 
         ``kept`` is what an earlier start has ended at its place; taken unless the store has it no more.
@@ -430,7 +430,7 @@ class RolloutService:
             if self._recorder is not None:
                 self._recorder.taught(group, asked)
 
-    def _finished_before(self, step: int, start: Position, demand: StepDemand) -> dict[int, FinishedGroup]:
+    def _finished_before(self, step: int, start: Position, demand: StepDemand) -> dict[int, StoredGroup]:
         """Groups that earlier starts have rolled out by policies that the steps from ``step`` on may train on."""
         recorder, config = self._recorder, self._config
         if recorder is None or recorder.part == 1 or not config.store.take_finished:
@@ -438,7 +438,7 @@ class RolloutService:
         first = min(start.waiting, default=start.next)
         run, part, size = recorder.run_id, recorder.part, config.algorithm.group_size
 
-        def look(connection: Connection) -> tuple[list[FinishedGroup], dict[int, Json]]:
+        def look(connection: Connection) -> tuple[list[StoredGroup], dict[int, Json]]:
             groups = list(finished_groups(connection, run, part, first=first, size=size))
             return groups, configurations(connection, run, sorted({m.part for g in groups for m in g.members}))
 

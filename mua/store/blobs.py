@@ -31,16 +31,22 @@ LEVEL = 3
 MAX_BYTES = 2**32
 """Of one blob's content: a damaged header must not ask for all memory."""
 _KINDS = frozenset("biuf")
-_local = threading.local()
 
 
-def compress(content: bytes, level: int = LEVEL) -> bytes:
+class _Codecs(threading.local):
+    """Of one thread: neither may be used by two at once."""
+
+    def __init__(self) -> None:
+        self.compressor = zstandard.ZstdCompressor(level=LEVEL, write_checksum=True, write_content_size=True)
+        self.decompressor = zstandard.ZstdDecompressor()
+
+
+_codecs = _Codecs()
+
+
+def compress(content: bytes) -> bytes:
     """A zstd frame with its size and a checksum."""
-    compressors: dict[int, zstandard.ZstdCompressor] = _local.__dict__.setdefault("compressors", {})
-    if (compressor := compressors.get(level)) is None:
-        compressor = zstandard.ZstdCompressor(level=level, write_checksum=True, write_content_size=True)
-        compressors[level] = compressor
-    return compressor.compress(content)
+    return _codecs.compressor.compress(content)
 
 
 def decompress(blob: bytes, what: str = "a blob") -> bytes:
@@ -49,16 +55,12 @@ def decompress(blob: bytes, what: str = "a blob") -> bytes:
         size = zstandard.get_frame_parameters(blob).content_size
         if size > MAX_BYTES:
             raise DamagedData(f"{what}: says it holds {size} bytes")
-        decompressor = getattr(_local, "decompressor", None)
-        if decompressor is None:
-            decompressor = _local.decompressor = zstandard.ZstdDecompressor()
-        content: bytes = decompressor.decompress(blob, max_output_size=size, allow_extra_data=False)
-        return content
+        return _codecs.decompressor.decompress(blob, max_output_size=size, allow_extra_data=False)
     except (zstandard.ZstdError, MemoryError) as error:
         raise DamagedData(f"{what}: damaged: {error}") from None
 
 
-def pack_arrays(arrays: Mapping[str, npt.NDArray[Any]], level: int = LEVEL) -> bytes:
+def pack_arrays(arrays: Mapping[str, npt.NDArray[Any]]) -> bytes:
     """A blob of named arrays of booleans, integers and floats, of any shape.
 
     Raises TypeError for another dtype.
@@ -71,7 +73,7 @@ def pack_arrays(arrays: Mapping[str, npt.NDArray[Any]], level: int = LEVEL) -> b
         header.append([name, dtype.str, list(array.shape)])
         bodies.append(array.astype(dtype, order="C", copy=False).tobytes())
     written = json.dumps(header, separators=(",", ":")).encode()
-    return compress(b"".join((struct.pack("<I", len(written)), written, *bodies)), level)
+    return compress(b"".join((struct.pack("<I", len(written)), written, *bodies)))
 
 
 def unpack_arrays(blob: bytes, what: str = "arrays") -> dict[str, npt.NDArray[Any]]:

@@ -5,10 +5,8 @@ Everything here blocks: call it from a thread that is not the event loop's.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -219,12 +217,17 @@ class Store:
             if self.postgres:
                 connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_LOCK)))
             settings.attributes["connection"] = connection
-            with _quiet("alembic"):
+            logger = logging.getLogger("alembic")  # says only what is wrong
+            before = logger.level
+            logger.setLevel(logging.WARNING)
+            try:
                 if _schema_version(connection) is None:
                     metadata.create_all(connection)
                     command.stamp(settings, HEAD)
                 else:
                     command.upgrade(settings, HEAD)
+            finally:
+                logger.setLevel(before)
 
 
 def store_url(output: Path, config: StoreConfig) -> str:
@@ -307,9 +310,27 @@ def _sqlite_engine(path: Path, create: bool, write: bool, busy_seconds: float) -
     if not write and not (wal.exists() and wal.stat().st_size) and not os.access(path.parent, os.W_OK):
         mode = "ro&immutable=1"  # what a reader of a WAL needs beside the file cannot be made here
     file = f"file:{quote(str(path.absolute()))}?mode={mode}"
+
+    def connect() -> Any:
+        import sqlite3
+
+        connection = sqlite3.connect(
+            file, uri=True, timeout=busy_seconds, isolation_level=None, check_same_thread=False, cached_statements=256
+        )
+        try:
+            if write:
+                connection.execute("PRAGMA journal_mode=WAL")
+                connection.execute("PRAGMA synchronous=FULL")  # a checkpoint is on the disk too when its step is done
+                connection.execute("PRAGMA foreign_keys=ON")
+            connection.execute("PRAGMA cache_size=-16000")
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
     engine = sa.create_engine(
         URL.create("sqlite", database=str(path)),
-        creator=lambda: _sqlite_connection(file, write, busy_seconds),
+        creator=connect,
         poolclass=sa.pool.QueuePool,
         pool_size=8,
         max_overflow=24,
@@ -325,39 +346,8 @@ def _sqlite_engine(path: Path, create: bool, write: bool, busy_seconds: float) -
     return engine
 
 
-def _sqlite_connection(file: str, write: bool, busy_seconds: float) -> Any:
-    import sqlite3
-
-    connection = sqlite3.connect(
-        file, uri=True, timeout=busy_seconds, isolation_level=None, check_same_thread=False, cached_statements=256
-    )
-    try:
-        if write:
-            connection.execute("PRAGMA journal_mode=WAL")
-            connection.execute("PRAGMA synchronous=FULL")  # a checkpoint is on the disk too when its step is done
-            connection.execute("PRAGMA foreign_keys=ON")
-        connection.execute("PRAGMA cache_size=-16000")
-    except BaseException:
-        connection.close()
-        raise
-    return connection
-
-
 def _schema_version(connection: Connection) -> str | None:
     if not sa.inspect(connection).has_table("alembic_version"):
         return None
     found = connection.execute(sa.text("SELECT version_num FROM alembic_version")).scalars().all()
     return str(found[0]) if found else None
-
-
-_logging = threading.Lock()
-
-
-@contextmanager
-def _quiet(name: str) -> Iterator[None]:
-    """A block in which a library's logger says only what is wrong."""
-    logger = logging.getLogger(name)
-    with _logging, contextlib.ExitStack() as stack:
-        stack.callback(logger.setLevel, logger.level)
-        logger.setLevel(logging.WARNING)
-        yield

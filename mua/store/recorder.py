@@ -16,7 +16,7 @@ import itertools
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -118,23 +118,13 @@ class EpisodeRecord:
             bodies.extend(inserts)
             return name
 
-        rows = [ids | row for row in self._request_rows(stored, trajectory)]
-        calls = [
-            ids | {"number": number, "started_at": started_at, "by_user": False, "result": stored(result)} | values
-            for number, (started_at, values, result) in enumerate(self._calls)
-        ]
-        yield from bodies
-        yield from (Insert(table, made) for table, made in ((requests, rows), (tool_calls, calls)) if made)
-
-    def _request_rows(
-        self, stored: Callable[[Any], str | None], trajectory: Trajectory | None
-    ) -> Iterator[dict[str, Any]]:
+        rows = []
         numbers: defaultdict[str, Iterator[int]] = defaultdict(itertools.count)
         last: dict[str, tuple[int, Sequence[Mapping[str, Any]]]] = {}
         has_segments = trajectory is not None and bool(trajectory.segments)
         for request in self._requests:
             number = next(numbers[request.role])
-            row: dict[str, Any] = dict.fromkeys(_REQUEST_COLUMNS) | request.values
+            row: dict[str, Any] = ids | dict.fromkeys(_REQUEST_COLUMNS) | request.values
             messages, reply = request.messages, request.reply
             if request.conversation is not None and has_segments:
                 messages = None
@@ -155,7 +145,13 @@ class EpisodeRecord:
                 last[request.role] = number, messages
             row |= {"role": request.role, "number": number, "started_at": request.started_at}
             row |= {"tools": stored(list(request.tools) or None), "reply": stored(reply)}
-            yield row
+            rows.append(row)
+        calls = [
+            ids | {"number": number, "started_at": started_at, "by_user": False, "result": stored(result)} | values
+            for number, (started_at, values, result) in enumerate(self._calls)
+        ]
+        yield from bodies
+        yield from (Insert(table, made) for table, made in ((requests, rows), (tool_calls, calls)) if made)
 
 
 _REQUEST_COLUMNS = (
@@ -229,12 +225,16 @@ class Recorder:
         self.writer.put([Insert(tasks, [row], "replace")])
 
     def group_row(
-        self, ordinal: int, domain: str, task_id: str, size: int, version: int, split: str | None,
-        labels: Mapping[str, str] = _NO_LABELS,
+        self, ordinal: int, domain: str, task_id: str, size: int, version: int | None, split: str | None,
+        labels: Mapping[str, str] = _NO_LABELS, round_: int = 0,
     ) -> dict[str, Any]:  # fmt: skip
-        """The row of ``tasks`` of a group of training that begins now, by the policy ``version``."""
-        own = {"kind": "train", "version": version, "details": dict(labels) or None}
-        return self._task(0, ordinal, domain, task_id, size, split) | own
+        """The row of ``tasks`` of a group that begins now; of training it has the ``version`` of the policy."""
+        return {
+            "run_id": self.run_id, "round": round_, "ordinal": ordinal, "domain": domain, "task_id": task_id,
+            "size": size, "split": split, "state": "open", "part": self.part, "made_at": time.time(), "ended_at": None,
+            "taken_step": None, "kind": "evaluation" if round_ else "train", "version": version,
+            "details": dict(labels) or None,
+        }  # fmt: skip
 
     def completed(self, group: Group) -> None:
         """All episodes of a group have ended; they were given to :meth:`EpisodeRecord.ended` before."""
@@ -294,9 +294,7 @@ class Recorder:
         labels = {place[:4]: place[4] for place in places}
         sizes = Counter(place[:4] for place in places)
         rows = [
-            self._task(self.round, *place[:3], sizes[place], place[3])
-            | {"kind": "evaluation", "version": None, "details": dict(own) or None}
-            for place, own in labels.items()
+            self.group_row(*place[:3], sizes[place], None, place[3], own, self.round) for place, own in labels.items()
         ]
         self.writer.put([Insert(tasks, rows)] if rows else [])
 
@@ -307,15 +305,6 @@ class Recorder:
 
     def _named(self, ordinal: int) -> dict[str, Any]:
         return {"run_id": self.run_id, "round": 0, "ordinal": ordinal}
-
-    def _task(
-        self, round_: int, ordinal: int, domain: str, task_id: str, size: int, split: str | None
-    ) -> dict[str, Any]:
-        return {
-            "run_id": self.run_id, "round": round_, "ordinal": ordinal, "domain": domain, "task_id": task_id,
-            "size": size, "split": split, "state": "open", "part": self.part, "made_at": time.time(),
-            "ended_at": None, "taken_step": None,
-        }  # fmt: skip
 
 
 def arguments_text(arguments: Any) -> str:

@@ -66,7 +66,12 @@ def prune(
             there is no checkpoint.
         dry: only say what would be dropped.
     """
-    newest = _newest_step(connection, run)
+    # Of a run without steps of its own (imported, or only rolled out): the last that took a group, or the newest
+    # policy.
+    columns = (steps.c.step, tasks.c.taken_step, trajectories.c.version_high)
+    last = (sa.select(sa.func.max(one)).where(one.table.c.run_id == run) for one in columns)
+    found = (connection.execute(chosen).scalar() for chosen in last)
+    newest = next((int(step) for step in found if step is not None), None)
     if newest is None:
         return Dropped([], [], 0)
 
@@ -78,9 +83,15 @@ def prune(
 
     arrays_before = before(rules.keep_arrays_steps)
     experts_before = max(before(rules.keep_experts_steps), arrays_before)
-    step, known = _last_step(), _known_to_end()
     c = trajectories.c
-    old = (c.run_id == run) & known
+    group = (tasks.c.run_id == c.run_id) & (tasks.c.round == c.round) & (tasks.c.ordinal == c.ordinal)
+    # The last step that a trajectory was trained on, or was taken for, or the policy's that played it.
+    trained = sa.select(sa.func.max(uses.c.step)).where(uses.c.trajectory_id == c.id).scalar_subquery()
+    taken = sa.select(tasks.c.taken_step).where(group).scalar_subquery()
+    step = sa.func.coalesce(trained, taken, c.version_high, 0)
+    # Not of a group that a step may still take.
+    waiting = sa.select(tasks.c.ordinal).where(group, tasks.c.state.in_(("open", "complete")), c.round == 0)
+    old = (c.run_id == run) & ~waiting.exists()
     goes = old & (step < arrays_before) & ~c.pruned.is_not_distinct_from("arrays")
     if rules.keep_successes:
         goes &= ~(c.success & (c.round == 0))
@@ -89,26 +100,16 @@ def prune(
     has_experts = sa.select(segments.c.number).where(segments.c.trajectory_id == c.id, segments.c.experts.is_not(None))
     loses_experts = old & (step < experts_before) & has_experts.exists() & ~goes
     used = (uses.c.run_id == run) & (uses.c.step < arrays_before) & uses.c.arrays.is_not(None)
-    found = Dropped(
+    dropped = Dropped(
         list(connection.execute(sa.select(c.id).where(loses_experts).order_by(c.id)).scalars()),
         list(connection.execute(sa.select(c.id).where(goes).order_by(c.id)).scalars()),
         connection.execute(sa.select(sa.func.count()).select_from(uses).where(used)).scalar_one(),
     )
     if not dry:
-        _drop(connection, found.experts, "experts", {"experts": None})
-        _drop(connection, found.arrays, "arrays", {"experts": None, "arrays": None})
+        _drop(connection, dropped.experts, "experts", {"experts": None})
+        _drop(connection, dropped.arrays, "arrays", {"experts": None, "arrays": None})
         connection.execute(sa.update(uses).where(used).values(arrays=None))
-    return found
-
-
-def _newest_step(connection: Connection, run: str) -> int | None:
-    """Of a run without steps of its own (imported, or only rolled out): the last that took a group, or the newest
-    policy."""
-    for column in (steps.c.step, tasks.c.taken_step, trajectories.c.version_high):
-        found = connection.execute(sa.select(sa.func.max(column)).where(column.table.c.run_id == run)).scalar()
-        if found is not None:
-            return int(found)
-    return None
+    return dropped
 
 
 def _drop(connection: Connection, ids: list[str], state: str, blobs: dict[str, None]) -> None:
@@ -116,25 +117,3 @@ def _drop(connection: Connection, ids: list[str], state: str, blobs: dict[str, N
         some = ids[at : at + _MANY]
         connection.execute(sa.update(segments).where(segments.c.trajectory_id.in_(some)).values(blobs))
         connection.execute(sa.update(trajectories).where(trajectories.c.id.in_(some)).values(pruned=state))
-
-
-def _last_step() -> sa.ColumnElement[int]:
-    """The last step that a trajectory was trained on, or was taken for, or the policy's that played it."""
-    c = trajectories.c
-    trained = sa.select(sa.func.max(uses.c.step)).where(uses.c.trajectory_id == c.id).scalar_subquery()
-    taken = (
-        sa.select(tasks.c.taken_step)
-        .where(tasks.c.run_id == c.run_id, tasks.c.round == c.round, tasks.c.ordinal == c.ordinal)
-        .scalar_subquery()
-    )
-    return sa.func.coalesce(trained, taken, c.version_high, 0)
-
-
-def _known_to_end() -> sa.ColumnElement[bool]:
-    """Not of a group that a step may still take."""
-    c = trajectories.c
-    waiting = sa.select(tasks.c.ordinal).where(
-        tasks.c.run_id == c.run_id, tasks.c.round == c.round, tasks.c.ordinal == c.ordinal,
-        tasks.c.state.in_(("open", "complete")), c.round == 0,
-    )  # fmt: skip
-    return ~waiting.exists()

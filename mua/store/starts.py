@@ -71,7 +71,12 @@ def begin_part(
         else:
             again = {"state": "running", "ended_at": None, "output": str(output.resolve())}
             connection.execute(sa.update(runs).where(runs.c.id == run).values(again))
-        _cancel(connection, run, from_step, now)
+        gone = tasks.c.state.in_(("open", "complete")) & (tasks.c.round == 0)
+        gone |= (tasks.c.state == "open") & (tasks.c.round > 0)
+        if from_step is not None:
+            gone |= (tasks.c.state == "taken") & (tasks.c.taken_step >= from_step)
+        values = {"state": "cancelled", "taken_step": None, "ended_at": now}
+        connection.execute(sa.update(tasks).where(tasks.c.run_id == run, gone).values(values))
         part = 1 if newest is None else int(newest.part) + 1
         first = from_step
         if first is None:
@@ -90,15 +95,6 @@ def missing_steps(connection: Connection, run: str, before: int) -> list[int]:
     chosen = sa.select(steps.c.step).where(steps.c.run_id == run, steps.c.state == "done", ~lost_step())
     standing = set(connection.execute(chosen).scalars())
     return [step for step in range(before) if step not in standing]
-
-
-def _cancel(connection: Connection, run: str, from_step: int | None, now: float) -> None:
-    gone = tasks.c.state.in_(("open", "complete")) & (tasks.c.round == 0)
-    gone |= (tasks.c.state == "open") & (tasks.c.round > 0)
-    if from_step is not None:
-        gone |= (tasks.c.state == "taken") & (tasks.c.taken_step >= from_step)
-    values = {"state": "cancelled", "taken_step": None, "ended_at": now}
-    connection.execute(sa.update(tasks).where(tasks.c.run_id == run, gone).values(values))
 
 
 ROUTER = "router"

@@ -10,7 +10,7 @@ import logging
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
@@ -28,18 +28,42 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class StoredGroup:
-    """A group of training whose episodes are all there, with their tokens."""
+    """A group of training whose episodes are all there, with their tokens: of each the last try."""
 
     ordinal: int
+    domain: str
     task_id: str
-    members: tuple[str, ...]
-    """Ids of its trajectories, by sample."""
-    newest_version: int
-    """Of its sampled tokens; -1: it has none."""
+    members: tuple[EpisodeKey, ...]
+    """By sample."""
+    oldest: int | None
+    """The oldest version that sampled a token of it; None: it has no sampled token."""
+    newest: int | None
+
+    @classmethod
+    def of(cls, members: Mapping[int, Mapping[str, Any]]) -> Self:
+        """From the rows of its trajectories, by sample."""
+        rows = [members[sample] for sample in sorted(members)]
+        oldest = min((row["version_low"] for row in rows if row["version_low"] is not None), default=None)
+        newest = max((row["version_high"] for row in rows if row["version_high"] is not None), default=None)
+        keys = tuple(EpisodeKey.of(row) for row in rows)
+        return cls(keys[0].ordinal, rows[0]["domain"], rows[0]["task_id"], keys, oldest, newest)
 
     def read(self, connection: Connection) -> Group:
         """Raises as :func:`mua.store.trajectories.read_trajectories`."""
-        return Group(self.ordinal, self.task_id, list(read_trajectories(connection, self.members)))
+        names = [member.trajectory_id for member in self.members]
+        return Group(self.ordinal, self.task_id, list(read_trajectories(connection, names)))
+
+
+def _last_tries(connection: Connection, *conditions: sa.ColumnElement[bool]) -> dict[int, dict[int, Any]]:
+    """By ordinal and sample, the rows of the last tries of a run's episodes of training, without blobs."""
+    c = trajectories.c
+    columns = [c[name] for name in ("run_id", "part", "round", "ordinal", "sample", "attempt")]
+    columns += [c.domain, c.task_id, c.scored, c.pruned, c.version_low, c.version_high, c.ended_at, c.sampling]
+    chosen = sa.select(*columns).where(c.round == 0, *conditions).order_by(c.ordinal, c.sample, c.part, c.attempt)
+    groups: dict[int, dict[int, Any]] = defaultdict(dict)
+    for row in connection.execute(chosen).mappings():
+        groups[row["ordinal"]][row["sample"]] = row
+    return groups
 
 
 def stored_groups(
@@ -61,34 +85,33 @@ def stored_groups(
         ConfigError: another temperature, or a truncation or penalty without ``rollout.allow_truncated_sampling``.
     """
     run = single_run(connection, source.run)
-    c = trajectories.c
-    chosen = sa.select(
-        c.id, c.ordinal, c.sample, c.task_id, c.domain, c.pruned, c.version_low, c.version_high, c.ended_at, c.sampling
-    ).where(c.run_id == run, c.round == 0)
-    if until is not None:
-        chosen = chosen.where(c.ended_at <= until)
-    groups: dict[int, dict[int, Any]] = defaultdict(dict)
-    for row in connection.execute(chosen.order_by(c.ordinal, c.sample, c.part, c.attempt)):
-        groups[row.ordinal][row.sample] = row
+    ended_by = [] if until is None else [trajectories.c.ended_at <= until]
+    groups = _last_tries(connection, trajectories.c.run_id == run, *ended_by)
     known = connection.execute(
         sa.select(tasks.c.ordinal, tasks.c.size, tasks.c.state).where(tasks.c.run_id == run, tasks.c.round == 0)
     )
     of_task = {ordinal: (size, state) for ordinal, size, state in known}
-    found = []
+    found, last = [], 0.0
     for ordinal, members in groups.items():
         size, state = of_task.get(ordinal, (len(members), "complete"))
-        ready = len(members) == size and state in ("complete", "taken")
-        if ready and all(_fits(member, source) for member in members.values()):
-            found.append(_group(ordinal, [members[sample] for sample in sorted(members)]))
-    for ordinal in (group.ordinal for group in found):
-        for member in groups[ordinal].values():
-            _same_distribution(member, rollout)
+        if len(members) != size or state not in ("complete", "taken"):
+            continue
+        if all(
+            row["pruned"] != "arrays"
+            and (not source.domains or row["domain"] in source.domains)
+            and (row["version_low"] is None or row["version_low"] >= source.min_version)
+            for row in members.values()
+        ):
+            found.append(StoredGroup.of(members))
+            last = max(last, *(row["ended_at"] for row in members.values()))
+    for group in found:
+        for row in groups[group.ordinal].values():
+            _check_distribution(EpisodeKey.of(row).trajectory_id, row["sampling"] or {}, rollout)
     if left := len(groups) - len(found):
         log.warning(
             "store %s: %d of %d groups are left out (incomplete, pruned, or not asked for)", run, left, len(groups)
         )
-    ended = (member.ended_at for group in found for member in groups[group.ordinal].values())
-    return found, max(ended, default=0.0)
+    return found, last
 
 
 def demonstrations(connection: Connection, source: StoredDemonstrations) -> Iterator[tuple[str, Trajectory]]:
@@ -123,88 +146,45 @@ def recorded_run(connection: Connection, source: StoredSource) -> Json:
     return {"id": run, "config": row.config or {}, "provenance": row.provenance or {}}
 
 
-def _group(ordinal: int, members: Sequence[Any]) -> StoredGroup:
-    versions = [member.version_high for member in members if member.version_high is not None]
-    return StoredGroup(ordinal, members[0].task_id, tuple(m.id for m in members), max(versions, default=-1))
-
-
-def _fits(member: Any, source: StoredSource) -> bool:
-    if member.pruned == "arrays" or (source.domains and member.domain not in source.domains):
-        return False
-    return member.version_low is None or member.version_low >= source.min_version
-
-
-def _same_distribution(member: Any, rollout: RolloutConfig) -> None:
-    known = member.sampling or {}
+def _check_distribution(name: str, known: Json, rollout: RolloutConfig) -> None:
+    """Raises :class:`ConfigError` for what was sampled from a distribution that ``rollout`` does not train."""
     sampled = known.get("temperature", rollout.temperature)
     if sampled != rollout.temperature:
         raise ConfigError(
-            f"rollout.temperature: {rollout.temperature:g}, and trajectory {member.id} was sampled at {sampled:g}: its "
+            f"rollout.temperature: {rollout.temperature:g}, and trajectory {name} was sampled at {sampled:g}: its "
             "log-probabilities are of another distribution; set rollout.temperature to that"
         )
-    others = {name: value for name, value in known.items() if name not in ("temperature", "logprobs_of")}
+    others = {key: value for key, value in known.items() if key not in ("temperature", "logprobs_of")}
     if others and not rollout.allow_truncated_sampling:
-        shown = ", ".join(f"{name} {value:g}" for name, value in others.items())
+        shown = ", ".join(f"{key} {value:g}" for key, value in others.items())
         raise ConfigError(
-            f"rollout.allow_truncated_sampling: trajectory {member.id} was sampled with {shown}, which the trainer "
+            f"rollout.allow_truncated_sampling: trajectory {name} was sampled with {shown}, which the trainer "
             "does not reproduce; leave such runs out, or set it to true to train on them all the same"
         )
 
 
-@dataclass(frozen=True, slots=True)
-class FinishedGroup:
-    """Of one group of training the last try of each of its episodes, all of them scored and whole."""
-
-    ordinal: int
-    domain: str
-    task_id: str
-    members: tuple[EpisodeKey, ...]
-    """By sample, from 0."""
-    oldest: int | None
-    """The oldest version that sampled a token of it; None: it has no sampled token."""
-
-    def read(self, connection: Connection) -> Group:
-        """Raises as :func:`mua.store.trajectories.read_trajectories`."""
-        names = [member.trajectory_id for member in self.members]
-        return Group(self.ordinal, self.task_id, list(read_trajectories(connection, names)))
-
-
-def finished_groups(connection: Connection, run: str, part: int, *, first: int, size: int) -> Iterator[FinishedGroup]:
-    """Groups of ``size`` episodes that earlier starts than ``part`` have rolled out by policies which are still the
-    run's, from the ordinal ``first`` on. Of an episode that was played several times the last one counts.
-    """
-    known = _versions_that_stand(connection, run, part)
+def finished_groups(connection: Connection, run: str, part: int, *, first: int, size: int) -> Iterator[StoredGroup]:
+    """Groups of ``size`` episodes, all scored and whole, that earlier starts than ``part`` have rolled out by policies
+    which are still the run's, from the ordinal ``first`` on."""
+    chosen = sa.select(parts.c.part, parts.c.from_step).where(parts.c.run_id == run, parts.c.part <= part)
+    begins = {row.part: int(row.from_step) for row in connection.execute(chosen)}
+    # Of each earlier part the newest version that it and all later ones have in common.
+    standing = {one: min(step for other, step in begins.items() if other > one) for one in begins if one < part}
     c = trajectories.c
-    columns = [c[name] for name in ("run_id", "part", "round", "ordinal", "sample", "attempt")]
-    columns += [c.domain, c.task_id, c.scored, c.pruned, c.version_low, c.version_high]
-    chosen = sa.select(*columns).where(c.run_id == run, c.round == 0, c.part < part, c.ordinal >= first)
-    groups: dict[int, dict[int, Any]] = defaultdict(dict)
-    for row in connection.execute(chosen.order_by(c.ordinal, c.sample, c.part, c.attempt)).mappings():
-        groups[row["ordinal"]][row["sample"]] = row
-    for ordinal, found in groups.items():
-        rows = [found[sample] for sample in sorted(found)]
-        if sorted(found) == list(range(size)) and all(_usable(row, rows[0], known) for row in rows):
-            oldest = min((row["version_low"] for row in rows if row["version_low"] is not None), default=None)
-            keys = tuple(EpisodeKey.of(row) for row in rows)
-            yield FinishedGroup(ordinal, rows[0]["domain"], rows[0]["task_id"], keys, oldest)
+    for members in _last_tries(connection, c.run_id == run, c.part < part, c.ordinal >= first).values():
+        usable = all(
+            row["scored"]
+            and row["pruned"] is None
+            and row["part"] in standing
+            and (row["version_high"] is None or row["version_high"] <= standing[row["part"]])
+            for row in members.values()
+        )
+        tasks_of = {(row["domain"], row["task_id"]) for row in members.values()}
+        if usable and sorted(members) == list(range(size)) and len(tasks_of) == 1:
+            yield StoredGroup.of(members)
 
 
 def configurations(connection: Connection, run: str, numbers: Sequence[int]) -> dict[int, Json]:
     """What starts of a run were given, masked; empty where that is not known."""
     chosen = sa.select(parts.c.part, parts.c.config).where(parts.c.run_id == run, parts.c.part.in_(numbers))
     return {row.part: row.config or {} for row in connection.execute(chosen)}
-
-
-def _versions_that_stand(connection: Connection, run: str, part: int) -> dict[int, int]:
-    """Of each part before ``part`` the newest version that it and all later ones have in common."""
-    chosen = sa.select(parts.c.part, parts.c.from_step).where(parts.c.run_id == run, parts.c.part <= part)
-    first = {row.part: int(row.from_step) for row in connection.execute(chosen)}
-    return {one: min(step for other, step in first.items() if other > one) for one in first if one < part}
-
-
-def _usable(row: Mapping[str, Any], beside: Mapping[str, Any], known: Mapping[int, int]) -> bool:
-    if not row["scored"] or row["pruned"] is not None or row["part"] not in known:
-        return False
-    if (row["domain"], row["task_id"]) != (beside["domain"], beside["task_id"]):
-        return False
-    return row["version_high"] is None or row["version_high"] <= known[row["part"]]

@@ -251,10 +251,9 @@ def export_parquet(path: Path, found: Iterable[Trajectory]) -> int:
 
 def exporter(path: Path) -> Callable[[Path, Iterable[Trajectory]], int]:
     """By the end of the file's name. Raises :class:`MuaError` for another one."""
-    chosen = {".jsonl": export_lines, ".parquet": export_parquet}.get(path.suffix)
-    if chosen is None:
+    if path.suffix not in (".jsonl", ".parquet"):
         raise MuaError(f"{path}: name a file that ends in .jsonl or .parquet")
-    return chosen
+    return export_lines if path.suffix == ".jsonl" else export_parquet
 
 
 def _schema(pa: Any) -> Any:
@@ -309,24 +308,20 @@ def import_writes(run: str, files: Sequence[Path], *, config: Json | None = None
         for trajectory in read_traces(file):
             groups.setdefault(trajectory.ordinal, []).append(trajectory)
         for ordinal, members in groups.items():
-            yield from _group(run, ordinal, members, step, now)
+            evaluation = ordinal >= EVALUATION_ORDINALS
+            round_ = (step or 0) + 1 if evaluation else 0
+            yield Insert(tasks, [{
+                "run_id": run, "round": round_, "ordinal": ordinal, "kind": "evaluation" if evaluation else "train",
+                "domain": members[0].domain, "task_id": members[0].task_id, "size": len(members), "made_at": now,
+                "state": "complete" if step is None else "taken", "taken_step": None if evaluation else step,
+            }])  # fmt: skip
+            for trajectory in members:
+                key = EpisodeKey(run, 1, round_, ordinal, trajectory.sample, trajectory.attempts)
+                yield from trajectory_inserts(key, trajectory, ended_at=now)
+                yield Insert(episodes, [{
+                    "run_id": run, "round": round_, "ordinal": ordinal, "sample": trajectory.sample, "state": "done",
+                    "attempts": trajectory.attempts, "trajectory_id": key.trajectory_id,
+                }])  # fmt: skip
             count += len(members)
     if not count:
         raise ConfigError(f"{files[0]}: no trajectory to import")
-
-
-def _group(run: str, ordinal: int, members: list[Trajectory], step: int | None, now: float) -> Iterator[Write]:
-    evaluation = ordinal >= EVALUATION_ORDINALS
-    round_ = (step or 0) + 1 if evaluation else 0
-    yield Insert(tasks, [{
-        "run_id": run, "round": round_, "ordinal": ordinal, "kind": "evaluation" if evaluation else "train",
-        "domain": members[0].domain, "task_id": members[0].task_id, "size": len(members),
-        "state": "complete" if step is None else "taken", "made_at": now, "taken_step": None if evaluation else step,
-    }])  # fmt: skip
-    for trajectory in members:
-        key = EpisodeKey(run, 1, round_, ordinal, trajectory.sample, trajectory.attempts)
-        yield from trajectory_inserts(key, trajectory, ended_at=now)
-        yield Insert(episodes, [{
-            "run_id": run, "round": round_, "ordinal": ordinal, "sample": trajectory.sample, "state": "done",
-            "attempts": trajectory.attempts, "trajectory_id": key.trajectory_id,
-        }])  # fmt: skip

@@ -22,6 +22,7 @@ SEGMENT_DTYPES = {
     "ids": "<i4", "provenance": "u1", "logprobs": "<f4", "version": "<i4", "turn": "<i4", "teacher_logprobs": "<f4",
 }  # fmt: skip
 """Of a segment, in one blob; its expert choices are a blob of their own, which is pruned first."""
+_AS_THEY_ARE = ("domain", "task_id", "error", "attempts", "turn_rewards", "metrics", "details")
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,31 +75,24 @@ def trajectory_inserts(
     versions = np.concatenate(sampled) if sampled else np.zeros(0, np.int32)
     row = key.columns() | {
         "id": key.trajectory_id,
-        "domain": trajectory.domain,
-        "task_id": trajectory.task_id,
         "outcome": trajectory.outcome.value,
         "scored": trajectory.scored,
         "reward": float(trajectory.reward),
         "success": bool(trajectory.success),
         "passing": bool(trajectory.passing),
-        "error": trajectory.error,
-        "attempts": trajectory.attempts,
         "turns": len(trajectory.turn_rewards),
-        "turn_rewards": trajectory.turn_rewards,
         "segments": len(trajectory.segments),
         "tokens": sum(map(len, trajectory.segments)),
         "sampled_tokens": len(versions),
         "version_low": int(versions.min()) if len(versions) else None,
         "version_high": int(versions.max()) if len(versions) else None,
         "messages": pack_messages(trajectory.messages),
-        "metrics": trajectory.metrics,
-        "details": trajectory.details,
         "sampling": trajectory.sampling or sampling,
         "sampler": sampler,
         "started_at": started_at,
         "ended_at": ended_at,
         "pruned": None,
-    }  # fmt: skip
+    } | {name: getattr(trajectory, name) for name in _AS_THEY_ARE}  # fmt: skip
     rows = [segment_row(key.trajectory_id, n, segment) for n, segment in enumerate(trajectory.segments)]
     return [Insert(trajectories, [row]), Insert(segments, rows)]
 
@@ -161,22 +155,11 @@ def trajectory_from_rows(row: Mapping[str, Any], parts: Sequence[Mapping[str, An
     if row["outcome"] not in set(Outcome):
         raise DamagedData(f"{name}: outcome {row['outcome']!a} is none")
     return Trajectory(
-        task_id=row["task_id"],
-        ordinal=row["ordinal"],
-        sample=row["sample"],
+        **{key: row[key] for key in (*_AS_THEY_ARE, "ordinal", "sample", "reward", "success", "passing")},
         segments=[segment_from_row(part) for part in parts],
-        turn_rewards=row["turn_rewards"],
-        reward=row["reward"],
-        success=row["success"],
         outcome=Outcome(row["outcome"]),
         messages=unpack_messages(row["messages"], f"{name}: messages"),
-        metrics=row["metrics"],
-        details=row["details"],
-        attempts=row["attempts"],
-        error=row["error"],
-        domain=row["domain"],
         sampling=row["sampling"] or {},
-        passing=row["passing"],
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,7 +29,7 @@ from mua.store.tables import (
     uses,
 )
 from mua.store.trajectories import EpisodeKey, trajectory_from_rows
-from mua.types import Outcome, Segment, Trajectory
+from mua.types import Outcome, Segment
 from mua.utils.errors import MuaError
 
 _MANY = 64
@@ -51,19 +51,17 @@ class Finding:
 
 def verify(connection: Connection) -> Iterator[Finding]:
     """Everything that is wrong, as it is found; nothing where the store is whole. Reads every blob once."""
-    checks: Sequence[Callable[[Connection], Iterator[Finding]]] = (
-        _database, _references, _texts, _trajectories, _requests, _parts_and_steps, _uses, _tasks,
-    )  # fmt: skip
-    for check in checks:
-        yield from check(connection)
-
-
-def _database(connection: Connection) -> Iterator[Finding]:
-    """What SQLite itself finds; PostgreSQL has no such command for a user."""
-    if connection.dialect.name == "sqlite":
+    if connection.dialect.name == "sqlite":  # PostgreSQL has no such command for a user
         for line in connection.exec_driver_sql("PRAGMA integrity_check(20)").scalars():
             if line != "ok":
                 yield Finding("database", "integrity_check", str(line))
+    for name, blob in _streamed(connection, sa.select(texts.c.hash, texts.c.body)):
+        try:
+            check_text(name, blob)
+        except (MuaError, ValueError) as error:
+            yield Finding("text", f"texts {name}", str(error))
+    for check in (_references, _trajectories, _requests, _parts_and_steps, _uses, _tasks):
+        yield from check(connection)
 
 
 def _references(connection: Connection) -> Iterator[Finding]:
@@ -101,14 +99,6 @@ def _references(connection: Connection) -> Iterator[Finding]:
         yield Finding("reference", "uses", f"{tuple(row)} names no segment of this store")
 
 
-def _texts(connection: Connection) -> Iterator[Finding]:
-    for name, blob in _streamed(connection, sa.select(texts.c.hash, texts.c.body)):
-        try:
-            check_text(name, blob)
-        except (MuaError, ValueError) as error:
-            yield Finding("text", f"texts {name}", str(error))
-
-
 def _trajectories(connection: Connection) -> Iterator[Finding]:
     ids = list(connection.execute(sa.select(trajectories.c.id).order_by(trajectories.c.id)).scalars())
     for at in range(0, len(ids), _MANY):
@@ -144,21 +134,16 @@ def _trajectory(row: Any, parts_of: list[Any]) -> Iterator[Finding]:
     except MuaError as error:
         yield Finding("trajectory", where, str(error))
         return
-    yield from _whole(row, whole, where)
-    for part, segment in zip(parts_of, whole.segments, strict=True):
-        for what in segment_faults(segment, part["sampled_tokens"]):
-            yield Finding("segment", f"segments {row['id']} {part['number']}", what)
-
-
-def _whole(row: Any, whole: Trajectory, where: str) -> Iterator[Finding]:
     if len(whole.turn_rewards) != row["turns"]:
         yield Finding("trajectory", where, f"has {len(whole.turn_rewards)} turn rewards for {row['turns']} turns")
     sampled = [segment.version[segment.loss_mask] for segment in whole.segments]
     versions = np.concatenate(sampled) if sampled else np.zeros(0, np.int32)
     bounds = (int(versions.min()), int(versions.max())) if len(versions) else (None, None)
-    if bounds != (row["version_low"], row["version_high"]):
-        shown = (row["version_low"], row["version_high"])
+    if bounds != (shown := (row["version_low"], row["version_high"])):
         yield Finding("trajectory", where, f"says versions {shown}, its tokens have {bounds}")
+    for part, segment in zip(parts_of, whole.segments, strict=True):
+        for what in segment_faults(segment, part["sampled_tokens"]):
+            yield Finding("segment", f"segments {row['id']} {part['number']}", what)
 
 
 def segment_faults(segment: Segment, sampled: int) -> Iterator[str]:

@@ -76,7 +76,15 @@ def execute(connection: Connection, made: Iterable[Write]) -> int:
     count = 0
     for table, columns, existing, rows in _batched(connection, made):
         if rows:
-            connection.execute(_insert(connection, table, columns, existing), rows)
+            made_for = sqlite.insert(table) if connection.dialect.name == "sqlite" else postgresql.insert(table)
+            key = list(table.primary_key.columns)
+            others = {name: made_for.excluded[name] for name in columns if name not in {column.name for column in key}}
+            insert: Any = sa.insert(table)
+            if existing == "replace" and others:
+                insert = made_for.on_conflict_do_update(index_elements=key, set_=others)
+            elif existing != "refuse":
+                insert = made_for.on_conflict_do_nothing()
+            connection.execute(insert, rows)
         count += len(rows)
     return count
 
@@ -236,7 +244,11 @@ class Writer:
             try:
                 rows = self._commit(group, number)
             except BaseException as error:
-                self._fail(error)
+                log.error("the store's writer ends: %s", _brief(error))
+                with self._changed:
+                    self._state.failure = error
+                    self._state.waiting.clear()
+                    self._changed.notify_all()
                 return
             with self._changed:
                 self._state.bytes -= (size := sum(size for _, size in group))
@@ -285,13 +297,6 @@ class Writer:
 
         return self.store.patiently(write, self._outage)
 
-    def _fail(self, error: BaseException) -> None:
-        log.error("the store's writer ends: %s", _brief(error))
-        with self._changed:
-            self._state.failure = error
-            self._state.waiting.clear()
-            self._changed.notify_all()
-
 
 def _bodies_first(made: Sequence[Write]) -> list[Write]:
     """``made`` with what it has for the table ``texts`` in front, in the order of hashes: texts refer to nothing,
@@ -338,14 +343,3 @@ def _batched(
                 yield from taken()
             waiting.setdefault(write.table, (columns, write.existing, []))[2].append(row)
     yield from taken()
-
-
-def _insert(connection: Connection, table: sa.Table, columns: tuple[str, ...], existing: str) -> Any:
-    made = sqlite.insert(table) if connection.dialect.name == "sqlite" else postgresql.insert(table)
-    key = list(table.primary_key.columns)
-    if existing == "refuse":
-        return sa.insert(table)
-    others = {name: made.excluded[name] for name in columns if name not in {column.name for column in key}}
-    if existing == "keep" or not others:
-        return made.on_conflict_do_nothing()
-    return made.on_conflict_do_update(index_elements=key, set_=others)

@@ -114,13 +114,13 @@ class StoredBatches:
         with self._store.read() as connection:
             check_recorded_tokenizer(config.model.path, recorded_run(connection, source))
             groups, until = stored_groups(connection, source, rollout=config.rollout, until=until)
-        self.newest_version = max((group.newest_version for group in groups), default=-1)
+        self.newest_version = max((group.newest for group in groups if group.newest is not None), default=-1)
         """Of the policies that sampled; the one that is trained counts on from it, so that no token's age is below what
         it really is known to be."""
         per_step, steps = config.algorithm.groups_per_step, config.trainer.steps
         order = use_schedule(len(groups), per_step, steps, source.max_uses, source.apart, config.seed)
         self._steps: list[list[StoredGroup]] = [[groups[i] for i in chosen] for chosen in order]
-        ids = "\n".join(member for group in groups for member in group.members)
+        ids = "\n".join(member.trajectory_id for group in groups for member in group.members)
         self.position: Json = {"until": until, "groups": hashlib.sha256(ids.encode()).hexdigest()}
         if position is not None and position["groups"] != self.position["groups"]:
             raise ConfigError(

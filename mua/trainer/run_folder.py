@@ -97,6 +97,7 @@ class Run:
         self.progress = Progress(config.observe.progress)
         chosen = (config.observe.wandb, config.observe.mlflow)
         others = [service_sink(one, config.name, config.output) for one in chosen if one is not None]
+        resume_step = self.step - (self.unlogged is not None)
         self._metrics = MetricsWriter(config.output, config.observe.tensorboard, resume_step=resume_step, others=others)
         self._metrics.log_hyperparameters(hyperparameters(config))
 

@@ -26,8 +26,8 @@ from mua.environment.tool_arguments import validate_arguments
 from mua.environment.user import STOP_SIGNAL, UserReply, UserTools
 from mua.types import Json
 from mua.users.personas import DEFAULT_PROMPT, SILENCE, Prompt, Style
-from mua.users.task_check import ReplyCheck, TaskCheck
-from mua.users.utterance_check import LeakCheck, with_signal, without_label
+from mua.users.task_check import TaskCheck
+from mua.users.utterance_check import LeakCheck, ReplyCheck, with_signal, without_label
 from mua.utils.errors import Refusal, UserFaultKind
 from mua.utils.seeds import derived_seed
 from mua.utils.strict_json import JsonError, read_json

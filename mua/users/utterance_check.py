@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 from mua.environment.user import STOP_SIGNAL
-from mua.users.stated_facts import wording
+from mua.users.task_check import TaskCheck, wording
 from mua.utils.errors import Refusal, UserFaultKind
 from mua.utils.strict_json import MAX_UTTERANCE, JsonError, broken_at, read_json_at
 
@@ -190,3 +190,41 @@ def _orders(text: str, length: int) -> frozenset[tuple[str, ...]]:
 
 def _runs_of(words: list[str], length: int) -> set[tuple[str, ...]]:
     return {tuple(words[i : i + length]) for i in range(len(words) - length + 1)} if length else set()
+
+
+class ReplyCheck:
+    """Everything that is looked at before a language model's words become a user's."""
+
+    def __init__(self, leak: LeakCheck, facts: TaskCheck | None = None) -> None:
+        """``facts`` is the check against the task, if there is one; it follows this conversation alone."""
+        self._leak = leak
+        self._facts = facts
+
+    def heard(self, text: str) -> None:
+        """What the agent said."""
+        if self._facts is not None:
+            self._facts.heard(text)
+
+    def saw(self, text: str) -> None:
+        """What a tool of the user's own answered."""
+        if self._facts is not None:
+            self._facts.saw(text)
+
+    def said(self, text: str) -> None:
+        """``text`` is what the user said in the end."""
+        if self._facts is not None:
+            self._facts.said(text)
+
+    def form(self, text: str, *, first: bool) -> Refusal | None:
+        """Why ``text`` can be no user's, whatever the task; ``first``: nothing has been said before."""
+        if refusal := unusable(text) or misused_signal(text):
+            return refusal
+        if first and STOP_SIGNAL in text:
+            return Refusal(UserFaultKind.ENDS_TOO_EARLY, "the user ended the conversation before it began")
+        return None
+
+    def content(self, text: str, *, acted: bool = False) -> Refusal | None:
+        """What speaks against ``text`` in this task; ``acted``: the user has just used tools of its own."""
+        if (quoted := self._leak.quotation(text)) is not None:
+            return Refusal(UserFaultKind.LEAKS_INSTRUCTION, f"the user quotes its instructions ({quoted})")
+        return self._facts.find(text, acted=acted) if self._facts is not None else None

@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import importlib
 import inspect
-import itertools
 import json
 import subprocess
 import sys
@@ -24,11 +23,10 @@ from typer.testing import CliRunner, Result
 
 import environments
 import workbench.domains as listing
-from environments.kit.database import DatabaseEnvironment, ServiceDesk, Tool, tool_of
+from environments.kit.database import Tool, tool_of
 from mua.cli import app
 from mua.environment import registry
 from mua.environment.registry import domain_names, get_domain
-from workbench.play import differences
 from workbench.scaffold import source
 
 ROOT = Path(__file__).parents[2]
@@ -251,42 +249,6 @@ def test_an_installed_package_is_never_written_to(tmp_path: Path, monkeypatch: p
     assert not list((site / "environments").iterdir())
 
 
-FLAWS = {
-    "test_splits_are_disjoint_ids_unique_and_order_fixed": ('"validation": {3}', '"validation": {2}'),
-    "test_the_gold_moves_earn_everything": ('"statements": [[seat]]', '"statements": [["thanks"]]'),
-    "test_doing_nothing_never_pays": ('[booked], "statements": [[seat]]', '[], "statements": []'),
-    "test_tasks_are_json_and_name_their_kind_and_difficulty": ('"difficulty": "easy"', '"difficulty": ("easy",)'),
-    "test_the_same_task_seed_and_calls_give_the_same_episode": (
-        "return record",
-        "return record | {'at': next(NUMBERS)}",
-    ),
-    "test_rollouts_write_neither_to_the_base_nor_to_their_task": (
-        'database.edit("seats", seat)',
-        "look(database, seat)",
-    ),
-    "test_interleaved_rollouts_equal_those_alone": ('database.edit("seats", seat)', "look(database, seat)"),
-    "test_closing_frees_everything": ("return DatabaseEnvironment(self.desk)", "return kept(self.desk)"),
-}
-KEPT: list[DatabaseEnvironment] = []
-
-
-def kept(desk: ServiceDesk) -> DatabaseEnvironment:
-    KEPT.append(DatabaseEnvironment(desk))
-    return KEPT[-1]
-
-
-@pytest.mark.parametrize("name", FLAWS)
-def test_the_contract_notices_a_flaw(name: str, monkeypatch: pytest.MonkeyPatch):
-    good, bad = FLAWS[name]
-    text = source("theatre_d", gym=False)
-    assert good in text
-    names: dict[str, object] = {"__name__": "flawed", "kept": kept, "NUMBERS": itertools.count()}
-    exec(text.replace(good, bad), names)
-    check = next(check for check in CHECKS if check.__name__ == name)
-    with pytest.raises(AssertionError):
-        run_check(check, names["DOMAIN"], monkeypatch)
-
-
 @pytest.mark.parametrize(("name", "gym"), [("theatre", False), ("gyms/guess", True)])
 def test_a_new_domain_is_short_and_meets_the_projects_style(tmp_path: Path, name: str, gym: bool):
     text = source(name, gym)
@@ -346,18 +308,6 @@ def test_a_tool_of_a_function_has_its_signature_as_schema():
     assert isinstance(tool, Tool)
 
 
-def test_a_function_that_says_too_little_is_no_tool():
-    def silent(database: object, item: str) -> None: ...
-
-    def vague(database: object, item: dict) -> None:
-        """Do something."""
-
-    with pytest.raises(TypeError, match="silent needs a docstring"):
-        tool_of(silent)
-    with pytest.raises(TypeError, match=r"'item' is .*dict.*by hand"):
-        tool_of(vague)
-
-
 # ---- play
 
 
@@ -379,29 +329,6 @@ def test_a_person_who_makes_the_gold_moves_succeeds():
     assert "# Help desk policy" in found.stdout
     assert "user: " in found.stdout
     assert "\nreward 1, success\n" in found.stdout
-
-
-def test_a_person_who_does_nothing_sees_what_is_missing():
-    task = next(task for task in get_domain("help_desk").tasks("test") if task.data["kind"] == "cancel")
-    found = mua("play", "help_desk", "--task", task.id, typed="/quit\n")
-    assert "reward 0, no success" in found.stdout
-    assert "should be" in found.stdout
-
-
-def test_commands_and_mistakes_of_an_agent_are_answered():
-    calls = ["/nothing {}", "/get_ordr {}", "/tool get_order {bad", '/tool get_order {"order": 3}', "/get_order"]
-    found = mua("play", "help_desk", "--seed", "3", typed="\n".join(["/help", "", "/tools", *calls, ""]))
-    assert found.exit_code == 0, found.output
-    for words in (
-        "/quit                   end here",
-        "get_order(order)  Look an order up",
-        "there is no tool 'nothing'; see /tools",
-        "did you mean get_order?",
-        "the arguments are no JSON",
-        "tool: error: ",
-        "--- verdict ---",
-    ):
-        assert words in found.stdout
 
 
 def test_a_person_as_user_talks_with_the_expert_to_the_end():
@@ -446,18 +373,3 @@ def test_the_seed_chooses_the_task_and_unknown_ones_are_refused():
         found = mua("play", *arguments)
         assert found.exit_code == 2
         assert words in found.stderr
-
-
-def test_differences_are_told_field_by_field():
-    database = {
-        "wrong": {"orders/K1/status": {"is": "open", "should_be": "cancelled"}},
-        "missing": {"orders/K2/city": {"should_be": "Oslo"}},
-        "extra": {"users/u/name": {"is": None}},
-        "right": 2,
-    }
-    assert differences({"database": database, "unsaid": [["K2"]]}) == [
-        'wrong: orders/K1/status is "open", should be "cancelled"',
-        'missing: orders/K2/city should be "Oslo"',
-        "extra: users/u/name is null",
-        'unsaid: [["K2"]]',
-    ]

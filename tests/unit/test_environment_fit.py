@@ -229,12 +229,6 @@ async def test_a_stop_that_hangs_or_raises_is_logged(caplog: pytest.LogCaptureFi
     assert "its stop() did not return within 0.1 s" in caplog.text
 
 
-async def test_nothing_is_started_for_a_run_without_an_episode() -> None:
-    domain = Remote()
-    await manager_of(domain, "inline").close()
-    assert domain.log == []
-
-
 async def test_coroutine_tools_are_refused_with_a_name() -> None:
     class Late(Slow):
         async def tools(self) -> list[ToolSchema]:  # type: ignore[override]

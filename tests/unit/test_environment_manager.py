@@ -172,9 +172,7 @@ async def test_blocking_code_runs_off_the_event_loop(domain: ToyDomain):
 
 
 @pytest.mark.parametrize("where", ["environment", "reset", "look", "evaluate"])
-@pytest.mark.parametrize(
-    "error", [KeyError("order"), StopIteration(), SystemExit(3), TimeoutError("db"), asyncio.CancelledError()], ids=repr
-)
+@pytest.mark.parametrize("error", [KeyError("order"), StopIteration(), asyncio.CancelledError()], ids=repr)
 async def test_an_exception_names_domain_task_and_place_and_closes_once(
     domain: ToyDomain, where: str, error: BaseException
 ):
@@ -185,23 +183,6 @@ async def test_an_exception_names_domain_task_and_place_and_closes_once(
         await one_episode(manager)
     assert domain.seen["close"] == (0 if where == "environment" else 1)
     assert manager.instances == manager.leaked_threads == 0
-
-
-async def test_a_tool_that_raised_leaves_the_environment_usable(domain: ToyDomain):
-    domain.act["bad"] = raises(ValueError("x"))
-    manager = manager_of(domain)
-    async with manager.instance(TASK, 0) as environment:
-        with pytest.raises(EnvironmentFault):
-            await environment.call("bad", {})
-        assert (await environment.call("look", {})).text == "look 1"
-
-
-@pytest.mark.parametrize("result", ["text", {"text": "x"}, 3])
-async def test_a_result_of_another_type_is_a_fault(domain: ToyDomain, result: object):
-    domain.result = result
-    async with manager_of(domain).instance(TASK, 0) as environment:
-        with pytest.raises(EnvironmentFault, match=f"tool 'look' gave {type(result).__name__} instead of ToolResult"):
-            await environment.call("look", {})
 
 
 async def test_details_that_no_trace_can_hold_are_a_fault(domain: ToyDomain, monkeypatch: pytest.MonkeyPatch):
@@ -283,14 +264,6 @@ async def test_a_failing_close_is_a_fault_when_the_episode_went_well(domain: Toy
     assert manager.instances == 0
 
 
-async def test_a_failing_close_is_logged_when_the_episode_failed(domain: ToyDomain, caplog: pytest.LogCaptureFixture):
-    domain.act["close"] = raises(OSError("socket"))
-    with pytest.raises(RuntimeError, match="episode"):
-        async with manager_of(domain).instance(TASK, 0):
-            raise RuntimeError("episode")
-    assert "close() raised OSError: socket" in caplog.text
-
-
 async def test_a_hung_close_is_bounded_and_frees_the_slot(domain: ToyDomain):
     domain.act["close"] = domain.hang
     manager = manager_of(domain, max_instances=1)
@@ -347,40 +320,6 @@ async def test_canceling_twice_does_not_lose_the_close(domain: ToyDomain):
     domain.release.set()
     await manager.close()
     assert (manager.instances, domain.seen["close"]) == (0, 1)
-
-
-async def test_canceling_during_the_reset_closes_once(domain: ToyDomain):
-    domain.act["reset"] = domain.hang
-    manager = manager_of(domain)
-
-    async def episode() -> None:
-        async with manager.instance(TASK, 0):
-            pytest.fail("was cancelled")
-
-    task = asyncio.create_task(episode())
-    await until(lambda: domain.seen["reset"] == 1)
-    task.cancel()
-    await turns()
-    assert not task.done()
-    domain.release.set()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    assert (manager.instances, domain.seen["close"]) == (0, 1)
-
-
-async def test_a_cancelled_call_leaves_the_environment_unusable(domain: ToyDomain):
-    domain.act["look"] = domain.hang
-    manager = manager_of(domain)
-    async with manager.instance(TASK, 0) as environment:
-        call = asyncio.create_task(environment.call("look", {}))
-        await until(lambda: domain.seen["look"] == 1)
-        call.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await call
-        with pytest.raises(EnvironmentFault, match="'look' was cancelled while it ran"):
-            await environment.call("other", {})
-        domain.release.set()
-    assert domain.seen["other"] == 0
 
 
 async def test_calls_of_one_environment_never_overlap(domain: ToyDomain):

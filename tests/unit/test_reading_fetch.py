@@ -274,11 +274,6 @@ async def test_forms_of_compression() -> None:
         assert (got.body == whole, got.cut) == (True, False), coding
 
 
-async def test_exactly_as_much_as_may_be_read_is_not_cut() -> None:
-    assert not (await of(page("x" * 5000), page_bytes=5000)).cut
-    assert (await of(page("x" * 5001), page_bytes=5000)).cut
-
-
 class Names:
     """A name service that gives its next answer with every question."""
 

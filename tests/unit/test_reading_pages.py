@@ -99,15 +99,6 @@ def test_texts_are_cleaned_and_cut() -> None:
     assert len(of_html(f"<title>{'t ' * 5000}</title><p>x").title) <= 300
 
 
-def test_an_xml_declaration_and_entities() -> None:
-    got = of_html(
-        '<?xml version="1.0" encoding="latin-1"?><html><body><p>caf\u00e9 &amp; &lt;tea&gt; &#128512;</p></body></html>'
-    )
-    assert got.text == "caf\u00e9 & \\<tea> \U0001f600"
-    got = of_html('<!DOCTYPE x [<!ENTITY a SYSTEM "file:///etc/passwd">]><html><body><p>&a; words</p></body></html>')
-    assert "root:" not in got.text
-
-
 # ---- parts
 
 
@@ -117,12 +108,6 @@ def test_parts_joined_are_the_text(longest: int) -> None:
     parts = parts_of(text, longest)
     assert "".join(parts) == text
     assert all(0 < len(part) <= longest for part in parts)
-
-
-def test_parts_end_at_lines_and_words() -> None:
-    assert parts_of("word " * 30, 52)[0] == "word " * 10
-    assert parts_of("a b\n" * 30, 41)[0] == "a b\n" * 10
-    assert parts_of("", 10) == [""]
 
 
 # ---- processes
@@ -189,14 +174,6 @@ async def test_a_cancelled_page_frees_its_place() -> None:
     assert process._process.returncode is not None
 
 
-async def test_a_missing_package_is_a_mistake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    (tmp_path / "trafilatura.py").write_text("raise ImportError('No module named trafilatura')")
-    monkeypatch.syspath_prepend(tmp_path)
-    async with parsing() as parsers:
-        with pytest.raises(ConfigError, match=rf"^{KEY}: No module named trafilatura; install the extra: pip"):
-            await parsers.start()
-
-
 # ---- what is read once
 
 
@@ -258,16 +235,6 @@ async def test_pages_grow_old_and_make_room(monkeypatch: pytest.MonkeyPatch) -> 
         await pages.page(one.url("/"))
         await pages.page(one.url("/"))
         assert (one.asked["/"], pages._characters) == (2, 0)
-
-
-async def test_what_of_a_page_is_left_out_is_said() -> None:
-    async with host() as one, reading(one, page_bytes=2000, text_characters=1000) as pages:
-        one.answers |= {"/long": page("word " * 1000, "text/plain"), "/wide": page("word " * 300, "text/plain")}
-        one.answers["/none"] = page("<script>x</script>")
-        assert (await pages.page(one.url("/wide"))).cut == "only the first 1000 characters of the page were kept"
-        assert "Cut: only the first" in (await pages.page(one.url("/long"))).heading()
-        with pytest.raises(PageError, match=r"the page has no text|no text can be made"):
-            await pages.page(one.url("/none"))
 
 
 async def test_kept_on_disk_a_page_stays_as_it_was(tmp_path: Path) -> None:
@@ -356,19 +323,6 @@ async def test_a_mistake_in_a_corpus_is_named_with_its_line(line: str, said: str
     assert "line 3" in str(caught.value)
 
 
-async def test_a_corpus_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"there is no .*nowhere; name a folder of pages"):
-        await loaded(tmp_path / "nowhere")
-    (tmp_path / "x.csv").write_text("a")
-    with pytest.raises(ConfigError, match=r"x\.csv is no \.jsonl"):
-        await loaded(tmp_path / "x.csv")
-    with pytest.raises(ConfigError, match="has no page"):
-        await loaded(tmp_path)
-    jsonl(tmp_path / "bytes.jsonl").write_bytes(b'{"url": "\xff"}\n')
-    with pytest.raises(ConfigError, match=r"bytes\.jsonl, line 1: no JSON: not UTF-8"):
-        await loaded(tmp_path)
-
-
 # ---- ranking
 
 
@@ -400,11 +354,6 @@ def test_order_is_by_fit_then_by_place() -> None:
     assert urls("zebra") == urls("!?") == urls("") == []
     assert urls("zebra parcels") == ["0"]
     assert urls("refund " * 500) == urls("refund")
-
-
-def test_many_equals_keep_their_order() -> None:
-    ranking = Ranking([Page(str(number), "", "same words") for number in range(500)])
-    assert [one.url for one in ranking.best("words", 7)] == [str(number) for number in range(7)]
 
 
 @pytest.mark.parametrize("longest", [40, 100, 300])

@@ -278,26 +278,6 @@ async def test_a_long_page_is_read_in_parts_and_what_is_left_is_said(tmp_path: P
         assert len(set(seeds)) == 3
 
 
-async def test_answers_that_are_too_long_or_cut(corpus: Path) -> None:
-    section = {"browse": {"answer_characters": 100}, "pages": {"corpus": str(corpus)}}
-
-    async def cut(_: web.Request) -> web.StreamResponse:
-        body = {
-            "choices": [{"index": 0, "finish_reason": "length", "message": {"role": "assistant", "content": "Until"}}]
-        }
-        return web.json_response(body)
-
-    async with serving(says("x" * 101)) as server:
-        settings = section | {"judge": judge_at(server.url)}
-        text, error, fault = await once(settings, "browse", url="canceling.md", question="?")
-        assert (error, fault) == (True, {"kind": "judge", "passing": False})
-        assert "101 characters, and 100 are the most" in text
-    async with serving(cut) as server:
-        settings = section | {"judge": judge_at(server.url)}
-        text, *_ = await once(settings, "browse", url="canceling.md", question="?")
-        assert text.endswith("Until [the answer is cut here]")
-
-
 # ---- a search service
 
 

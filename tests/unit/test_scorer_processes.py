@@ -82,14 +82,14 @@ async def test_a_process_that_only_waits_is_the_machines_fault():
     pool = ComparisonPool(workers=1, cpu_seconds=5.0, wall_seconds=0.5)
     try:
         process = MathProcess()
-        os.kill(process._process.pid, signal.SIGSTOP)
+        os.kill(process.process.pid, signal.SIGSTOP)
         pool._all = {process}
         pool._idle.append(process)
         with pytest.raises(EnvironmentFault, match="too busy"):
             await pool.compare("1", "2", RULES)
     finally:
         pool.close()
-    assert process._process.poll() is not None
+    assert process.process.poll() is not None
 
 
 @pytest.mark.slow

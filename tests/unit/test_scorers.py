@@ -323,7 +323,6 @@ async def test_options_of_choices():
         ("exact", [], (), "a text or a number"),
         ("exact", {"a": 1}, (), "a text or a number"),
         ("f1", "...", (), "nothing is left"),
-        ("symbolic", "{", (), "braces that do not match"),
         ("symbolic", "x" * 1001, (), "at most 1000"),
         ("list", "a, b", (), "must be a list"),
         ("list", [], (), "must be a list"),

@@ -256,25 +256,6 @@ def test_wrong_urls(postgres: PostgresServer, tmp_path: Path) -> None:
         Store.open(tmp_path / "fifo")
 
 
-def test_user_who_may_only_read(postgres: PostgresServer) -> None:
-    url = postgres.database()
-    name = f"reader{url[-6:]}"
-    reader = url.replace("//mua:", f"//{name}:").replace(postgres.password, "look")
-    with Store.open(url) as store, store.begin() as connection:
-        connection.exec_driver_sql(f"CREATE ROLE {name} LOGIN PASSWORD 'look'")
-        connection.exec_driver_sql(f"GRANT SELECT ON ALL TABLES IN SCHEMA public TO {name}")
-    with Store.open(reader, create=False, write=False) as store:
-        assert count(store, texts) == 0
-    with Store.open(reader) as store:
-        writer = Writer(store, every_seconds=0.01)
-        writer.put([text(1)])
-        with pytest.raises(StoreError, match=r"may not be written .* rights of an owner"):
-            writer.flush(30)
-    empty = postgres.database()
-    with pytest.raises(StoreError, match="may not be written"):
-        Store.open(empty.replace("//mua:", f"//{name}:").replace(postgres.password, "look"))
-
-
 def test_driver_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "psycopg", None)
     with pytest.raises(StoreError, match=r"not installed.*mua\[postgres\]"):
@@ -418,16 +399,6 @@ def killed(url: str, first: int, flushes: int, more_seconds: float) -> int:
 def test_process_that_is_killed_leaves_whole_puts(tmp_path: Path) -> None:
     first = killed(str(tmp_path / "store.sqlite"), 0, 1, 0.0)
     killed(str(tmp_path / "store.sqlite"), first, 4, 0.003)
-
-
-@pytest.mark.grid
-@pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
-def test_100_kills(kind: str, postgres: PostgresServer, tmp_path: Path) -> None:
-    url, draw, first = str(tmp_path / "store.sqlite"), np.random.default_rng(1), 0
-    if kind == "postgresql":
-        url = postgres.database()
-    for _ in range(100):
-        first = killed(url, first, int(draw.integers(1, 4)), float(draw.random()) * 0.02)
 
 
 def test_store_of_another_process(tmp_path: Path) -> None:

@@ -134,7 +134,7 @@ def groups_of(
             whole = group.read(connection)
             assert [t.sample for t in whole.trajectories] == [0, 1]
             assert {t.ordinal for t in whole.trajectories} == {group.ordinal}
-        return [group.members for group in found]
+        return [tuple(key.trajectory_id for key in group.members) for group in found]
 
 
 def test_only_whole_groups_are_trained_on(store: Store) -> None:

@@ -115,12 +115,6 @@ async def test_a_fault_that_a_second_user_does_not_make_is_counted_and_forgotten
     assert len(set(seen)) == 2, "the next attempt has a seed of its own"
 
 
-async def test_the_signal_to_stop_ends_an_episode_however_it_is_written() -> None:
-    domain = desk_of(user_that_says("Thanks. ### STOP ###"))
-    trajectory = await rolled_out(domain)
-    assert (trajectory.outcome, trajectory.messages[-1]["content"]) == (Outcome.USER_STOP, "Thanks. ###STOP###")
-
-
 @pytest.mark.parametrize("text", ["x" * 5_000_001, "a \ud800 b", None, 3])
 async def test_a_tools_answer_that_is_no_text_is_the_environments_fault(text: Any) -> None:
     domain = desk_of(user_that_says("I am Ada."))
@@ -194,31 +188,6 @@ async def test_a_kind_of_user_may_come_from_outside(outside: ModuleType) -> None
     user = UserFactory(config, only(TestDesk()), Services()).make(TASK, 7)
     assert (await user.open()).text == "I say hm."
     assert (placed[0].task, placed[0].seed, placed[0].domain.name, placed[0].endpoint) == (TASK, 7, "help_desk", None)
-
-
-@pytest.mark.parametrize(
-    ("kind", "words"),
-    [
-        ("nowhere_at_all:make", "nowhere_at_all cannot be imported"),
-        ("outside_users:other", "has no 'other'"),
-        ("outside_users:wrong", "int lacks open, reply, close"),
-    ],
-)
-def test_a_factory_that_cannot_be_had_is_named(outside: ModuleType, kind: str, words: str) -> None:
-    vars(outside)["wrong"] = lambda placement: 3
-    with pytest.raises(ConfigError, match=words):
-        UserFactory(UserConfig(kind=kind), only(TestDesk()), Services()).make(TASK, 1)
-
-
-@pytest.mark.parametrize("kind", ["lmm", "a.b", "a:b:c", ":x", ""])
-def test_a_kind_that_is_none_is_refused(kind: str) -> None:
-    with pytest.raises(ValueError, match="there is no kind of user"):
-        UserConfig(kind=kind)
-
-
-def test_options_belong_to_a_factory() -> None:
-    with pytest.raises(ValueError, match=r"user\.options"):
-        UserConfig(options={"a": 1})
 
 
 async def test_the_prompt_may_come_from_a_file(tmp_path: Path) -> None:

@@ -172,15 +172,6 @@ async def test_a_refusal_of_everything_is_no_matter_of_form() -> None:
     assert len(server.received) == 6  # it still begins with the strictest form
 
 
-@pytest.mark.parametrize("form", ["json_schema", "json_object", "text"])
-async def test_a_configured_form_is_kept(form: Literal["json_schema", "json_object", "text"]) -> None:
-    async with judging(fails(400), writes(GOOD), structured_output=form) as (server, judge):
-        with pytest.raises(JudgeFault):
-            await judge.verdict("?", Grade, seed=1)
-        await judge.verdict("?", Grade, seed=1)
-    assert [r.get("response_format", {"type": "text"})["type"] for r in server.received] == [form] * 2
-
-
 # ---- faults
 
 

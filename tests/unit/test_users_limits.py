@@ -5,8 +5,6 @@ Not covered: that requests keep to them (test_users_pool.py).
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -40,11 +38,6 @@ def test_no_window_ever_holds_more_than_its_limit(asked: list[tuple[float, int, 
         assert sum(inside) <= limit + 1e-9
 
 
-def test_a_place_comes_as_soon_as_the_window_has_room() -> None:
-    window = RateLimit(2)
-    assert [window.reserve(1, now).start for now in (0.0, 10.0, 11.0, 12.0)] == [0.0, 10.0, 60.0, 70.0]
-
-
 def test_a_place_given_back_is_free_again() -> None:
     window = RateLimit(1)
     window.correct(window.reserve(1, 0.0), 0.0)
@@ -75,38 +68,6 @@ def broken(clock: Clock) -> Breaker:
     return breaker
 
 
-async def test_a_breaker_opens_after_faults_in_a_row_only() -> None:
-    breaker = Breaker(2, 10.0, Clock())
-    for fault in (FAULT, None, FAULT, None, FAULT):
-        breaker.leave(breaker.enter(), fault)
-    assert breaker.closed
-    breaker.leave(breaker.enter(), FAULT)
-    assert (breaker.closed, breaker.wait(), breaker.trouble) == (False, 10.0, FAULT)
-
-
-async def test_half_open_lets_one_probe_through_and_its_answer_closes() -> None:
-    clock = Clock()
-    breaker = broken(clock)
-    clock.now = 10.0
-    assert breaker.wait() == 0.0
-    assert breaker.enter()
-    assert breaker.wait() > 0  # the probe is out
-    breaker.leave(True, None)
-    assert breaker.closed
-
-
-async def test_a_failed_probe_opens_it_again_and_wakes_who_waits() -> None:
-    clock = Clock()
-    breaker = broken(clock)
-    clock.now = 10.0
-    breaker.enter()
-    waiting = asyncio.create_task(breaker.change(60.0))
-    await asyncio.sleep(0)
-    breaker.leave(True, FAULT)
-    await asyncio.wait_for(waiting, 5.0)
-    assert (breaker.wait(), breaker.failed_probes) == (10.0, 1)
-
-
 async def test_a_cancelled_probe_leaves_its_place_to_another() -> None:
     clock = Clock()
     breaker = broken(clock)
@@ -125,13 +86,3 @@ def test_latencies_are_told_by_nearest_rank(seconds: list[float], half: float, m
         accounts.answered(one)
     told = accounts.take()
     assert (told["latency_p50_seconds"], told["latency_p95_seconds"]) == (half, most)
-
-
-def test_accounts_begin_anew_with_every_reading() -> None:
-    accounts = Accounts()
-    accounts.count("requests", 2)
-    accounts.answered(0.25)
-    first, second = accounts.take(), accounts.take()
-    assert (first["requests"], first["latency_p50_seconds"]) == (2.0, 0.25)
-    assert second["requests"] == 0.0
-    assert "latency_p50_seconds" not in second

@@ -102,7 +102,7 @@ async def test_passing_trouble_is_retried(server: Server, name: str):
     assert len(server.received) == 3
 
 
-@pytest.mark.parametrize(("name", "retries"), [*((name, 2) for name in RETRIED), ("500", 0)])
+@pytest.mark.parametrize(("name", "retries"), [("429", 2), ("dropped connection", 2), ("not JSON", 2), ("500", 0)])
 async def test_lasting_trouble_ends_in_one_fault_after_the_retries(server: Server, name: str, retries: int):
     server.script = [RETRIED[name]]
     with pytest.raises(UserFault, match=rf"after {retries + 1} requests; \w") as caught:
@@ -287,9 +287,3 @@ async def test_a_user_that_stops_before_it_began_is_a_fault(server: Server):
     async with open_endpoint(server.url) as endpoint:
         with pytest.raises(UserFault, match="before it began"):
             await LlmUser(endpoint, "p", 1).open()
-
-
-def test_the_prompt_holds_persona_and_stop_signal():
-    prompt = DEFAULT_PROMPT.text("  You are Grace.\n")
-    assert STOP_SIGNAL in prompt
-    assert prompt.endswith("You are Grace.\n")

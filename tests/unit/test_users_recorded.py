@@ -134,9 +134,7 @@ async def test_the_factory_replays_the_recordings_of_a_task_by_seed(tmp_path: Pa
     [
         ("{broken", r":2: not a JSON line"),
         ("[" * 100_000, r":2: not a JSON line \(nested too deeply"),
-        ("9" * 5000, r":2: not a JSON line \(an integer has too many digits"),
         ({"task_id": 7, "messages": []}, r":2: not a trace line"),
-        ({"task_id": "a", "messages": 7}, r":2: not a trace line"),
         ({"task_id": "a", "messages": [{"role": "user", "content": None}]}, r":2: not a trace line"),
         (
             {
@@ -146,9 +144,6 @@ async def test_the_factory_replays_the_recordings_of_a_task_by_seed(tmp_path: Pa
             r":2: not a trace line",
         ),
         ({"task_id": "a"}, r":2: no key 'messages'"),
-        ({"messages": []}, r":2: no key 'task_id'"),
-        ([1], r":2: not a trace line"),
-        ({"task_id": "a", "messages": ["hi"]}, r":2: not a trace line"),
         ({"task_id": "a", "messages": [{"role": "user", "content": "x", "actions": [{}]}]}, r":2: no key 'name'"),
     ],
 )
@@ -172,19 +167,9 @@ def test_a_folder_of_traces_is_read_in_order(tmp_path: Path):
     assert load_recordings(tmp_path) == {"a": [[RecordedTurn("first")], [RecordedTurn("second")]]}
 
 
-def test_a_trace_without_recordings_is_named(tmp_path: Path):
-    with pytest.raises(ConfigError, match="holds no recording"):
-        load_recordings(tmp_path)
-
-
 def test_a_missing_trace_is_named(tmp_path: Path):
     with pytest.raises(ConfigError, match=r"user\.replay: cannot read .*nowhere\.jsonl"):
         UserFactory(UserConfig(kind="replay", replay=tmp_path / "nowhere.jsonl"), SCRIPTED, Services())
-
-
-async def test_the_factory_makes_scripted_users_by_default():
-    factory = UserFactory(UserConfig(), SCRIPTED, Services())
-    assert (await factory.make(task("a"), 9).open()).text == "a 9"
 
 
 async def test_the_factory_makes_llm_users_that_share_one_endpoint():

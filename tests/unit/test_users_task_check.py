@@ -15,8 +15,7 @@ from environments.kit.scripted import ScriptedUser
 from mua.environment.domain import HasUserFacts
 from mua.environment.protocol import Task
 from mua.environment.registry import get_domain
-from mua.users.stated_facts import Knowledge, is_word, values_in
-from mua.users.task_check import TaskCheck, Vocabulary
+from mua.users.task_check import Knowledge, TaskCheck, Vocabulary, values_in
 from mua.users.utterance_check import LeakCheck, misused_signal, unusable, with_signal
 from mua.utils.errors import UserFaultKind
 from tools.bench import user_check as bench
@@ -217,11 +216,6 @@ def test_a_value_is_the_same_however_it_is_written(one: str, other: str) -> None
     values = list(values_in(other))
     assert values
     assert all(known.has(value) for value in values)
-
-
-def test_words_are_told_from_names() -> None:
-    assert all(is_word(word) for word in ("Returning", "lamps", "don't", "Monday", "quickly", "Alrighty"))
-    assert not any(is_word(word) for word in ("Reykjavik", "Tanaka", "Bartholomew"))
 
 
 class Listing:

@@ -33,8 +33,8 @@ from mua.environment.registry import get_domain
 from mua.environment.user import STOP_SIGNAL, ToolUser, User, UserReply, UserTools
 from mua.types import Json, ToolSchema
 from mua.users.personas import DEFAULT_PROMPT
-from mua.users.task_check import SPLITS, ReplyCheck, TaskCheck, Vocabulary
-from mua.users.utterance_check import LeakCheck, with_signal, without_label
+from mua.users.task_check import SPLITS, TaskCheck, Vocabulary
+from mua.users.utterance_check import LeakCheck, ReplyCheck, with_signal, without_label
 from mua.utils.errors import MuaError, Refusal, UserFaultKind
 from tools import kit
 

@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, Self, TypeAlias
 
 from mua.config.environment import EndpointConfig
 from mua.types import Json
@@ -106,6 +106,11 @@ class Completion:
     cost: float = 0.0
     """By the prices of the endpoint that answered."""
 
+    @classmethod
+    def of(cls, fields: Json) -> Self:
+        """From what ``dataclasses.asdict`` gives."""
+        return cls(**fields | {"calls": tuple(FunctionCall(**call) for call in fields["calls"])})
+
 
 @dataclass(frozen=True, slots=True)
 class RequestError:
@@ -176,9 +181,19 @@ def read_completion(body: bytes, request: ChatRequest) -> Completion | RequestEr
         return unreadable(f"message content is {type(content).__name__}, not text")
     text, reasoning = content or "", None
     if request.verbatim:
-        text, reasoning = _reasoning_apart(message, text)
-    elif trouble := _wrongly_called(text, calls, request):
-        return trouble
+        # In a field, on whose name servers disagree, or before the text.
+        given = message.get("reasoning_content") or message.get("reasoning")
+        if isinstance(given, str):
+            reasoning = given
+        elif thought := _THOUGHT_FIRST.match(text):
+            text, reasoning = text[thought.end() :], thought[1].strip("\n")
+    elif calls and not request.tools:
+        reason = "unusable reply: it calls a tool, and none was offered"
+        return RequestError("tool_call", reason, "try another {here}.model", UserFaultKind.TOOL_CALL_IN_TEXT)
+    elif len(text) > MAX_REPLY_CHARACTERS:
+        return too_long(f"{len(text)} characters")
+    elif len(calls) > MAX_CALLS or any(len(call.arguments) > MAX_REPLY_CHARACTERS for call in calls):
+        return too_long(f"{len(calls)} calls with {sum(len(call.arguments) for call in calls)} characters")
     else:
         text = _THINKING.sub("", text).strip()
         if not text and not calls:
@@ -188,36 +203,10 @@ def read_completion(body: bytes, request: ChatRequest) -> Completion | RequestEr
     if unpaired_surrogate("".join(written)) is not None:
         reason = "unusable reply: it holds an unpaired surrogate"
         return RequestError("rejected", reason, "try another {here}.model", UserFaultKind.BROKEN_TEXT)
-    return Completion(
-        text, tuple(calls), _usage(answer.get("usage")), choice.get("finish_reason") == "length", reasoning
-    )
-
-
-def _wrongly_called(text: str, calls: Sequence[FunctionCall], request: ChatRequest) -> RequestError | None:
-    """Calls that nobody offered, or more of anything than is looked into."""
-    if calls and not request.tools:
-        reason = "unusable reply: it calls a tool, and none was offered"
-        return RequestError("tool_call", reason, "try another {here}.model", UserFaultKind.TOOL_CALL_IN_TEXT)
-    if len(text) > MAX_REPLY_CHARACTERS:
-        return too_long(f"{len(text)} characters")
-    if len(calls) > MAX_CALLS or any(len(call.arguments) > MAX_REPLY_CHARACTERS for call in calls):
-        return too_long(f"{len(calls)} calls with {sum(len(call.arguments) for call in calls)} characters")
-    return None
-
-
-def _reasoning_apart(message: Json, text: str) -> tuple[str, str | None]:
-    """The text, and the reasoning: in a field, on whose name servers disagree, or before the text."""
-    reasoning = message.get("reasoning_content") or message.get("reasoning")
-    if isinstance(reasoning, str):
-        return text, reasoning
-    thought = _THOUGHT_FIRST.match(text)
-    return (text[thought.end() :], thought[1].strip("\n")) if thought else (text, None)
-
-
-def _usage(told: Any) -> dict[str, int]:
-    usage = told if isinstance(told, dict) else {}
+    usage = answer.get("usage") if isinstance(answer.get("usage"), dict) else {}
     counts = {name: usage.get(name) for name in ("prompt_tokens", "completion_tokens")}
     for side, name in (("prompt", "cached_tokens"), ("completion", "reasoning_tokens")):
         details = usage.get(f"{side}_tokens_details")
         counts[name] = details.get(name) if isinstance(details, dict) else None
-    return {name: count for name, count in counts.items() if isinstance(count, int) and count >= 0}
+    counts = {name: count for name, count in counts.items() if isinstance(count, int) and count >= 0}
+    return Completion(text, tuple(calls), counts, choice.get("finish_reason") == "length", reasoning)

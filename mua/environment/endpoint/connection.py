@@ -27,7 +27,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from time import monotonic
-from typing import TYPE_CHECKING, get_args
+from typing import get_args
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
@@ -41,17 +41,12 @@ from mua.environment.endpoint.chat import (
     ChatRequest,
     Completion,
     Format,
-    Kind,
     RequestError,
     read_completion,
     too_long,
     unreadable,
 )
 from mua.utils.masking import HIDDEN, below, credentials, mask_credentials
-
-if TYPE_CHECKING:
-    import openai
-
 
 log = logging.getLogger(__name__)
 
@@ -229,9 +224,24 @@ class Connection:
             reason = f"no answer within {config.request_seconds:g} s"
             return RequestError("timeout", reason, "raise {here}.request_seconds or look at the server")
         except self._openai.APIStatusError as error:
-            return _refusal(error)
-        except self._openai.APIConnectionError as error:
-            return _lost(error.__cause__ or error)
+            status, said = error.status_code, error.body.get("message") if isinstance(error.body, dict) else None
+            said = said if isinstance(said, str) else error.response.text[:65536]
+            trouble = RequestError(
+                "rate_limit" if status == 429 else "server" if status >= 500 else "refused",
+                f"HTTP {status} {error.response.reason_phrase}: {said}",
+                _FIXES.get(status, "look at the server's log" if status >= 500 else "check the section {here}"),
+                status=status,
+            )
+            waits = retry_after_seconds(error.response.headers.get("retry-after"), datetime.now(UTC))
+            return replace(trouble, wait_seconds=waits) if trouble.retry else trouble
+        except self._openai.APIConnectionError as error:  # nobody answered, or not in HTTP
+            cause = error.__cause__ or error
+            if isinstance(cause, _TooLongError):
+                return too_long(f"a body of more than {MAX_REPLY_BYTES} bytes")
+            if isinstance(cause, aiohttp.ClientPayloadError | aiohttp.ClientConnectionError | OSError):
+                reason = f"connection failed ({type(cause).__name__}: {cause})"
+                return RequestError("connection", reason, "check {here}.base_url and that the server runs")
+            return unreadable(f"{type(cause).__name__}: {cause}")
         reply = read_completion(response.content, request)
         if isinstance(reply, RequestError):
             return reply
@@ -278,7 +288,13 @@ class _Transport(httpx.AsyncBaseTransport):
         )
         async with post as response:
             told = {name: value for name, value in response.headers.items() if name.lower() == "retry-after"}
-            return httpx.Response(response.status, headers=told, content=await _body(response))
+            if (response.content_length or 0) <= MAX_REPLY_BYTES:
+                try:
+                    await response.content.readexactly(MAX_REPLY_BYTES + 1)
+                except asyncio.IncompleteReadError as read:
+                    return httpx.Response(response.status, headers=told, content=read.partial)
+            response.close()
+            raise _TooLongError
 
     async def aclose(self) -> None:
         if self._session is not None:
@@ -287,41 +303,6 @@ class _Transport(httpx.AsyncBaseTransport):
 
 class _TooLongError(Exception):
     """A body of more than :data:`MAX_REPLY_BYTES`."""
-
-
-async def _body(response: aiohttp.ClientResponse) -> bytes:
-    """The whole body. Where it is longer than anybody reads the connection is closed; raises :class:`_TooLongError`."""
-    if (response.content_length or 0) <= MAX_REPLY_BYTES:
-        try:
-            await response.content.readexactly(MAX_REPLY_BYTES + 1)
-        except asyncio.IncompleteReadError as read:
-            return read.partial
-    response.close()
-    raise _TooLongError
-
-
-def _lost(error: BaseException) -> RequestError:
-    """What became of a request that nobody answered, or not in HTTP."""
-    if isinstance(error, _TooLongError):
-        return too_long(f"a body of more than {MAX_REPLY_BYTES} bytes")
-    if isinstance(error, aiohttp.ClientPayloadError | aiohttp.ClientConnectionError | OSError):
-        reason = f"connection failed ({type(error).__name__}: {error})"
-        return RequestError("connection", reason, "check {here}.base_url and that the server runs")
-    return unreadable(f"{type(error).__name__}: {error}")
-
-
-def _refusal(error: openai.APIStatusError) -> RequestError:
-    status, response = error.status_code, error.response
-    said = error.body.get("message") if isinstance(error.body, dict) else None
-    kind: Kind = "rate_limit" if status == 429 else "server" if status >= 500 else "refused"
-    trouble = RequestError(
-        kind,
-        f"HTTP {status} {response.reason_phrase}: {said if isinstance(said, str) else response.text[:65536]}",
-        _FIXES.get(status, "look at the server's log" if status >= 500 else "check the section {here}"),
-        status=status,
-    )
-    waits = retry_after_seconds(response.headers.get("retry-after"), datetime.now(UTC))
-    return replace(trouble, wait_seconds=waits) if trouble.retry else trouble
 
 
 def retry_after_seconds(value: str | None, now: datetime) -> float:
@@ -334,10 +315,6 @@ def retry_after_seconds(value: str | None, now: datetime) -> float:
         return max(0.0, (parsedate_to_datetime(value) - now).total_seconds())
     except (ValueError, TypeError):
         return 0.0
-
-
-if TYPE_CHECKING:
-    from mua.environment.endpoint.chat import RequestError
 
 
 MINUTE = 60.0

@@ -26,10 +26,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from time import monotonic, time
-from typing import Literal, Self, TypeAlias
+from typing import Any, Literal, Self, TypeAlias, TypeVar
 
 from mua.config.schema import JudgeConfig, LlmConfig, PolicyEndpointConfig, UserConfig
-from mua.environment.endpoint.chat import ChatRequest, Completion, FunctionCall, Message, RequestError
+from mua.environment.endpoint.chat import ChatRequest, Completion, Message, RequestError
 from mua.environment.endpoint.connection import Accounts, Connection
 from mua.store.recorder import current_episode
 from mua.types import Json
@@ -49,6 +49,7 @@ from mua.utils.strict_json import read_json
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
 Role: TypeAlias = Literal["user", "judge", "policy"]
 Accept: TypeAlias = Callable[[Completion], Refusal | None]
 """Why a reply cannot be used; None if it can."""
@@ -75,9 +76,10 @@ class ChatClient:
         self._section = _SECTIONS[role]
         self._accounts = Accounts()
         self._members = [Connection(endpoint, self._accounts) for endpoint in config.endpoints]
-        self._cache: ResponseCache | None = None
+        self._cache: JsonCache | None = None
         if isinstance(config, LlmConfig) and config.cache is not None:
-            self._cache = ResponseCache(config.cache, f"{self._section}.cache", lambda: self.count("cache_errors"))
+            key = f"{self._section}.cache"
+            self._cache = JsonCache(config.cache, key, "replies", lambda: self.count("cache_errors"))
 
     def __repr__(self) -> str:
         return f"ChatClient({mask_credentials(self._config.base_url)}, model {self._config.model})"
@@ -118,7 +120,8 @@ class ChatClient:
         asked: Json = {"url": mask_credentials(config.base_url), "model": config.model, "extra": config.extra}
         if self._cache is not None:
             asked |= asdict(request)
-            cached = await self._cache.get(asked)
+            kept = await self._cache.get(asked)
+            cached = None if kept is None else self._cache.parsed(Completion.of, kept)
             if cached is not None and accept(cached) is None:
                 self.count("cache_hits")
                 self._note(request, cached, time(), 0.0, "cache", config.model)
@@ -131,8 +134,8 @@ class ChatClient:
                     if self._cache is None:
                         return reply
                     # The one that was kept before, if there is one, so that everybody goes on with the same.
-                    kept = await self._cache.put(asked, reply)
-                    return kept if accept(kept) is None else reply
+                    first = self._cache.parsed(Completion.of, await self._cache.put(asked, asdict(reply)))
+                    return first if accept(first) is None else reply
         except TimeoutError:
             late = True
         # Raised outside the handlers: a chained exception would carry the request and its headers.
@@ -333,8 +336,6 @@ class Services:
                 await client.close()
 
 
-log = logging.getLogger(__name__)
-
 LOCK_SECONDS = 30.0
 """How long a write waits for another process's."""
 
@@ -374,9 +375,14 @@ class JsonCache:
         await asyncio.get_running_loop().run_in_executor(self._thread, self._store.close)
         self._thread.shutdown()
 
-    def unreadable(self) -> ConfigError:
-        """The error of a reply that is not what was written."""
-        return ConfigError(f"{self._named} holds a reply that cannot be read; name another file, or remove this one")
+    def parsed(self, read: Callable[[Any], T], kept: Any) -> T:
+        """What ``read`` makes of something kept. Raises :class:`ConfigError` where it is not what was written."""
+        try:
+            return read(kept)
+        except (ValueError, TypeError, LookupError, AttributeError) as error:
+            raise ConfigError(
+                f"{self._named} holds a reply that cannot be read; name another file, or remove this one"
+            ) from error
 
     async def _ask(self, request: Json, reply: str | None) -> Json | None:
         text = json.dumps(request, sort_keys=True, separators=(",", ":"))
@@ -393,37 +399,4 @@ class JsonCache:
         if reply is not None:
             self._store.execute("INSERT OR IGNORE INTO replies VALUES (?, ?)", (digest, reply))
         row = self._store.execute("SELECT reply FROM replies WHERE request = ?", (digest,)).fetchone()
-        if row is None:
-            return None
-        try:
-            kept = read_json(row[0])
-        except ValueError as error:
-            raise self.unreadable() from error
-        if not isinstance(kept, dict):
-            raise self.unreadable()
-        return kept
-
-
-class ResponseCache:
-    """Completions by request, in a :class:`JsonCache`."""
-
-    def __init__(self, path: Path, key: str, on_fault: Callable[[], None] = lambda: None) -> None:
-        self._cache = JsonCache(path, key, "replies", on_fault)
-
-    async def get(self, request: Json) -> Completion | None:
-        """The reply kept for ``request``."""
-        kept = await self._cache.get(request)
-        return None if kept is None else self._completion(kept)
-
-    async def put(self, request: Json, completion: Completion) -> Completion:
-        """Keep ``completion`` unless there is a reply already; the one that is kept now."""
-        return self._completion(await self._cache.put(request, asdict(completion)))
-
-    async def close(self) -> None:
-        await self._cache.close()
-
-    def _completion(self, fields: Json) -> Completion:
-        try:
-            return Completion(**fields | {"calls": tuple(FunctionCall(**call) for call in fields["calls"])})
-        except (ValueError, TypeError, LookupError, AttributeError) as error:
-            raise self._cache.unreadable() from error
+        return None if row is None else self.parsed(lambda text: dict(read_json(text)), row[0])

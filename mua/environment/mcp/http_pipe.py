@@ -13,7 +13,6 @@ from mcp.client.streamable_http import streamable_http_client
 from mua.config.environment import McpServerConfig
 from mua.environment.mcp.health import Flood, Health, ServerFaultKind
 from mua.utils.errors import ConfigError, one_line
-from mua.utils.masking import mask_credentials
 
 SESSION_HEADER = "mcp-session-id"
 _EVENTS = "text/event-stream"
@@ -93,11 +92,13 @@ class SessionTransport(httpx2.AsyncBaseTransport):
             health.lose(ServerFaultKind.FLOODED, f"it ends its streams without end: {flood}")
             raise httpx2.TransportError(str(flood)) from None
         except httpx2.TransportError as error:
-            if (told := _distrusted(error)) is not None:
+            cause: BaseException | None = error
+            while cause is not None and not isinstance(cause, ssl.SSLCertVerificationError):
+                cause = cause.__cause__ or cause.__context__
+            if cause is not None:
                 hint = "set ca_file to the certificate of the authority that signed it, or correct the url"
-                told = f"its certificate is not trusted: {told}; {hint}"
+                told = f"its certificate is not trusted: {cause.verify_message}; {hint}"
                 health.lose(ServerFaultKind.REFUSED, told, passing=False)
-                raise
             health.lose(ServerFaultKind.CRASHED, f"no connection: {one_line(error)}", passing=True)
             raise
         if response.status_code >= 400 and request.method == "POST":
@@ -147,17 +148,3 @@ async def http_streams(
         opened = streamable_http_client(config.url, http_client=client, max_sse_event_size=config.message_bytes)
         async with opened as streams:
             yield streams
-
-
-def _distrusted(error: BaseException | None) -> str | None:
-    """Why the server's certificate was not trusted, where that is the reason of ``error``."""
-    while error is not None:
-        if isinstance(error, ssl.SSLCertVerificationError):
-            return error.verify_message
-        error = error.__cause__ or error.__context__
-    return None
-
-
-def shown_url(config: McpServerConfig) -> str:
-    """The address without credentials."""
-    return mask_credentials(config.url)

@@ -20,6 +20,7 @@ from mua.environment.protocol import Split
 from mua.environment.selection import Selection
 from mua.types import Json
 from mua.utils.errors import MuaError
+from mua.utils.masking import mask_credentials
 
 _DESCRIPTION = 60
 
@@ -70,9 +71,7 @@ def server_table(found: Sequence[ServerReport]) -> str:
 
 
 async def _report(server: McpServerConfig) -> ServerReport:
-    from mua.environment.mcp.http_pipe import shown_url
-
-    where = shown_url(server) if server.url else " ".join((server.command, *server.args))
+    where = mask_credentials(server.url) if server.url else " ".join((server.command, *server.args))
     report = ServerReport(server.name, where, server.isolation)
     try:
         servers = ToolServers([server.model_copy(update={"ready": 0})])

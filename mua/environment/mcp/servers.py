@@ -44,7 +44,18 @@ class ToolServers:
         self._starting = asyncio.Lock()
         self._started = False
         for config in configs:
-            self.pools[config.name] = SessionPool(config, partial(ToolSession, config, self._transport(config)))
+            streams: Streams
+            if config.command:
+                from mua.environment.mcp.stdio_pipe import check_command, stdio_streams
+
+                check_command(config, f"environment.mcp, server {config.name!r}")
+                streams = stdio_streams
+            else:
+                from mua.environment.mcp.http_pipe import connections, http_streams
+
+                self._connections.append(connections(config))
+                streams = partial(http_streams, shared=self._connections[-1])
+            self.pools[config.name] = SessionPool(config, partial(ToolSession, config, streams))
 
     async def start(self) -> None:
         """Open a first session with each server, once.
@@ -87,18 +98,6 @@ class ToolServers:
         await asyncio.gather(*(pool.close() for pool in self.pools.values()))
         for shared in self._connections:
             await shared.aclose()
-
-    def _transport(self, config: McpServerConfig) -> Streams:
-        if config.command:
-            from mua.environment.mcp.stdio_pipe import check_command, stdio_streams
-
-            check_command(config, f"environment.mcp, server {config.name!r}")
-            return stdio_streams
-        from mua.environment.mcp.http_pipe import connections, http_streams
-
-        shared = connections(config)
-        self._connections.append(shared)
-        return lambda config, health: http_streams(config, health, shared)
 
 
 class Lease:

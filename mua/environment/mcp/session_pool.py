@@ -84,7 +84,14 @@ class SessionPool:
         if self.config.isolation == "shared":
             return
         if self.config.reuse and clean and session.usable and not self._closed:
-            self._spawn(self._renew(session))
+
+            async def renew() -> None:
+                if await session.refreshed():
+                    self._put(session)
+                else:
+                    self._retire(session)
+
+            self._spawn(renew())
         else:
             self._retire(session)
 
@@ -150,36 +157,33 @@ class SessionPool:
                         break
                     else:
                         self._open_seconds = 0.7 * self._open_seconds + 0.3 * (monotonic() - began)
-                        self._arrived(session)
+                        if not self._opened_once:
+                            self._opened_once, self.first_tools = True, session.tools
+                        elif session.tools != self.first_tools and not self._warned:
+                            self._warned = True
+                            log.warning(
+                                "tool server %r: its tools are others than when the run began", self.config.name
+                            )
+                        self._put(session)
                         return
         finally:
             self._opening -= 1
         self.alive -= 1
+        # What an episode meets, or the start of the run as long as nothing has ever opened.
+        if isinstance(error, ConfigError) and self._opened_once:
+            error = ToolServerFault(str(error), ServerFaultKind.TOOLS_CHANGED)
+        elif isinstance(error, ToolServerFault) and not self._opened_once:
+            passing = error.passing and error.kind is not ServerFaultKind.REFUSED
+            error = ServerNotStarted(str(error), passing=passing)
         assert error is not None
         while self._waiting:
             if not (waiter := self._waiting.popleft()).done():
-                waiter.set_exception(self._told(error))
+                waiter.set_exception(error)
                 break
         else:
             log.warning("%s", error)
         if self._waiting:
             self._fill()
-
-    def _told(self, error: BaseException) -> BaseException:
-        """What an episode meets, or the start of the run as long as nothing has ever opened."""
-        if isinstance(error, ConfigError) and self._opened_once:
-            return ToolServerFault(str(error), ServerFaultKind.TOOLS_CHANGED)
-        if isinstance(error, ToolServerFault) and not self._opened_once:
-            return ServerNotStarted(str(error), passing=error.passing and error.kind is not ServerFaultKind.REFUSED)
-        return error
-
-    def _arrived(self, session: ToolSession) -> None:
-        if not self._opened_once:
-            self._opened_once, self.first_tools = True, session.tools
-        elif session.tools != self.first_tools and not self._warned:
-            self._warned = True
-            log.warning("tool server %r: its tools are others than when the run began", self.config.name)
-        self._put(session)
 
     def _put(self, session: ToolSession) -> None:
         """To whoever waits; a shared one to all of them and back among the ready."""
@@ -196,24 +200,18 @@ class SessionPool:
         if not (shared and session in self._ready):
             self._ready.append(session)
 
-    async def _renew(self, session: ToolSession) -> None:
-        if await session.refreshed():
-            self._put(session)
-        else:
-            self._retire(session)
-
     def _retire(self, session: ToolSession) -> None:
+        async def end() -> None:
+            try:
+                await session.close()
+            finally:
+                self.alive -= 1
+                if self._waiting:
+                    self._fill()
+
         if not session.retired:  # a shared one is seen lost by several
             session.retired = True
-            self._spawn(self._end(session))
-
-    async def _end(self, session: ToolSession) -> None:
-        try:
-            await session.close()
-        finally:
-            self.alive -= 1
-            if self._waiting:
-                self._fill()
+            self._spawn(end())
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work, name=f"sessions with {self.config.name}")

@@ -204,8 +204,12 @@ async def _read(
             while True:
                 line = await process.reader.readuntil(b"\n")
                 health.budget.spend(1, len(line))
-                if (message := _parsed(line, health)) is not None:
-                    await to_session.send(message)
+                if line.lstrip().startswith(_MESSAGE):
+                    message = jsonrpc_message_adapter.validate_json(line, by_name=False)
+                    if not isinstance(message, JSONRPCNotification) or message.method in _PASSED_ON:
+                        await to_session.send(SessionMessage(message))
+                else:  # something the program prints: a banner, a debugging line
+                    health.stray = _shown(line) or health.stray
                 number += line.startswith(_MESSAGE)  # other lines cost nothing, and waiting lets more of them come in
                 if number == TURN:
                     number = 0
@@ -226,17 +230,6 @@ async def _read(
 
 def _shown(line: bytes) -> str:
     return printable(line[:200].strip().decode(errors="replace"), 200)
-
-
-def _parsed(line: bytes, health: Health) -> SessionMessage | None:
-    """The message of a line; None where it is none that matters. Raises ValueError."""
-    if not line.lstrip().startswith(_MESSAGE):  # something the program prints: a banner, a debugging line
-        health.stray = _shown(line) or health.stray
-        return None
-    message = jsonrpc_message_adapter.validate_json(line, by_name=False)
-    if isinstance(message, JSONRPCNotification) and message.method not in _PASSED_ON:
-        return None
-    return SessionMessage(message)
 
 
 async def _write(

@@ -139,24 +139,22 @@ def cut(text: str, longest: int) -> str:
 
 
 def _part(block: types.ContentBlock) -> str:
-    if isinstance(block, types.TextContent):
-        return block.text
-    if isinstance(block, types.ImageContent | types.AudioContent):
-        return f"[{block.type}: {block.mime_type}, {_size(block.data)} bytes, not shown]"
-    if isinstance(block, types.ResourceLink):
-        return f"[link to {block.name}: {block.uri}{_kind(block.mime_type)}]"
+    def size(base64: str) -> int:
+        return len(base64) * 3 // 4 - base64[-2:].count("=")
+
+    match block:
+        case types.TextContent():
+            return block.text
+        case types.ImageContent() | types.AudioContent():
+            return f"[{block.type}: {block.mime_type}, {size(block.data)} bytes, not shown]"
+        case types.ResourceLink():
+            kind = f" ({block.mime_type})" if block.mime_type else ""
+            return f"[link to {block.name}: {block.uri}{kind}]"
     inner = block.resource
+    kind = f" ({inner.mime_type})" if inner.mime_type else ""
     if isinstance(inner, types.TextResourceContents):
-        return f"[resource {inner.uri}{_kind(inner.mime_type)}]\n{inner.text}"
-    return f"[resource {inner.uri}{_kind(inner.mime_type)}: {_size(inner.blob)} bytes, not shown]"
-
-
-def _kind(mime_type: str | None) -> str:
-    return f" ({mime_type})" if mime_type else ""
-
-
-def _size(base64: str) -> int:
-    return len(base64) * 3 // 4 - base64[-2:].count("=")
+        return f"[resource {inner.uri}{kind}]\n{inner.text}"
+    return f"[resource {inner.uri}{kind}: {size(inner.blob)} bytes, not shown]"
 
 
 log = logging.getLogger(__name__)
@@ -279,14 +277,22 @@ class ToolSession:
     # ---- inside
 
     async def _live(self) -> None:
+        async def hear(message: Any) -> None:
+            self._stale = self._stale or isinstance(message, types.ToolListChangedNotification)
+
         try:
             async with self._streams(self._config, self.health) as (heard, said):
                 info = types.Implementation(name="mua", version=mua.__version__)
-                async with ClientSession(heard, said, message_handler=self._hear, client_info=info) as client:
+                async with ClientSession(heard, said, message_handler=hear, client_info=info) as client:
                     await self._greet(client)
                     await self.health.over.wait()
+        except BaseExceptionGroup as error:
+            first: BaseException = error
+            while isinstance(first, BaseExceptionGroup):
+                first = first.exceptions[0]
+            self.health.lose(ServerFaultKind.CRASHED, one_line(first)[:300])
         except Exception as error:
-            self.health.lose(ServerFaultKind.CRASHED, _innermost(error))
+            self.health.lose(ServerFaultKind.CRASHED, one_line(error)[:300])
         finally:
             self._client = None
             self.health.lose(ServerFaultKind.CRASHED, "its session was closed")
@@ -313,10 +319,6 @@ class ToolSession:
             self.health.over.set()
         else:
             self._opened.set_result(None)
-
-    async def _hear(self, message: Any) -> None:
-        if isinstance(message, types.ToolListChangedNotification):
-            self._stale = True
 
     async def _listed(self) -> list[types.Tool]:
         assert self._client is not None
@@ -372,7 +374,9 @@ class ToolSession:
             self.health.lose(ServerFaultKind.GARBAGE, told)
             raise self.fault(what) from None
         except MCPError as error:
-            if not self._of_transport(error):
+            # Whether no server answered this: the SDK puts its own troubles into the same form.
+            own = error.code in (types.CONNECTION_CLOSED, types.REQUEST_TIMEOUT, types.PARSE_ERROR)
+            if not own and self.health.status < 400 and not self.health.over.is_set():
                 raise
             if error.code == types.CONNECTION_CLOSED or self.health.over.is_set():
                 raise await self._gone(what) from None
@@ -381,14 +385,6 @@ class ToolSession:
         except Exception as error:
             self.health.lose(ServerFaultKind.CRASHED, one_line(error))
             raise await self._gone(what) from None
-
-    def _of_transport(self, error: MCPError) -> bool:
-        """Whether no server answered this: the SDK puts its own troubles into the same form."""
-        return (
-            error.code in (types.CONNECTION_CLOSED, types.REQUEST_TIMEOUT, types.PARSE_ERROR)
-            or self.health.status >= 400
-            or self.health.over.is_set()
-        )
 
     async def _gone(self, what: str) -> ToolServerFault:
         """The fault of a session that has ended, once its owner knows how."""
@@ -406,9 +402,3 @@ class ToolSession:
         if isinstance(error, ValidationError) or (isinstance(error, MCPError) and error.code == types.PARSE_ERROR):
             return ServerFaultKind.GARBAGE, f"its answer is none that the protocol knows: {one_line(error)[:400]}"
         return ServerFaultKind.CRASHED, one_line(error)[:300]
-
-
-def _innermost(error: BaseException) -> str:
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return one_line(error)[:300]

@@ -13,6 +13,7 @@ import base64
 import json
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from time import monotonic
 from typing import Any, ClassVar, Literal
@@ -103,8 +104,7 @@ class CodeScorer(Scorer):
     async def score(self, answer: str, question: Question) -> AnswerScore:
         tests = tests_of(question)
         loop = asyncio.get_running_loop()
-        free = self._free.setdefault(loop, asyncio.Semaphore(self._options.sandboxes))
-        async with free:
+        async with self._free.setdefault(loop, asyncio.Semaphore(self._options.sandboxes)):
             passed, why = await self._passed(answer, tests)
         right = passed == len(tests)
         score = passed / len(tests) if self._options.graded else float(right)
@@ -112,53 +112,40 @@ class CodeScorer(Scorer):
 
     async def _passed(self, program: str, tests: Sequence[CodeTest]) -> tuple[int, str]:
         """How many tests pass, and why the first one fails that does. Ends there, unless the share counts."""
-        end, passed, first = monotonic() + self._options.total_seconds, 0, ""
-        longest = max(len(_text(test.expected)) for test in tests)
-        box: Sandbox | None = None
-        try:
+        options = self._options
+        end, passed, first = monotonic() + options.total_seconds, 0, ""
+        limits = SandboxLimits(
+            call_seconds=options.call_seconds, cpu_seconds=options.cpu_seconds, memory_mib=options.memory_mib,
+            output_bytes=4 * max(len(_text(test.expected)) for test in tests) + 4_000,
+        )  # fmt: skip
+        async with AsyncExitStack() as boxes:
+            box: Sandbox | None = None
             for number, test in enumerate(tests, 1):
                 if monotonic() > end:
-                    return passed, first or f"all tests together take more than {self._options.total_seconds:g} s"
+                    return passed, first or f"all tests together take more than {options.total_seconds:g} s"
                 if box is None:
-                    box = await self._started(program, longest)
-                result = await self._run(box, test)
+                    box = Sandbox(limits)
+                    boxes.push_async_callback(box.close)
+                    await box.start()
+                    await _write(box, "program.py", program)
+                    await _write(box, "caller.py", _CALLER)
+                name = "program.py" if test.function is None else "caller.py"
+                try:
+                    await _write(box, "given", test.given)
+                    result = await box.shell(
+                        f"cd /work && exec /usr/bin/python3 /work/{name} < /work/given 2> /dev/null"
+                    )
+                except EnvironmentFault as fault:  # what ends a sandbox here is the program's doing
+                    result = SandboxResult("", None, str(fault))
                 why = self._wrong(test, result)
                 passed += not why
                 first = first or (f"test {number}: {why}" if why else "")
-                if why and not self._options.graded:
+                if why and not options.graded:
                     break
                 if result.code is None:  # it may have taken the sandbox with it
-                    await box.close()
+                    await boxes.aclose()
                     box = None
-        finally:
-            if box is not None:
-                await box.close()
         return passed, first
-
-    async def _started(self, program: str, longest: int) -> Sandbox:
-        options = self._options
-        config = SandboxLimits(
-            call_seconds=options.call_seconds, cpu_seconds=options.cpu_seconds, memory_mib=options.memory_mib,
-            output_bytes=4 * longest + 4_000,
-        )  # fmt: skip
-        box = Sandbox(config)
-        await box.start()
-        try:
-            await _write(box, "program.py", program)
-            await _write(box, "caller.py", _CALLER)
-        except BaseException:
-            await box.close()
-            raise
-        return box
-
-    async def _run(self, box: Sandbox, test: CodeTest) -> SandboxResult:
-        """What ends a sandbox here is the program's doing, also while the next test is written."""
-        try:
-            await _write(box, "given", test.given)
-        except EnvironmentFault as fault:
-            return SandboxResult("", None, str(fault))
-        name = "program.py" if test.function is None else "caller.py"
-        return await box.shell(f"cd /work && exec /usr/bin/python3 /work/{name} < /work/given 2> /dev/null")
 
     def _wrong(self, test: CodeTest, result: SandboxResult) -> str:
         """Why a test fails; empty where it passes."""
@@ -180,10 +167,13 @@ class CodeScorer(Scorer):
         if self._options.stdout == "trimmed":
             return _trimmed(ours) == _trimmed(theirs)
         given, wanted = ours.split(), theirs.split()
-        return len(given) == len(wanted) and all(
-            one == other or _near_words(one, other, self._options.relative)
-            for one, other in zip(given, wanted, strict=True)
-        )
+        return len(given) == len(wanted) and all(map(self._near_words, given, wanted))
+
+    def _near_words(self, one: str, other: str) -> bool:
+        try:
+            return one == other or same_value(read_json(one), read_json(other), self._options.relative)
+        except JsonError:
+            return False
 
 
 def tests_of(question: Question) -> list[CodeTest]:
@@ -206,31 +196,27 @@ def tests_of(question: Question) -> list[CodeTest]:
         ]  # fmt: skip
     if not isinstance(given, list) or not 0 < len(given) <= MOST_TESTS:
         raise question.wrong(f"the right answer must be a list of 1 to {MOST_TESTS} tests for scorer 'code'")
-    return [_test(one, number, question) for number, one in enumerate(given, 1)]
-
-
-def _test(given: Any, number: int, question: Question) -> CodeTest:
-    if isinstance(given, dict) and isinstance(given.get("input"), str) and isinstance(given.get("output"), str):
-        test = CodeTest(given["input"], given["output"])
-    elif (
-        isinstance(given, dict)
-        and isinstance(name := given.get("function"), str)
-        and re.fullmatch(r"[A-Za-z_]\w*", name)
-        and isinstance(given.get("arguments"), list)
-        and "expected" in given
-    ):
-        test = CodeTest(json.dumps({"function": name, "arguments": given["arguments"]}), given["expected"], name)
-    else:
-        raise question.wrong(
-            f'test {number} must be {{"input": text, "output": text}} or {{"function": name, "arguments": list, '
-            '"expected": value}'
-        )
-    if len(test.given) > LONGEST_DATA or len(_text(test.expected)) > LONGEST_OUTPUT:
-        raise question.wrong(
-            f"test {number} has an input of more than {LONGEST_DATA} characters, or an output of more than "
-            f"{LONGEST_OUTPUT}"
-        )
-    return test
+    tests = []
+    for number, one in enumerate(given, 1):
+        match one:
+            case {"input": str() as text, "output": str() as output}:
+                test = CodeTest(text, output)
+            case {"function": str() as name, "arguments": list() as arguments, "expected": expected} if re.fullmatch(
+                r"[A-Za-z_]\w*", name
+            ):
+                test = CodeTest(json.dumps({"function": name, "arguments": arguments}), expected, name)
+            case _:
+                raise question.wrong(
+                    f'test {number} must be {{"input": text, "output": text}} or {{"function": name, '
+                    '"arguments": list, "expected": value}'
+                )
+        if len(test.given) > LONGEST_DATA or len(_text(test.expected)) > LONGEST_OUTPUT:
+            raise question.wrong(
+                f"test {number} has an input of more than {LONGEST_DATA} characters, or an output of more than "
+                f"{LONGEST_OUTPUT}"
+            )
+        tests.append(test)
+    return tests
 
 
 async def _write(box: Sandbox, name: str, text: str) -> None:
@@ -238,8 +224,7 @@ async def _write(box: Sandbox, name: str, text: str) -> None:
     data = base64.b64encode(text.encode("utf-8", "replace")).decode()
     for begin in range(0, max(1, len(data)), _CHUNK):
         sign = ">" if begin == 0 else ">>"
-        part = data[begin : begin + _CHUNK]
-        result = await box.shell(f"printf %s '{part}' | base64 -d {sign} /work/{name}")
+        result = await box.shell(f"printf %s '{data[begin : begin + _CHUNK]}' | base64 -d {sign} /work/{name}")
         if result.code != 0:
             raise EnvironmentFault(f"scorer 'code': cannot write {name}: {result.fault or result.output}")
 
@@ -252,28 +237,19 @@ def _trimmed(text: str) -> str:
     return "\n".join(line.rstrip() for line in text.split("\n")).strip("\n")
 
 
-def _near_words(one: str, other: str, relative: float) -> bool:
-    try:
-        return same_value(read_json(one), read_json(other), relative)
-    except JsonError:
-        return False
-
-
 def same_value(ours: Any, theirs: Any, relative: float) -> bool:
     """Whether two JSON values are the same; of two numbers with a fraction, whether they are near. True is not 1."""
-    if isinstance(theirs, bool) or isinstance(ours, bool):
-        return ours is theirs
-    if isinstance(theirs, int | float) and isinstance(ours, int | float):
-        if ours == theirs:
-            return True
-        whole = isinstance(ours, int) and isinstance(theirs, int)
-        if whole or not (is_number(ours) and is_number(theirs)):
-            return False
-        return bool(abs(ours - theirs) <= relative * abs(theirs))
-    if isinstance(theirs, list) and isinstance(ours, list):
-        return len(ours) == len(theirs) and all(
-            same_value(one, other, relative) for one, other in zip(ours, theirs, strict=True)
-        )
-    if isinstance(theirs, dict) and isinstance(ours, dict):
-        return ours.keys() == theirs.keys() and all(same_value(ours[key], theirs[key], relative) for key in theirs)
+    match ours, theirs:
+        case (bool(), _) | (_, bool()):
+            return ours is theirs
+        case int(), int():
+            return ours == theirs
+        case int() | float(), int() | float():
+            comparable = is_number(ours) and is_number(theirs)
+            return ours == theirs or (comparable and bool(abs(ours - theirs) <= relative * abs(theirs)))
+        case list(), list():
+            pairs = zip(ours, theirs, strict=False)
+            return len(ours) == len(theirs) and all(same_value(one, other, relative) for one, other in pairs)
+        case dict(), dict():
+            return ours.keys() == theirs.keys() and all(same_value(ours[key], theirs[key], relative) for key in theirs)
     return type(ours) is type(theirs) and bool(ours == theirs)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any, Literal
@@ -45,48 +45,30 @@ def readings(text: str) -> list[list[str]]:
             value = None
         if isinstance(value, list) and all(isinstance(one, str | int | float) for one in value):
             return [[str(one) for one in value]]
-    if (outer := _BRACKETS.fullmatch(text)) and _balanced(outer["inner"]):
+    # (1, 2), (3, 4) is not one bracket.
+    if (outer := _BRACKETS.fullmatch(text)) and min((depth for _, _, depth in _signs(outer["inner"])), default=0) >= 0:
         text = outer["inner"].removesuffix("\\right")
     found: list[list[str]] = []
-    for protected in (True, False):
-        for joined in (True, False):
-            items = _split(text, protected)
-            if not joined:
-                items = [part for item in items for part in _AND.split(item)]
-            items = [one for one in (_BULLET.sub("", item).strip() for item in items) if one]
-            if items and items not in found:
-                found.append(items)
+    thousands = {place for number in _THOUSANDS.finditer(text) for place in range(*number.span())}
+    outside = [(place, sign) for place, sign, depth in _signs(text) if sign in ";\n," and depth <= 0]
+    strong = [place for place, sign in outside if sign != ","]
+    for protected in (thousands, frozenset[int]()):
+        places = [-1, *(strong or [place for place, _ in outside if place not in protected]), len(text)]
+        items = [text[begin + 1 : end] for begin, end in pairwise(places)]
+        for split in (items, [part for item in items for part in _AND.split(item)]):
+            kept = [one for one in (_BULLET.sub("", item).strip() for item in split) if one]
+            if kept and kept not in found:
+                found.append(kept)
     return found
 
 
-def _balanced(text: str) -> bool:
-    """Whether every bracket closes one that was opened in ``text``: (1, 2), (3, 4) is not one bracket."""
+def _signs(text: str) -> Iterator[tuple[int, str, int]]:
+    """Brackets and separators: place, sign, and how many brackets are open after it."""
     depth = 0
     for token in _TOKEN.finditer(text):
-        if (sign := token.group()) in ("(", "[", "{", "\\{"):
-            depth += 1
-        elif sign in (")", "]", "}", "\\}"):
-            depth -= 1
-        if depth < 0:
-            return False
-    return depth == 0
-
-
-def _split(text: str, thousands: bool) -> list[str]:
-    """The parts of ``text`` between separators; ``thousands``: a comma within a number is none."""
-    kept = {place for found in _THOUSANDS.finditer(text) for place in range(*found.span())} if thousands else set()
-    marks, depth = [], 0
-    for token in _TOKEN.finditer(text):
         sign = token.group()
-        if sign in ("(", "[", "{", "\\{"):
-            depth += 1
-        elif sign in (")", "]", "}", "\\}"):
-            depth = max(0, depth - 1)
-        elif (sign in (";", "\n") or (sign == "," and token.start() not in kept)) and depth == 0:
-            marks.append((token.start(), sign))
-    strong = [place for place, sign in marks if sign != ","]
-    places = [-1, *(strong or [place for place, _ in marks]), len(text)]
-    return [text[begin + 1 : end] for begin, end in pairwise(places)]
+        depth += (sign in ("(", "[", "{", "\\{")) - (sign in (")", "]", "}", "\\}"))
+        yield token.start(), sign, depth
 
 
 class ListOptions(Section):
@@ -127,29 +109,21 @@ class ListScorer(Scorer):
         return json.dumps(items, ensure_ascii=False)
 
     async def score(self, answer: str, question: Question) -> AnswerScore:
-        wanted = question.reference
+        wanted = [replace(question, reference=item) for item in question.reference]
         best = 0.0
         for items in readings(answer):
             if len(items) > len(wanted) + MOST_ITEMS or (len(items) != len(wanted) and not self._options.graded):
                 continue
-            paired = await self._paired(items, question)
+            if self._options.ordered:
+                pairs = zip(items, wanted, strict=False)
+                paired = sum([(await self._inner.score(item, one)).right for item, one in pairs])
+            else:  # how many items have a partner of their own in the reference
+                table = [[(await self._inner.score(item, one)).right for one in wanted] for item in items]
+                matched = maximum_bipartite_matching(csr_array(np.array(table, dtype=np.int8)), perm_type="column")
+                paired = int((matched >= 0).sum())
             best = max(best, 2 * paired / (len(items) + len(wanted)))
         right = best == 1.0
         return AnswerScore(best if self._options.graded else float(right), right, {"f1": round(best, 4)})
 
     async def close(self) -> None:
         await self._inner.close()
-
-    async def _paired(self, items: Sequence[str], question: Question) -> int:
-        """How many items have a partner of their own in the reference."""
-        wanted = question.reference
-
-        async def alike(item: str, place: int) -> bool:
-            return (await self._inner.score(item, replace(question, reference=wanted[place]))).right
-
-        if self._options.ordered:
-            pairs = zip(items, range(len(wanted)), strict=False)
-            return sum([await alike(item, place) for item, place in pairs])
-        table = [[await alike(item, place) for place in range(len(wanted))] for item in items]
-        matched = maximum_bipartite_matching(csr_array(np.array(table, dtype=np.int8)), perm_type="column")
-        return int((matched >= 0).sum())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Mapping
-from dataclasses import replace
 from decimal import Decimal
 from functools import lru_cache
 from typing import Any, Literal, Self
@@ -14,7 +13,7 @@ from pydantic import model_validator
 from mua.config.section import NonNegativeFloat, Section
 from mua.environment.endpoint.services import Services
 from mua.users.scoring.scorer import AnswerScore, Question, Scorer, accepted_texts, options_of
-from mua.users.scoring.written_numbers import EXACT, WrittenNumber, digits_of_words, near, ratio, read_number
+from mua.users.scoring.written_numbers import EXACT, Ratio, WrittenNumber, digits_of_words, near, ratio, read_number
 from mua.utils.errors import ConfigError
 
 
@@ -64,38 +63,39 @@ class NumericScorer(Scorer):
         given = self._read(answer)
         if given is None:
             return AnswerScore.of(False, why="no number")
+        self.check(question)
         for text in accepted_texts(question):
-            reference = self._read(text)
-            if reference is None:
-                raise question.wrong("the right answer must be a number for scorer 'numeric'")
-            if self.equal(given, reference):
+            if (reference := self._read(text)) is not None and self.equal(given, reference):
                 return AnswerScore.of(True, reference=text)
         return AnswerScore.of(False, why="another number")
 
     def equal(self, given: WrittenNumber, reference: WrittenNumber) -> bool:
         """Whether both are the same number under the options."""
-        options = self.options
+        options, times = self.options, (Decimal(1), Decimal(1))
+        whole = options.exact_integers and given.whole and reference.whole
         counts = options.units != "ignore" and reference.unit and (given.unit or options.units == "required")
         if counts and given.unit != reference.unit:
-            times = ratio(given.unit, reference.unit) if options.convert else None
-            if times is None:
+            found = ratio(given.unit, reference.unit) if options.convert else None
+            if found is None:
                 return False
-            top, bottom = EXACT.multiply(given.top, times[0]), EXACT.multiply(given.bottom, times[1])
-            given = replace(given, top=top, bottom=bottom, whole=False, unit=reference.unit)
-        relative = 0.0 if options.exact_integers and given.whole and reference.whole else options.relative
-        pairs = [(a, b) for a in self._readings(given, reference) for b in self._readings(reference, given)]
-        return any(near(a, given.bottom, b, reference.bottom, relative, options.absolute) for a, b in pairs)
+            times, whole = found, False
+        relative = 0.0 if whole else options.relative
+        for top, bottom in self._readings(given, reference):
+            converted = EXACT.multiply(top, times[0]), EXACT.multiply(bottom, times[1])
+            if any(near(converted, one, relative, options.absolute) for one in self._readings(reference, given)):
+                return True
+        return False
 
     def _read(self, text: str) -> WrittenNumber | None:
         return _number(text, self._point, self.options.words)
 
-    def _readings(self, number: WrittenNumber, other: WrittenNumber) -> list[Decimal]:
-        if not number.percent or self.options.percent == "ignore":
-            return [number.top]
-        hundredth = number.top.scaleb(-2, EXACT)
-        if self.options.percent == "either" and not other.percent:
-            return [number.top, hundredth]
-        return [hundredth]
+    def _readings(self, number: WrittenNumber, other: WrittenNumber) -> list[Ratio]:
+        """What ``number`` may mean beside ``other``."""
+        plain = (number.top, number.bottom)
+        if self.options.percent == "ignore":
+            return [plain]
+        hedged = self.options.percent == "either" and number.percent and not other.percent
+        return [plain, number.as_fraction()] if hedged else [number.as_fraction()]
 
 
 @lru_cache(maxsize=4096)

@@ -144,17 +144,11 @@ class Grader:
 
 def accepted_texts(question: Question) -> list[str]:
     """The reference as texts of which each is right: a text, a number, or a list of these."""
-    reference = question.reference
-    texts = [_text(one) for one in (reference if isinstance(reference, list) else [reference])]
-    if not texts or any(text is None or not text.strip() for text in texts):
+    given = question.reference if isinstance(question.reference, list) else [question.reference]
+    texts = [str(one).lower() if isinstance(one, bool) else str(one) for one in given]
+    if not texts or not all(isinstance(one, str | int | float) for one in given) or not all(map(str.strip, texts)):
         raise question.wrong("the right answer must be a text or a number, or a list of accepted ones")
-    return [text for text in texts if text is not None]
-
-
-def _text(value: Any) -> str | None:
-    if isinstance(value, bool):
-        return str(value).lower()
-    return str(value) if isinstance(value, str | int | float) else None
+    return texts
 
 
 def options_of(form: type[S], options: Mapping[str, Any], scorer: str) -> S:

@@ -6,7 +6,7 @@ is a property of the answer, and not of how busy the machine is.
 
 ::
 
-    compare() ──► queue ──► a thread per process ──► one line out, one line in
+    compare() ──► queue ──► a thread per process ──► one message out, one in
                                │ dead by its own timer (processor time), by memory: decided as "cannot be compared"
                                └ silent for long by the clock: killed, and a fault of the machine
 
@@ -18,17 +18,14 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import select
 import signal
 import subprocess
 import sys
-import tempfile
-import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import lru_cache
+from contextlib import suppress
+from multiprocessing import Pipe
 from pathlib import Path
-from time import monotonic
 from typing import Any
 
 from mua.config.section import NonNegativeFloat, Positive, PositiveFloat, Section
@@ -72,12 +69,9 @@ class SymbolicScorer(Scorer):
         self._known: dict[tuple[str, str], Json] = {}
 
     def check(self, question: Question) -> None:
-        """Its length and braces; what sympy makes of it is :meth:`check_together`'s to say."""
-        for text in accepted_texts(question):
-            if len(text) > LONGEST:
-                raise question.wrong(f"scorer 'symbolic' compares at most {LONGEST} characters")
-            if not _balanced(text):
-                raise question.wrong("the right answer has braces that do not match")
+        """Its length; what sympy makes of it is :meth:`check_together`'s to say."""
+        if max(map(len, accepted_texts(question))) > LONGEST:
+            raise question.wrong(f"scorer 'symbolic' compares at most {LONGEST} characters")
 
     def check_together(self, questions: Sequence[Question]) -> None:
         """Have sympy read every different reference that is no plain number: some milliseconds each."""
@@ -124,25 +118,12 @@ class SymbolicScorer(Scorer):
         return found
 
 
-@lru_cache(maxsize=4096)
-def _balanced(text: str) -> bool:
-    depth, escaped = 0, False
-    for sign in text:
-        if not escaped and sign in "{}":
-            depth += 1 if sign == "{" else -1
-        escaped = sign == "\\" and not escaped
-        if depth < 0:
-            return False
-    return depth == 0
-
-
 # ---- processes that compare
 
 START_SECONDS = 120.0
 _ROOT = Path(__file__).resolve().parents[3]
 _MOST_COMPARISONS = 5_000
 """After so many a process is replaced: sympy's caches grow."""
-_LONGEST_ANSWER = 4_096
 
 
 class MathProcess:
@@ -152,70 +133,42 @@ class MathProcess:
         """Raises :class:`EnvironmentFault` when it does not start."""
         kept = {name: os.environ[name] for name in ("PATH", "LANG", "TMPDIR") if name in os.environ}
         path = os.pathsep.join(dict.fromkeys([str(_ROOT), *(one for one in sys.path if one)]))
-        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - closed by close()
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "mua.users.scoring.symbolic_worker"],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._stderr, start_new_session=True,
-            env=kept | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
-        )  # fmt: skip
+        self._line, theirs = Pipe()
+        with theirs:
+            self.process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "mua.users.scoring.symbolic_worker", str(theirs.fileno())],
+                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, start_new_session=True,
+                pass_fds=[theirs.fileno()],
+                env=kept | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+            )  # fmt: skip
         self.compared = 0
-        try:
-            ready = self._line(START_SECONDS)
-        except BaseException:
-            self.close()
-            raise
-        if ready != '"ready"':
-            self._stderr.seek(0)
-            said = self._stderr.read(100_000).decode("utf-8", "replace").strip().rpartition("\n")[2][:300]
-            self.close()
-            raise EnvironmentFault(f"scorer 'symbolic': its process does not start: {said or 'no answer in time'}")
+        if not self._line.poll(START_SECONDS) or self._answer() != "ready":
+            self.end()
+            raise EnvironmentFault(
+                "scorer 'symbolic': its process does not start; what it printed stands above, on standard error"
+            )
 
     def ask(self, request: Json, seconds: float) -> Json | None:
         """The answer to ``request``; None if the process ended over it. Raises TimeoutError after ``seconds``."""
         self.compared += 1
-        assert self._process.stdin is not None
+        with suppress(OSError):
+            self._line.send_bytes(json.dumps(request).encode())
+        if not self._line.poll(seconds):
+            raise TimeoutError
+        return self._answer()
+
+    def _answer(self) -> Any:
         try:
-            self._process.stdin.write(json.dumps(request).encode() + b"\n")
-            self._process.stdin.flush()
-        except OSError:
+            return json.loads(self._line.recv_bytes())
+        except (EOFError, OSError):
             return None
-        line = self._line(seconds)
-        answer: Json | None = json.loads(line) if line else None
-        return answer
 
-    def ended_by(self) -> int:
-        """How it ended: an exit status, negative for a signal."""
-        try:
-            return self._process.wait(5.0)
-        except subprocess.TimeoutExpired:
-            self.close()
-            return self._process.returncode or 0
-
-    def close(self) -> None:
-        """Kill it."""
-        if self._process.poll() is None:
-            self._process.kill()
-        self._process.wait()
-        for pipe in (self._process.stdin, self._process.stdout, self._stderr):
-            if pipe is not None:
-                try:
-                    pipe.close()
-                except OSError:
-                    continue
-
-    def _line(self, seconds: float) -> str:
-        """The next line; empty where the process ends first."""
-        assert self._process.stdout is not None
-        descriptor, end, found = self._process.stdout.fileno(), monotonic() + seconds, bytearray()
-        while not found.endswith(b"\n"):
-            left = end - monotonic()
-            if left <= 0 or not select.select([descriptor], [], [], left)[0]:
-                raise TimeoutError
-            data = os.read(descriptor, _LONGEST_ANSWER)
-            if not data or len(found) > _LONGEST_ANSWER:
-                return ""
-            found += data
-        return found.decode().strip()
+    def end(self) -> int:
+        """Kill it. How it had ended before: an exit status, negative for a signal."""
+        with suppress(subprocess.TimeoutExpired):
+            self.process.wait(5.0 if self._line.poll() else 0.0)
+        self.process.kill()
+        return self.process.wait()
 
 
 class ComparisonPool:
@@ -224,7 +177,6 @@ class ComparisonPool:
     def __init__(self, workers: int, cpu_seconds: float, wall_seconds: float) -> None:
         """``cpu_seconds``: processor time of one comparison; ``wall_seconds``: by the clock, for a busy machine."""
         self._workers, self._cpu, self._wall = workers, cpu_seconds, wall_seconds
-        self._guard = threading.Lock()
         self._threads: ThreadPoolExecutor | None = None
         self._idle: list[MathProcess] = []
         self._all: set[MathProcess] = set()
@@ -233,7 +185,7 @@ class ComparisonPool:
         """``{"equal": bool}``, ``{"unreadable": True}`` for a reference that is no mathematics, or ``{"why": text}``
         where the answer cannot be compared. Raises :class:`EnvironmentFault` for what is no fault of the answer."""
         request: Json = {"answer": answer, "reference": reference, "rules": rules, "seconds": self._cpu}
-        return await asyncio.get_running_loop().run_in_executor(self._running(), self._compared, request)
+        return await asyncio.wrap_future(self._running().submit(self._compared, request))
 
     def read(self, references: Iterable[str], rules: Json) -> Iterator[Json]:
         """What :meth:`compare` says of each reference whatever the answer is, in order; blocks."""
@@ -241,68 +193,47 @@ class ComparisonPool:
         return self._running().map(self._compared, requests)
 
     def _running(self) -> ThreadPoolExecutor:
-        with self._guard:
-            if self._threads is None:
-                self._threads = ThreadPoolExecutor(self._workers, thread_name_prefix="compare")
-            return self._threads
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(self._workers, thread_name_prefix="compare")
+        return self._threads
 
     def close(self) -> None:
         """Kill the processes; comparisons under way raise. The pool may be used again."""
-        with self._guard:
-            threads, self._threads = self._threads, None
-            self._idle.clear()
-            processes, self._all = self._all, set()
+        threads, self._threads = self._threads, None
         if threads is not None:
             threads.shutdown(wait=False, cancel_futures=True)
-        for process in processes:
-            process.close()
+        self._idle.clear()
+        while self._all:
+            self._all.pop().process.kill()
 
     def _compared(self, request: Json) -> Json:
-        ended = 0
+        threads, ended = self._threads, 0
         for _ in range(2):  # a process may end by what came before
-            process = self._taken()
+            if threads is None or self._threads is not threads:
+                raise EnvironmentFault("scorer 'symbolic' is closed")
+            try:
+                process = self._idle.pop()
+            except IndexError:
+                process = MathProcess()
+            self._all.add(process)
+            answer = None
             try:
                 answer = process.ask(request, self._wall)
             except TimeoutError:
-                self._gone(process)
                 raise EnvironmentFault(
                     f"scorer 'symbolic': no verdict within {self._wall:g} s by the clock; the machine is too busy: "
                     "raise environment.scorer.options.wall_seconds, or lower workers"
                 ) from None
-            except BaseException:
-                self._gone(process)
-                raise
+            finally:
+                if answer is not None and self._threads is threads and process.compared < _MOST_COMPARISONS:
+                    self._idle.append(process)
+                else:
+                    self._all.discard(process)
+                    ended = process.end()
             if answer is not None:
-                self._back(process)
                 return answer
-            ended = process.ended_by()
-            self._gone(process)
             if ended == -signal.SIGPROF:
                 return {"why": f"the comparison takes more than {self._cpu:g} s of processor time"}
         if ended == -signal.SIGKILL:
             raise EnvironmentFault("scorer 'symbolic': its process was killed twice; is the machine out of memory?")
         return {"why": "the comparison crashes"}
-
-    def _taken(self) -> MathProcess:
-        with self._guard:
-            if self._idle:
-                return self._idle.pop()
-        process = MathProcess()
-        with self._guard:
-            if self._threads is not None:
-                self._all.add(process)
-                return process
-        process.close()
-        raise EnvironmentFault("scorer 'symbolic' is closed")
-
-    def _back(self, process: MathProcess) -> None:
-        with self._guard:
-            if self._threads is not None and process.compared < _MOST_COMPARISONS:
-                self._idle.append(process)
-                return
-        self._gone(process)
-
-    def _gone(self, process: MathProcess) -> None:
-        with self._guard:
-            self._all.discard(process)
-        process.close()

@@ -57,6 +57,12 @@ _QUESTION = (
 )
 
 
+def check_words(question: Question) -> None:
+    """Raises :class:`ConfigError` for a reference that has no words."""
+    if not all(map(normal, accepted_texts(question))):
+        raise question.wrong("nothing is left of the right answer without punctuation and articles")
+
+
 def normal(text: str, *, articles: bool = True) -> str:
     """``text`` as SQuAD's exact match compares it: lower case, no punctuation, no articles, single spaces.
 
@@ -84,8 +90,7 @@ class ExactScorer(Scorer):
         self._options = options_of(ExactOptions, options, "exact")
 
     def check(self, question: Question) -> None:
-        if not all(self._form(text) for text in accepted_texts(question)):
-            raise question.wrong("nothing is left of the right answer without punctuation and articles")
+        accepted_texts(question)
 
     async def score(self, answer: str, question: Question) -> AnswerScore:
         said = self._form(answer)
@@ -129,11 +134,9 @@ class FuzzyScorer(Scorer):
         self._options = options_of(FuzzyOptions, options, "fuzzy")
 
     def check(self, question: Question) -> None:
-        for text in accepted_texts(question):
-            if not normal(text):
-                raise question.wrong("nothing is left of the right answer without punctuation and articles")
-            if len(text) > FUZZY_LONGEST:
-                raise question.wrong(f"scorer 'fuzzy' compares at most {FUZZY_LONGEST} characters")
+        check_words(question)
+        if max(map(len, accepted_texts(question))) > FUZZY_LONGEST:
+            raise question.wrong(f"scorer 'fuzzy' compares at most {FUZZY_LONGEST} characters")
 
     async def score(self, answer: str, question: Question) -> AnswerScore:
         options, said = self._options, normal(answer[: FUZZY_LONGEST + 1])
@@ -167,8 +170,7 @@ class F1Scorer(Scorer):
         self._options = options_of(F1Options, options, "f1")
 
     def check(self, question: Question) -> None:
-        if not all(normal(text) for text in accepted_texts(question)):
-            raise question.wrong("nothing is left of the right answer without punctuation and articles")
+        check_words(question)
 
     async def score(self, answer: str, question: Question) -> AnswerScore:
         best = max(shared_words(answer, text) for text in accepted_texts(question))

@@ -10,11 +10,12 @@ from __future__ import annotations
 import decimal
 import re
 import unicodedata
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 from functools import cache
-from typing import Any
+from typing import Any, TypeAlias
 
 LONGEST = 2_000
 """Characters of a number: products of two such numbers are exact."""
@@ -22,6 +23,7 @@ EXACT = decimal.Context(
     prec=4 * LONGEST, Emax=decimal.MAX_EMAX, Emin=decimal.MIN_EMIN, rounding=decimal.ROUND_HALF_EVEN, traps=[]
 )
 _MOST_EXPONENT = 10**15
+Ratio: TypeAlias = tuple[Decimal, Decimal]
 _SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺", "0123456789-+")
 _RAISED = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺]+")
 _VULGAR = re.compile("[¼½¾⅐-⅞]")
@@ -90,6 +92,10 @@ class WrittenNumber:
     unit: str = ""
     """In one form for all its names; empty where there is none."""
 
+    def as_fraction(self) -> Ratio:
+        """Numerator and denominator, a percent sign taken for hundredths."""
+        return (self.top.scaleb(-2, EXACT) if self.percent else self.top), self.bottom
+
 
 def tidy(text: str) -> str:
     """``text`` with one form of each digit, sign, space and command of LaTeX."""
@@ -109,8 +115,7 @@ def read_number(text: str, point: str = ".") -> WrittenNumber | None:
     text = tidy(text)
     if point == ",":
         text = text.translate(str.maketrans(",.", ".,"))
-    if text.startswith((r"\approx", "≈")):
-        text = text.removeprefix(r"\approx").removeprefix("≈").strip()
+    text = text.removeprefix(r"\approx").removeprefix("≈").strip()
     text = text[named.end() :] if (named := _NAMED.match(text)) else text
     if text.startswith("(") and text.endswith(")") and "," not in text and text.count("(") == 1:
         text = text[1:-1].strip()
@@ -118,20 +123,29 @@ def read_number(text: str, point: str = ".") -> WrittenNumber | None:
     if found is None or (found["sign"] and found["sign2"]):
         return None
     unit = unit_of(found["unit"], found["before"])
-    value = None if unit is None else _value(found)
-    if value is None or unit is None:
+    exponent = int(found["e"] or found["p"] or found["bare"] or 0)
+    if unit is None or abs(exponent) > _MOST_EXPONENT:
         return None
-    top, bottom = value
+    bottom = Decimal(1)
+    if found["base"]:
+        top = Decimal(int(found["base"], 0))
+    elif found["bare"] or found["plain"]:
+        top = _decimal(found["plain"] or "1").scaleb(exponent, EXACT)
+    else:
+        top, bottom = _decimal(found["top"] or found["top2"]), _decimal(found["bottom"] or found["bottom2"])
+        if before := found["whole"] or found["whole2"]:
+            top = EXACT.add(EXACT.multiply(_decimal(before), bottom), top)
     if "-" in (found["sign"], found["sign2"]):
         top = top.copy_negate()
-    if found["scale"]:
-        top = top.scaleb(_SCALES[found["scale"]], EXACT)
+    top = top.scaleb(_SCALES.get(found["scale"], 0), EXACT)
     if not bottom or not top.is_finite():
         return None
-    whole = bool(found["base"]) or (
-        found["plain"] is not None and not re.search(r"[.eE*]", found["plain"] + _power(found))
-    )
-    return WrittenNumber(top, bottom, whole and not found["scale"], bool(found["percent"]), unit)
+    plain = found["base"] or (found["plain"] and "." not in found["plain"] and not (found["e"] or found["p"]))
+    return WrittenNumber(top, bottom, bool(plain) and not found["scale"], bool(found["percent"]), unit)
+
+
+def _decimal(text: str) -> Decimal:
+    return Decimal(re.sub(r"[, _'’]", "", text))
 
 
 def unit_of(text: str, before: str | None = None) -> str | None:
@@ -139,8 +153,14 @@ def unit_of(text: str, before: str | None = None) -> str | None:
     text = text.strip()
     if text and (not _UNIT.fullmatch(text) or _NO_UNIT.search(text)):
         return None
-    parts = [_one_unit(part) for part in re.split(r"\s?([ /*-])\s?", text) if part.strip()] if text else []
-    named = " ".join(parts).replace("**", "^")
+    parts = []
+    for part in re.split(r"\s?([ /*-])\s?", text):
+        word, power = re.fullmatch(r"(.*?)\^?(-?\d)?", part.removesuffix(".").replace("μ", "µ")).groups()  # type: ignore[union-attr]
+        names = (word, word.lower(), word.lower().removesuffix("s"))
+        # Symbols keep their case (mW, MW); names do not have one, nor a plural.
+        other = names[-1] if len(word) > 3 else word
+        parts.append(next((_UNITS[name] for name in names if name in _UNITS), other) + (f"^{power}" if power else ""))
+    named = " ".join(part for part in parts if part.strip())
     if any(len(letters) == 1 and letters not in _ONE_LETTER for letters in re.findall(r"[^\W\d_]+", named)):
         return None
     if before:
@@ -149,58 +169,12 @@ def unit_of(text: str, before: str | None = None) -> str | None:
     return named
 
 
-def _one_unit(part: str) -> str:
-    word = part.removesuffix(".").replace("μ", "µ")
-    power = re.search(r"\^?(-?\d)$", word)
-    word, raised = (word[: power.start()], f"^{power[1]}") if power else (word, "")
-    for name in (word, word.lower(), word.lower().removesuffix("s")):
-        if name in _UNITS:
-            return _UNITS[name] + raised
-    # Symbols keep their case (mW, MW); names do not have one, nor a plural.
-    return (word.lower().removesuffix("s") if len(word) > 3 else word) + raised
-
-
-def _power(found: re.Match[str]) -> str:
-    given = found["e"] or found["p"]
-    return f"e{given}" if given else ""
-
-
-def _value(found: re.Match[str]) -> tuple[Decimal, Decimal] | None:
-    """Numerator and denominator, without the sign before all of it."""
-    if found["base"]:
-        return Decimal(int(found["base"], 0)), Decimal(1)
-    if found["bare"]:
-        return _scaled(Decimal(1), found["bare"])
-    if found["plain"]:
-        return _scaled(_decimal(found["plain"]), _power(found)[1:] or "0")
-    top, bottom = (found["top"], found["bottom"]) if found["top"] else (found["top2"], found["bottom2"])
-    whole = found["whole"] or found["whole2"]
-    under, over = _decimal(bottom), _decimal(top)
-    return (EXACT.add(EXACT.multiply(_decimal(whole), under), over) if whole else over), under
-
-
-def _scaled(value: Decimal, exponent: str) -> tuple[Decimal, Decimal] | None:
-    if abs(int(exponent)) > _MOST_EXPONENT:
-        return None
-    return value.scaleb(int(exponent), EXACT), Decimal(1)
-
-
-def _decimal(text: str) -> Decimal:
-    return Decimal(re.sub(r"[, _'’]", "", text))
-
-
-def near(
-    top: Decimal, bottom: Decimal, right_top: Decimal, right_bottom: Decimal, relative: float, absolute: float
-) -> bool:
-    """``|a/b - c/d| <= absolute`` or ``<= relative |c/d|``, for ``top/bottom`` and the right one, without dividing."""
-    ours, theirs = EXACT.multiply(top, right_bottom), EXACT.multiply(right_top, bottom)
-    if ours == theirs:
-        return True
-    apart = EXACT.subtract(ours, theirs).copy_abs()
-    under = EXACT.multiply(bottom, right_bottom).copy_abs()
-    if absolute and apart <= EXACT.multiply(Decimal(repr(absolute)), under):
-        return True
-    return bool(relative and apart <= EXACT.multiply(Decimal(repr(relative)), theirs.copy_abs()))
+def near(ours: Ratio, theirs: Ratio, relative: float, absolute: float) -> bool:
+    """``|a/b - c/d| <= absolute`` or ``<= relative |c/d|`` for ``ours`` a/b and ``theirs`` c/d, without dividing."""
+    given, right = EXACT.multiply(ours[0], theirs[1]), EXACT.multiply(theirs[0], ours[1])
+    apart, under = EXACT.subtract(given, right).copy_abs(), EXACT.multiply(ours[1], theirs[1])
+    largest = EXACT.multiply(Decimal(repr(relative)), right.copy_abs())
+    return given == right or bool(apart <= max(largest, EXACT.multiply(Decimal(repr(absolute)), under.copy_abs())))
 
 
 # ---- units that are multiples of each other, by sympy's table, exactly: no temperatures, currencies, years and months
@@ -219,7 +193,7 @@ _SI_NAMES = {
 _LITERS = {"mL": "ml", "cL": "cl", "dL": "dl"}
 
 
-def ratio(unit: str, other: str) -> tuple[Decimal, Decimal] | None:
+def ratio(unit: str, other: str) -> Ratio | None:
     """Numerator and denominator of how many ``other`` one ``unit`` is; None where neither is a multiple of the other.
 
     Units as :func:`unit_of` gives them, with a power (``m^2``), or divided (``km / h``).
@@ -234,124 +208,74 @@ def ratio(unit: str, other: str) -> tuple[Decimal, Decimal] | None:
 @cache
 def _size(unit: str) -> tuple[Any, Any] | None:
     """The unit in units of SI, a rational number, and its dimensions."""
-    import sympy
+    from sympy import Integer, Rational
+    from sympy.physics import units
+    from sympy.physics.units.systems.si import SI, dimsys_SI
 
-    size, dimensions, sign = sympy.Integer(1), dict[Any, int](), 1
+    size, dimensions, sign = Integer(1), Counter[Any](), 1
     for part in unit.split(" "):
         if part in ("*", "/"):
             sign = -1 if part == "/" else 1
             continue
         name, _, power = part.partition("^")
-        found = _one(name)
-        if found is None or len(power) > 2:
+        name = _LITERS.get(name, name)
+        exponent, quantity = 0, _SI_NAMES.get(name) or _PREFIXED.get(name, ("", ""))[0]
+        if not quantity and name[1:] in _PREFIXED and name[0] in _PREFIXED[name[1:]][1]:
+            exponent, quantity = _PREFIXES[name[0]], _PREFIXED[name[1:]][0]
+        if not quantity or len(power) > 2:
             return None
-        times = sign * int(power or 1)
-        size *= found[0] ** times
-        for dimension, count in found[1].items():
-            dimensions[dimension] = dimensions.get(dimension, 0) + times * count
+        times, found = sign * int(power or 1), getattr(units, quantity)
+        size *= (SI.get_quantity_scale_factor(found) * Rational(10) ** exponent) ** times
+        for dimension, count in dimsys_SI.get_dimensional_dependencies(SI.get_quantity_dimension(found)).items():
+            dimensions[dimension] += times * int(count)
         sign = 1
     kept = frozenset((dimension, count) for dimension, count in dimensions.items() if count)
-    return (size, kept) if isinstance(size, sympy.Rational) and kept else None
-
-
-def _one(name: str) -> tuple[Any, dict[Any, int]] | None:
-    from sympy import Rational
-    from sympy.physics import units
-    from sympy.physics.units.systems.si import SI, dimsys_SI
-
-    name, exponent = _LITERS.get(name, name), 0
-    quantity = _SI_NAMES.get(name)
-    if quantity is None:
-        symbol = next((s for s in (name, name[1:]) if s in _PREFIXED and (s == name or name[0] in _PREFIXED[s][1])), "")
-        if not symbol:
-            return None
-        quantity = _PREFIXED[symbol][0]
-        exponent = _PREFIXES[name[0]] if symbol != name else 0
-    unit = getattr(units, quantity)
-    dimension = dimsys_SI.get_dimensional_dependencies(SI.get_quantity_dimension(unit))
-    size = SI.get_quantity_scale_factor(unit) * Rational(10) ** exponent
-    return size, {one: int(count) for one, count in dimension.items()}
+    return (size, kept) if isinstance(size, Rational) and kept else None
 
 
 # ---- numbers in English words: as a whole, in the order that English has, or none
 
 LONGEST_WORDS = 300
 """Characters."""
-_ONES = {
-    "zero": 0, "one": 1, "two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "eight": 8, "nine": 9,
-    "ten": 10, "eleven": 11, "twelve": 12, "thirteen": 13, "fourteen": 14, "fifteen": 15, "sixteen": 16,
-    "seventeen": 17, "eighteen": 18, "nineteen": 19,
-}  # fmt: skip
-_TENS = {
-    "twenty": 20, "thirty": 30, "forty": 40, "fifty": 50, "sixty": 60, "seventy": 70, "eighty": 80, "ninety": 90,
-}  # fmt: skip
-_SCALE_WORDS = {"thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
-_TOKEN = re.compile(r"[a-z]+|\d+|\S")
+_ONES = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
+_TEENS = ["ten", "eleven", "twelve", "thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen"]
+_TENS = ["twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"]
+_SCALE_WORDS = {"trillion": 10**12, "billion": 10**9, "million": 10**6, "thousand": 10**3}
+_VALUES = {word: value for value, word in enumerate(["zero", *_ONES, *_TEENS])} | {"a": 1}
+_VALUES |= {word: value for value, word in zip(range(20, 100, 10), _TENS, strict=True)}
+_BELOW_100 = rf"(?:(?:{'|'.join(_TENS)})(?: (?:{'|'.join(_ONES)}))?|{'|'.join(_TEENS + _ONES)})"
+_BELOW_1000 = rf"(?:(?:a|{'|'.join(_ONES + _TEENS[1:])}) hundred(?: (?:and )?{_BELOW_100})?|{_BELOW_100})"
+_GROUPS = "".join(rf"(?:(?:^|\b)(?:a|{_BELOW_1000}) {scale}\b ?)?" for scale in _SCALE_WORDS)
+_IN_WORDS = re.compile(
+    rf"(?P<sign>(?:minus|negative) )?(?P<whole>zero|{_GROUPS}(?:{_BELOW_1000}|(?<= )and {_BELOW_100})?)"
+    rf"(?: point (?P<decimals>(?:zero|{'|'.join(_ONES)})(?: (?:zero|{'|'.join(_ONES)}))*))?(?P<rest>(?: .*)?)"
+)
 
 
 def digits_of_words(text: str) -> str | None:
     """``text`` in digits, a unit behind it kept; None where it does not begin with a number in words, or is none."""
-    tidied = text[: LONGEST_WORDS + 1].strip().removesuffix(".").casefold()
-    words = _TOKEN.findall(tidied.replace("-", " ").replace("\u2010", " "))
-    if len(text) > LONGEST_WORDS or not words:
+    if len(text) > LONGEST_WORDS:
         return None
-    sign = "-" if words[0] in ("minus", "negative") else ""
-    words = words[1:] if sign else words
-    known = {*_ONES, *_TENS, *_SCALE_WORDS, "hundred", "and", "point", "a"}
-    length = next((at for at, word in enumerate(words) if word not in known), len(words))
-    if words[length - 1 : length] == ["and"]:
+    words = re.findall(
+        r"[a-z]+|\d+|\S", text.strip().removesuffix(".").casefold().replace("-", " ").replace("\u2010", " ")
+    )
+    found = _IN_WORDS.fullmatch(" ".join(words))
+    rest = found["rest"].split() if found else []
+    known = {*_VALUES, *_SCALE_WORDS, "hundred", "and", "point"}
+    if (
+        found is None
+        or not found["whole"].strip()
+        or (rest and (rest[0] in known or not re.fullmatch("[a-z%°$€£¥]+", rest[0])))
+    ):
         return None
-    point = "point" in words[:length]
-    at = words.index("point") if point else length
-    number, decimals = words[:at], words[at + 1 : length]
-    whole = _whole(number)
-    if whole is None or (point and not decimals) or any(_ONES.get(word, 10) > 9 for word in decimals):
-        return None
-    found = f"{sign}{whole}" + ("." + "".join(str(_ONES[word]) for word in decimals) if point else "")
-    rest = words[length:]
-    return found if not rest else None if not re.fullmatch("[a-z%°$€£¥]+", rest[0]) else f"{found} {' '.join(rest)}"
-
-
-def _whole(words: list[str]) -> int | None:
-    """The value of a whole number's words; None where they are in no order that English has."""
-    total, before, group = 0, 10**15, list[str]()
-    for word in [*words, ""]:
-        scale = _SCALE_WORDS.get(word) if word else 1
-        if scale is None:
-            group.append(word)
-            continue
-        if scale == 1 and not group and total:
-            break
-        value = 1 if group == ["a"] and scale > 1 and not total else _below_thousand(group, first=not total)
-        if value is None or scale >= before:
-            return None
-        total, before, group = total + value * scale, scale, []
-    return total
-
-
-def _below_thousand(words: list[str], *, first: bool) -> int | None:
-    if not words:
-        return None
-    if words[0] == "and":  # one thousand and five
-        words = words[1:]
-        if first or "hundred" in words:
-            return None
-    hundreds = 0
-    if "hundred" in words:
-        at = words.index("hundred")
-        count = 1 if words[:at] == ["a"] else _ONES.get(words[0]) if at == 1 else None
-        if not count or (count > 9 and count % 10 == 0):
-            return None
-        hundreds, words = 100 * count, words[at + 1 :]
-        if words[:1] == ["and"]:
-            words = words[1:]
-            if not words:
-                return None
-        if not words:
-            return hundreds
-    if len(words) == 1:
-        value = _ONES.get(words[0], _TENS.get(words[0]))
-        return None if value is None or (hundreds and not value) else hundreds + value
-    if len(words) == 2 and words[0] in _TENS and 0 < _ONES.get(words[1], 0) < 10:
-        return hundreds + _TENS[words[0]] + _ONES[words[1]]
-    return None
+    total = group = 0
+    for word in found["whole"].split():
+        if word in _SCALE_WORDS:
+            total, group = total + group * _SCALE_WORDS[word], 0
+        elif word == "hundred":
+            group *= 100
+        else:
+            group += _VALUES.get(word, 0)  # "and" adds nothing
+    decimals = "".join(str(_VALUES[word]) for word in (found["decimals"] or "").split())
+    number = f"{'-' if found['sign'] else ''}{total + group}" + (f".{decimals}" if decimals else "")
+    return " ".join([number, *rest])
