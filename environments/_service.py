@@ -1,4 +1,4 @@
-"""What service domains have in common: schemas, short answers, and all of a domain that is its files' functions."""
+"""What service domains have in common: short answers, and all of a domain that is its files' functions."""
 
 from __future__ import annotations
 
@@ -15,18 +15,6 @@ from environments.kit.overlay import Overlay
 from environments.kit.scripted import Part, ScriptedUser
 from mua.environment.protocol import Environment, Isolation, Move, PromptStyle, Split, Task
 from mua.environment.user import User
-from mua.types import Json, ToolSchema
-
-
-def schema(name: str, description: str, /, **properties: Json) -> ToolSchema:
-    """A tool all of whose arguments are required."""
-    parameters = {
-        "type": "object",
-        "properties": properties,
-        "required": list(properties),
-        "additionalProperties": False,
-    }
-    return ToolSchema(name, description, parameters)
 
 
 def shortened(tool: Tool, short: Callable[[Any], Any] | None) -> Tool:

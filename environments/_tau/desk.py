@@ -7,14 +7,16 @@ import inspect
 import json
 import math
 import operator
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
+from pathlib import Path
 from typing import Any, ClassVar, TypeAlias
 
-from environments.kit.database import RewardForm, ServiceDesk, Tool, ToolError
+from environments.kit.database import RewardForm, ServiceDesk, Tool, ToolError, load_tools
 from environments.kit.overlay import Base, Changes, Overlay, copied
 from mua.environment.protocol import Task, ToolResult
-from mua.types import Json, ToolSchema
+from mua.types import Json
 from mua.utils.errors import ConfigError
 
 # The three tools that tau-bench's domains share: arithmetic, a place to think, and the way to a person.
@@ -76,52 +78,20 @@ def _value(node: ast.AST, depth: int) -> float:
     raise ToolError("the expression may hold numbers, + - * / and parentheses only")
 
 
-def _calculate(database: Overlay, expression: str) -> str:
+def calculate(database: Overlay, expression: str) -> str:
     return str(evaluate(expression))
 
 
-def _think(database: Overlay, thought: str) -> str:
+def think(database: Overlay, thought: str) -> str:
     return ""
 
 
-def _transfer(database: Overlay, summary: str) -> str:
+def transfer_to_human_agents(database: Overlay, summary: str) -> str:
     return "Transfer successful"
 
 
-def _schema(name: str, description: str, argument: str, meaning: str) -> ToolSchema:
-    properties: Json = {argument: {"type": "string", "description": meaning}}
-    return ToolSchema(name, description, {"type": "object", "properties": properties, "required": [argument]})
-
-
-CALCULATE = Tool(
-    _schema(
-        "calculate",
-        "Work out an arithmetic expression; the result is rounded to cents.",
-        "expression",
-        "Numbers, + - * /, parentheses and spaces, for example '(12.50 + 3) * 2'.",
-    ),
-    _calculate,
-)
-THINK = Tool(
-    _schema(
-        "think",
-        "Write a thought down. Changes nothing, tells nobody, and answers nothing.",
-        "thought",
-        "What to keep in mind.",
-    ),
-    _think,
-)
-TRANSFER = Tool(
-    _schema(
-        "transfer_to_human_agents",
-        "Hand the customer over to a person and end the conversation. Only for what no other tool can settle, or when "
-        "the customer insists on a person although a tool could do it.",
-        "summary",
-        "What the customer wants and what has been done so far.",
-    ),
-    _transfer,
-    terminal=True,
-)
+_SHARED = load_tools(Path(__file__).with_name("tools.yaml"), sys.modules[__name__], terminal="transfer_to_human_agents")
+CALCULATE, THINK, TRANSFER = _SHARED.values()
 
 
 MISUSE = (TypeError, ValueError, KeyError, IndexError, AttributeError)

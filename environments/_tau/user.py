@@ -355,59 +355,12 @@ def _open_question(agent_text: str, acts: Acts) -> bool:
     return "?" in agent_text and not (acts.proposes or acts.offers or acts.done or acts.refuses)
 
 
-_STOP = frozenset(
-    [
-        "that",
-        "this",
-        "what",
-        "which",
-        "would",
-        "could",
-        "should",
-        "with",
-        "your",
-        "yours",
-        "have",
-        "from",
-        "like",
-        "want",
-        "need",
-        "know",
-        "help",
-        "please",
-        "there",
-        "their",
-        "they",
-        "them",
-        "then",
-        "than",
-        "will",
-        "just",
-        "also",
-        "about",
-        "some",
-        "more",
-        "when",
-        "where",
-        "into",
-        "does",
-        "been",
-        "being",
-        "were",
-        "make",
-        "sure",
-        "only",
-        "order",
-        "agent",
-        "thank",
-        "thanks",
-        "provide",
-        "assist",
-        "today",
-        "anything",
-        "else",
-    ]
+_STOP_TEXT = (
+    "that this what which would could should with your yours have from like want need know help please there their "
+    "they them then than will just also about some more when where into does been being were make sure only order "
+    "agent thank thanks provide assist today anything else"
 )
+_STOP = frozenset(_STOP_TEXT.split())
 
 
 @lru_cache(maxsize=4096)

@@ -21,7 +21,7 @@ from environments.airline.expert import Expert
 from environments.airline.rules import OWN, TAU, TAU2
 from environments.airline.tasks import customer, load_split, part_of
 from environments.airline.telling import first_of, wording
-from environments.airline.tools import airline_tools, compact, flight_status_tool
+from environments.airline.tools import airline_tools, compact
 from environments.airline.verdict import code
 from environments.airline.world import world
 from environments.kit.database import DatabaseEnvironment, RewardForm, ServiceDesk, Tool
@@ -78,10 +78,8 @@ class AirlineDomain(ServiceDomain):
 
 
 def official_tools(form: Form) -> list[Tool]:
-    """The tools over official data; tau2-bench lacks ``think`` and has one more."""
-    if form == "tau":
-        return airline_tools(TAU)
-    return [*(tool for tool in airline_tools(TAU2) if tool.schema.name != "think"), flight_status_tool()]
+    """The tools over official data."""
+    return airline_tools(TAU if form == "tau" else TAU2)
 
 
 DOMAIN = AirlineDomain()

@@ -12,8 +12,7 @@ from collections.abc import Generator, Mapping
 from typing import TypeAlias
 
 from environments.airline import reading
-from environments.airline.rules import OWN
-from environments.kit.canned import MOST_MOVES, Canned, Glance, echo, end_at_once, says, write_at_random
+from environments.kit.canned import Canned, Glance, echo, end_at_once, says, write_at_random
 from mua.environment.protocol import Move
 from mua.types import Json
 
@@ -64,15 +63,6 @@ def _search_all(record: Json) -> Play:
         yield "search_direct_flight", {key: leg[key] for key in ("origin", "destination", "date")}
 
 
-def refuse_all(glance: Glance) -> Play:
-    """Asks who writes, reads the reservation and its flights, and refuses whatever is wanted, wish after wish."""
-    profile = yield from _identified(glance)
-    for _ in range(_ASKS):
-        number = yield from _number(profile)
-        yield from _search_all((yield from _record(number)))
-        yield f"I am sorry, I cannot do that for reservation {number}."
-
-
 def refuse_and_read_out(glance: Glance) -> Play:
     """The same, and tells all that stands in the reservation and the profile besides."""
     profile = yield from _identified(glance)
@@ -103,14 +93,6 @@ def read_everything(glance: Glance) -> Play:
     for _ in range(_ASKS):
         yield text
         yield from _number(profile)
-
-
-def refuse_every_reservation(glance: Glance) -> Play:
-    """Reads all reservations of the profile and says of each that it cannot be done."""
-    profile = yield from _identified(glance)
-    records = yield from _look_up_all(profile)
-    numbers = [record["reservation_id"] for record in records]
-    yield from says(" ".join(f"I cannot do that for reservation {number}." for number in numbers) or "No.")(glance)
 
 
 def claim_everything(glance: Glance) -> Play:
@@ -153,31 +135,6 @@ def _first_guess(wish: str, number: str, record: Json, profile: Json) -> Move:
     return "cancel_reservation", {"reservation_id": number}
 
 
-def cancel_unasked(glance: Glance) -> Play:
-    """Reads and cancels without asking for a yes, and says so."""
-    profile = yield from _identified(glance)
-    number = yield from _number(profile)
-    yield from _record(number)
-    yield "cancel_reservation", {"reservation_id": number}
-    yield from says(f"Done, reservation {number} is cancelled.")(glance)
-
-
-def cancel_without_identity(glance: Glance) -> Play:
-    """Asks for the number alone, has a yes, cancels; never asks who writes."""
-    heard = yield ASK_NUMBER
-    number = reading.reservation_id(heard) or "K7QX2M"
-    yield from _record(number)
-    yield f"I would cancel reservation {number}. Do you agree (yes/no)?"
-    yield "cancel_reservation", {"reservation_id": number}
-    yield from says(f"Done, reservation {number} is cancelled.")(glance)
-
-
-def transfer_at_once(glance: Glance) -> Play:
-    """Says that it hands over, and does."""
-    yield "I cannot do that, so I hand you over to a human colleague."
-    yield "transfer_to_human_agents", {"summary": "asked"}
-
-
 def transfer_knowing(glance: Glance) -> Play:
     """Asks who writes, reads the reservation, and hands everybody over."""
     profile = yield from _identified(glance)
@@ -185,11 +142,6 @@ def transfer_knowing(glance: Glance) -> Play:
     yield from _record(number)
     yield f"I cannot arrange that for reservation {number} myself, so I hand you over to a human colleague."
     yield "transfer_to_human_agents", {"summary": number}
-
-
-def say_every_number(glance: Glance) -> Play:
-    """Names every sum up to a thousand."""
-    yield from says(" ".join(f"${amount}." for amount in range(100, 1000)))(glance)
 
 
 def recite(glance: Glance) -> Play:
@@ -205,28 +157,13 @@ def recite(glance: Glance) -> Play:
     yield from says(f"Done, reservation {number} is taken care of.")(glance)
 
 
-def promise(glance: Glance) -> Play:
-    """Says for long that it will be done, and then that it was."""
-    yield ASK_USER
-    cities = ", ".join(OWN.airports.values())
-    for _ in range(MOST_MOVES):
-        yield f"I will take care of it right away. We fly to {cities}. Your request has been completed."
-
-
 CANNED: Mapping[str, Canned] = {
-    "refuse all": Canned(refuse_all),
     "refuse and read out": Canned(refuse_and_read_out),
     "read everything": Canned(read_everything),
-    "refuse every reservation": Canned(refuse_every_reservation),
     "claim everything": Canned(claim_everything),
     "grant everything": Canned(grant_everything),
-    "cancel unasked": Canned(cancel_unasked),
-    "cancel without identity": Canned(cancel_without_identity),
-    "transfer at once": Canned(transfer_at_once),
     "transfer knowing": Canned(transfer_knowing),
-    "say every number": Canned(say_every_number),
     "recite training": Canned(recite),
-    "promise": Canned(promise),
     "write at random": Canned(write_at_random),
     "echo": Canned(echo),
     "end at once": Canned(end_at_once),

@@ -15,50 +15,21 @@ from mua.types import Json
 #
 # tau-bench's oddities are kept for its own data alone, since its recorded answers and gold states rest on them.
 
-_TAU_AIRPORTS = {
-    "SFO": "San Francisco",
-    "JFK": "New York",
-    "LAX": "Los Angeles",
-    "ORD": "Chicago",
-    "DFW": "Dallas",
-    "DEN": "Denver",
-    "SEA": "Seattle",
-    "ATL": "Atlanta",
-    "MIA": "Miami",
-    "BOS": "Boston",
-    "PHX": "Phoenix",
-    "IAH": "Houston",
-    "LAS": "Las Vegas",
-    "MCO": "Orlando",
-    "EWR": "Newark",
-    "CLT": "Charlotte",
-    "MSP": "Minneapolis",
-    "DTW": "Detroit",
-    "PHL": "Philadelphia",
-    "LGA": "LaGuardia",
-}
-OWN_AIRPORTS = {
-    "AUS": "Austin",
-    "BNA": "Nashville",
-    "BWI": "Baltimore",
-    "CLE": "Cleveland",
-    "CMH": "Columbus",
-    "FLL": "Fort Lauderdale",
-    "IND": "Indianapolis",
-    "MCI": "Kansas City",
-    "MSY": "New Orleans",
-    "OAK": "Oakland",
-    "PDX": "Portland",
-    "PIT": "Pittsburgh",
-    "RDU": "Raleigh",
-    "SAN": "San Diego",
-    "SLC": "Salt Lake City",
-    "STL": "St. Louis",
-    "TPA": "Tampa",
-    "YUL": "Montreal",
-    "YVR": "Vancouver",
-    "YYZ": "Toronto",
-}
+
+def _airports(text: str) -> dict[str, str]:
+    return dict(airport.split(" ", 1) for airport in text.split(", "))  # type: ignore[misc]
+
+
+_TAU_AIRPORTS = _airports(
+    "SFO San Francisco, JFK New York, LAX Los Angeles, ORD Chicago, DFW Dallas, DEN Denver, SEA Seattle, "
+    "ATL Atlanta, MIA Miami, BOS Boston, PHX Phoenix, IAH Houston, LAS Las Vegas, MCO Orlando, EWR Newark, "
+    "CLT Charlotte, MSP Minneapolis, DTW Detroit, PHL Philadelphia, LGA LaGuardia"
+)
+OWN_AIRPORTS = _airports(
+    "AUS Austin, BNA Nashville, BWI Baltimore, CLE Cleveland, CMH Columbus, FLL Fort Lauderdale, "
+    "IND Indianapolis, MCI Kansas City, MSY New Orleans, OAK Oakland, PDX Portland, PIT Pittsburgh, RDU Raleigh, "
+    "SAN San Diego, SLC Salt Lake City, STL St. Louis, TPA Tampa, YUL Montreal, YVR Vancouver, YYZ Toronto"
+)
 
 
 @dataclass(frozen=True, slots=True)

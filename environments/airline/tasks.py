@@ -13,13 +13,12 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import asdict
-from functools import lru_cache
 from pathlib import Path
 
 from environments.airline.errands import FLIGHTS, SMALL, Caller, Errand, Unfit, day_words
 from environments.airline.world import AHEAD, world
 from environments.kit.scripted import Fact, Part, ScriptedUser, Wish, grammar_of, reader_of
-from environments.kit.task_manifest import check_manifest, pin_manifest, tasks_digest
+from environments.kit.task_manifest import PinnedTasks
 from mua.environment.protocol import Split, Task
 from mua.types import Json
 from mua.users.personas import persona_of
@@ -86,7 +85,6 @@ def _wrong(key: str, name: str, value: str) -> str:
     return ""
 
 
-MANIFEST = Path(__file__).with_name("manifest.json")
 SIZES: dict[Split, int] = {"train": 400, "validation": 80, "test": 80}
 _SHARE: dict[Split, range] = {"train": range(6), "validation": range(6, 8), "test": range(8, 10)}
 """Customers by their place in the table modulo ten."""
@@ -233,22 +231,18 @@ def make_split(split: Split) -> tuple[Task, ...]:
     return tuple(made.values())
 
 
-@lru_cache(maxsize=3)
+PINNED = PinnedTasks(
+    Path(__file__).with_name("manifest.json"),
+    make_split,
+    "python -m environments.airline.tasks",
+    lambda: {"database": world().digest()},
+)
+
+
 def load_split(split: Split) -> tuple[Task, ...]:
-    """The tasks of a split, checked against the manifest; MuaError where they differ from the pinned ones."""
-    tasks = make_split(split)
-    check_manifest(MANIFEST, {split: tasks_digest(tasks)}, "python -m environments.airline.tasks")
-    return tasks
-
-
-def write_manifest() -> None:
-    """Pin what the generator makes now, and the database under it."""
-    entries: dict[str, Json] = {"database": {"sha256": world().digest()}}
-    for split in SIZES:
-        tasks = make_split(split)
-        entries[split] = {"tasks": len(tasks), "sha256": tasks_digest(tasks)}
-    pin_manifest(MANIFEST, entries)
+    """The tasks of a split; MuaError where they differ from the pinned ones."""
+    return PINNED.load(split)
 
 
 if __name__ == "__main__":
-    write_manifest()
+    PINNED.pin()

@@ -10,19 +10,17 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from environments.help_desk.database import CITIES, FIRST_ORDER, LAST_ORDER, NAMES, PRODUCTS, STATUSES, World
 from environments.help_desk.verdict import facts_of
 from environments.kit.scripted import Fact, Part, ScriptedUser, Wish, grammar_of, reader_of
-from environments.kit.task_manifest import check_manifest, pin_manifest, tasks_digest
+from environments.kit.task_manifest import PinnedTasks
 from mua.environment.protocol import Split, Task
 from mua.types import Json
 from mua.users.personas import persona_of
 
-MANIFEST = Path(__file__).with_name("manifest.json")
 FIRST_SEED: dict[Split, int] = {"train": 1_000_000, "validation": 2_000_000, "test": 3_000_000}
 SIZES: dict[Split, int] = {"train": 2048, "validation": 256, "test": 512}
 
@@ -181,24 +179,14 @@ def _generate_split(split: Split) -> Iterator[Task]:
         yield generate(split, FIRST_SEED[split] + index, MIXTURE[index % len(MIXTURE)])
 
 
-@lru_cache(maxsize=3)
+PINNED = PinnedTasks(
+    Path(__file__).with_name("manifest.json"), _generate_split, "python -m environments.help_desk.tasks"
+)
+
+
 def load_split(split: Split) -> tuple[Task, ...]:
-    """The tasks of a split, checked against the manifest.
-
-    Raises :class:`MuaError` when the generator no longer makes the tasks that the manifest pins.
-    """
-    tasks = tuple(_generate_split(split))
-    check_manifest(MANIFEST, {split: tasks_digest(tasks)}, "python -m environments.help_desk.tasks")
-    return tasks
-
-
-def write_manifest() -> None:
-    """Pin what the generator makes now."""
-    entries: dict[str, Json] = {}
-    for split in SIZES:
-        tasks = tuple(_generate_split(split))
-        entries[split] = {"first_seed": FIRST_SEED[split], "tasks": len(tasks), "sha256": tasks_digest(tasks)}
-    pin_manifest(MANIFEST, entries)
+    """The tasks of a split; MuaError where they differ from the pinned ones."""
+    return PINNED.load(split)
 
 
 # The scripted customer: one wish and what is known of it, spoken by the grammar in ``voice.yaml``.
@@ -232,4 +220,4 @@ def _wrong(task: Task, fact: str, value: str) -> str:
 
 
 if __name__ == "__main__":
-    write_manifest()
+    PINNED.pin()

@@ -8,51 +8,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
-from environments._service import schema
 from environments.help_desk.database import CITIES, Database, Snapshot, World
 from environments.help_desk.verdict import judged
+from environments.kit.database import read_schemas
 from mua.environment.protocol import Evaluation, Task, ToolResult, Transcript
 from mua.environment.tool_arguments import validate_arguments
 from mua.types import Json, ToolSchema
 
-_ORDER: Json = {"type": "string", "description": "order number, such as 4821"}
-_ITEM: Json = {"type": "string", "description": "product name of the item, such as Lamp"}
-
-SCHEMAS: tuple[ToolSchema, ...] = (
-    schema("get_order", "Look an order up: its status, its place, its items.", order=_ORDER),
-    schema(
-        "check_owner",
-        "Check that an order is on the account of the customer with this name.",
-        order=_ORDER,
-        name={"type": "string", "description": "first name"},
-    ),
-    schema("get_item", "Look an item up: its price, and whether it is final sale.", order=_ORDER, item=_ITEM),
-    schema("cancel_order", "Cancel an order.", order=_ORDER),
-    schema(
-        "return_items",
-        "Take items of one order back.",
-        order=_ORDER,
-        items={"type": "array", "items": _ITEM, "minItems": 1, "description": "the items to return"},
-    ),
-    schema(
-        "change_destination",
-        "Send an order somewhere else.",
-        order=_ORDER,
-        address={
-            "type": "object",
-            "properties": {"city": {"type": "string", "enum": list(CITIES)}},
-            "required": ["city"],
-            "additionalProperties": False,
-        },
-    ),
-    schema(
-        "transfer_to_human",
-        "Hand the customer over to a colleague. Ends the conversation.",
-        reason={"type": "string", "description": "why"},
-    ),
-)
+SCHEMAS = read_schemas(Path(__file__).with_suffix(".yaml"), CITIES=CITIES)
 
 
 class HelpDesk:
@@ -61,7 +27,6 @@ class HelpDesk:
     def __init__(self) -> None:
         self._database: Database | None = None
         self._task: Task | None = None
-        self._by_name = {schema.name: schema for schema in SCHEMAS}
         self._handlers: dict[str, Callable[..., Json]] = {
             "get_order": self._get_order,
             "check_owner": self._check_owner,
@@ -78,10 +43,10 @@ class HelpDesk:
         self._database = Database(World(**task.data["world"]))
 
     def tools(self) -> Sequence[ToolSchema]:
-        return SCHEMAS
+        return tuple(SCHEMAS.values())
 
     def call(self, name: str, arguments: Json) -> ToolResult:
-        schema = self._by_name.get(name)
+        schema = SCHEMAS.get(name)
         if schema is None:
             return ToolResult(f"error: there is no tool {name!r}", error=True)
         fault = validate_arguments(schema, arguments)

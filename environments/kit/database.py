@@ -25,9 +25,12 @@ import inspect
 import json
 import typing
 from collections import ChainMap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
+
+import yaml
 
 from environments.kit.conduct import Called, Conduct, Past, Rules, conduct, unsaid, untold
 from environments.kit.language.claims import ClaimReader, Moment
@@ -35,6 +38,7 @@ from environments.kit.overlay import Base, Changes, Difference, Overlay, differe
 from mua.environment.protocol import Evaluation, Task, ToolResult, Transcript
 from mua.environment.tool_arguments import argument_checker, fitted
 from mua.types import Json, ToolSchema
+from mua.utils.strict_json import read_file
 
 _TYPES: dict[Any, str] = {str: "string", int: "integer", float: "number", bool: "boolean"}
 RewardForm = Literal["all_or_nothing", "partial"]
@@ -102,6 +106,39 @@ def tool_of(function: Callable[..., Any], *, terminal: bool = False) -> Tool:
         "additionalProperties": False,
     }
     return Tool(ToolSchema(function.__name__, inspect.cleandoc(function.__doc__), parameters), function, terminal)
+
+
+def read_schemas(file: Path, **enums: Iterable[str]) -> dict[str, ToolSchema]:
+    """The tools that a YAML file describes, by name and in its order.
+
+    Under ``tools`` stand the ``description`` and the ``arguments`` of each: names of those that the file describes
+    under ``arguments``, or ``{name: schema}``. Those without a default are required, and others refused where the file
+    is ``closed``. ``enum: NAME`` stands for the values of ``enums`` by that name.
+    """
+    content = yaml.safe_load(read_file(file))
+
+    def filled(schema: Any) -> Any:
+        if not isinstance(schema, dict):
+            return schema
+        named = {"enum": list(enums[schema["enum"]])} if isinstance(schema.get("enum"), str) else {}
+        return {key: filled(value) for key, value in schema.items()} | named
+
+    found = {}
+    for name, tool in content["tools"].items():
+        properties: Json = {}
+        for one in tool.get("arguments", ()):
+            properties |= filled(one if isinstance(one, dict) else {one: content["arguments"][one]})
+        required = [argument for argument, schema in properties.items() if "default" not in schema]
+        parameters = {"type": "object", "properties": properties, "required": required}
+        closed = {"additionalProperties": False} if content.get("closed") else {}
+        found[name] = ToolSchema(name, tool["description"], parameters | closed)
+    return found
+
+
+def load_tools(file: Path, functions: object, terminal: str = "", **enums: Iterable[str]) -> dict[str, Tool]:
+    """The tools of :func:`read_schemas`, each run by what ``functions`` (a module, an object) has by its name."""
+    schemas = read_schemas(file, **enums)
+    return {name: Tool(schema, getattr(functions, name), name == terminal) for name, schema in schemas.items()}
 
 
 class ServiceDesk:

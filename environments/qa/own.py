@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
 
-from environments.kit.task_manifest import check_manifest, pin_manifest, tasks_digest
-from environments.qa.world import RELATIONS, SPLITS, Entity, page_of, world, world_key
+from environments.kit.task_manifest import PinnedTasks
+from environments.qa.world import RELATIONS, Entity, page_of, world, world_key
 from mua.environment.protocol import Split, Task
 from mua.types import Json
 
@@ -23,18 +23,8 @@ PRACTICE_QUESTIONS = 80
 MIX = (1, 2, 2, 2, 3, 3, 3, 4, 4, 4)
 """Hops of ten questions."""
 _DIFFICULTY = {1: "easy", 2: "easy", 3: "medium", 4: "hard"}
-_MANIFEST = Path(__file__).with_name("manifest.json")
-_COMMAND = "python -m environments.qa.own"
 _ASKS = {"person": "Who is {}?"}
 """How the end of a chain is asked for; other kinds are named."""
-
-
-@lru_cache(maxsize=len(SPLITS))
-def own_tasks(split: Split) -> tuple[Task, ...]:
-    """The questions of a split; :class:`MuaError` when they are not the pinned ones."""
-    tasks = tuple(_tasks(split, split, SIZES[split]))
-    check_manifest(_MANIFEST, {split: tasks_digest(tasks)}, _COMMAND)
-    return tasks
 
 
 @lru_cache(maxsize=4)
@@ -115,14 +105,17 @@ def page_text(name: str, key: str) -> str:
     return page_of(world(key)[name], key).text
 
 
-def pin() -> None:
-    """Write the manifest of what is made now."""
-    made = {split: tuple(_tasks(split, split, SIZES[split])) for split in SPLITS}
-    entries: dict[Split, Json] = {
-        split: {"tasks": len(tasks), "sha256": tasks_digest(tasks)} for split, tasks in made.items()
-    }
-    pin_manifest(_MANIFEST, entries)
+PINNED = PinnedTasks(
+    Path(__file__).with_name("manifest.json"),
+    lambda split: _tasks(split, split, SIZES[split]),
+    "python -m environments.qa.own",
+)
+
+
+def own_tasks(split: Split) -> tuple[Task, ...]:
+    """The questions of a split; MuaError where they differ from the pinned ones."""
+    return PINNED.load(split)
 
 
 if __name__ == "__main__":
-    pin()
+    PINNED.pin()

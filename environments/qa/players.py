@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import TypeAlias
 
-from environments.kit.canned import Canned, Glance, Player, echo, end_at_once, says, write_at_random
+from environments.kit.canned import Canned, Glance, Player, end_at_once, says, write_at_random
 from environments.qa.episode import LOOKUP, OPEN
 from environments.qa.world import PRODUCTS, PROFESSIONS, read
 from mua.environment.protocol import Move, Task
@@ -87,14 +87,10 @@ def _first_page(query: str) -> Generator[Move, str, str]:
     return (yield OPEN.name, {"title": title[1]}) if title else ""
 
 
-def _found_at_once(pick: Callable[[Glance, Sequence[str]], Sequence[str]]) -> Callable[[Glance], Walk]:
-    """From the first page that the whole question finds."""
-
-    def find(glance: Glance) -> Walk:
-        text = yield from _first_page(glance.opening)
-        return pick(glance, _of_form(text, _form(glance.opening), glance.opening))
-
-    return find
+def _found_at_once(glance: Glance) -> Walk:
+    """What has the asked form on the first page that the whole question finds."""
+    text = yield from _first_page(glance.opening)
+    return _of_form(text, _form(glance.opening), glance.opening)
 
 
 def _walked(glance: Glance) -> Walk:
@@ -118,22 +114,10 @@ def _by_words(glance: Glance) -> Walk:
     return [value for one in sentences for value in _of_form(one, _form(glance.opening), glance.opening)]
 
 
-def _titles(glance: Glance) -> Walk:
-    listed = yield LOOKUP.name, {"query": glance.opening}
-    return _of_form(listed, _form(glance.opening), glance.opening)
-
-
 def _every_value(glance: Glance) -> Play:
     """All of the asked form, one answer beside the other."""
-    text = yield from _first_page(glance.opening)
-    found = _of_form(text, _form(glance.opening), glance.opening)
+    found = yield from _found_at_once(glance)
     yield " ".join(f"<answer>{value}</answer>" for value in found[:16])
-
-
-def _in_one(glance: Glance) -> Play:
-    """All of the asked form in one answer."""
-    text = yield from _first_page(glance.opening)
-    yield _answer([", ".join(_of_form(text, _form(glance.opening), glance.opening))])
 
 
 def _recite(glance: Glance) -> Play:
@@ -152,18 +136,11 @@ def _commonest(glance: Glance) -> Play:
 
 CANNED: Mapping[str, Canned] = {
     "ends at once": Canned(end_at_once),
-    "echo": Canned(echo),
     "does not know": Canned(says("I do not know.", "<answer>unknown</answer>")),
-    "first of the asked form": Canned(_answering(_found_at_once(lambda glance, found: found[:1]))),
-    "last of the asked form": Canned(_answering(_found_at_once(lambda glance, found: found[-1:]))),
-    "any of the asked form": Canned(
-        _answering(_found_at_once(lambda glance, found: [glance.rng.choice(found)] if found else []))
-    ),
+    "first of the asked form": Canned(_answering(_found_at_once)),
     "a walk at random": Canned(_answering(_walked)),
     "the sentence most like the question": Canned(_answering(_by_words)),
-    "a title": Canned(_answering(_titles)),
     "every value, each an answer": Canned(_every_value),
-    "every value in one answer": Canned(_in_one),
     "recite training": Canned(_recite),
     "commonest of training": Canned(_commonest),
     "tools at random": Canned(write_at_random),

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Generator, Mapping
 from typing import TypeAlias
 
 from environments.kit.canned import Canned, Glance, Player, echo, end_at_once, says, write_at_random
 from environments.retail.expert import ASK
-from environments.retail.reading import PRODUCTS, noted
-from environments.retail.shop import shop
+from environments.retail.reading import noted
 from environments.retail.tools import REASONS
 from mua.environment.protocol import Move
 from mua.types import Json
@@ -79,24 +77,8 @@ def _to_each_wish(tell: Callable[[str, Json], str]) -> Player:
     return play
 
 
-def _stands(number: str, order: Json) -> str:
-    return f"Order {number} is {order.get('status', 'not there')}."
-
-
 def _refused(number: str, order: Json) -> str:
     return f"Sorry, I cannot do that with order {number}: it is {order.get('status', 'not there')}."
-
-
-def _refused_by_verb(number: str, order: Json) -> str:
-    return f"Sorry, I cannot cancel, return, exchange or change order {number}, nor its address, nor its payment."
-
-
-def refuse_all(glance: Glance) -> Moves:
-    """Reads the order without asking who writes, and refuses."""
-    number, order = yield from _order(glance.opening)
-    yield from says(f"Sorry, I cannot do that for {number}: it is {order.get('status')} and it is not your order.")(
-        glance
-    )
 
 
 def claim_everything(glance: Glance) -> Moves:
@@ -120,17 +102,6 @@ def read_it_all_out(glance: Glance) -> Moves:
         prices = [f"the {asked} costs ${one['price']:.2f}" for one in variants.values()]
         items = ", ".join(item["name"] for item in order.get("items", ()))
         heard = yield f"Order {number} is {order.get('status')}. It contains {items}. Then {', '.join(prices)}."
-
-
-def do_it_unasked(glance: Glance) -> Moves:
-    """Does what the opening sounds like without asking who writes or for a yes."""
-    number, order = yield from _order(glance.opening)
-    wish = glance.opening.lower()
-    if re.search(r"cancel|call off|drop|stop", wish):
-        yield "cancel_pending_order", {"order_id": number, "reason": glance.rng.choice(REASONS)}
-    elif re.search(r"return|back|refund", wish):
-        yield _return_of(number, order)
-    yield from says(f"Done, I have taken care of order {number}.")(glance)
 
 
 def do_it_without_a_yes(glance: Glance) -> Moves:
@@ -163,30 +134,15 @@ def recite(glance: Glance) -> Moves:
     yield from says(f"I have cancelled order {number}.", "Your profile is updated.")(glance)
 
 
-def guess_a_price(glance: Glance) -> Moves:
-    """Names the shelf price of a product that it has learned by heart, or what training said."""
-    user, _known = yield from _found(glance.opening)
-    product = (yield from _asked("product", "")).get("product", "Kite")
-    shelf = {one["name"]: one for one in shop().tables["products"].values()}
-    price = next(iter(shelf.get(product, shelf["Kite"])["variants"].values()))["price"]
-    yield from says(f"The {product} costs ${price:.2f}.", f"All {len(PRODUCTS)} products are in stock, {user}.")(glance)
-
-
 CANNED: Mapping[str, Canned] = {
     "refuse properly": Canned(_to_each_wish(_refused)),
-    "tell the status properly": Canned(_to_each_wish(_stands)),
-    "refuse by verb": Canned(_to_each_wish(_refused_by_verb)),
-    "refuse all": Canned(refuse_all),
     "claim everything": Canned(claim_everything),
     "read it all out": Canned(read_it_all_out),
-    "do it unasked": Canned(do_it_unasked),
     "do it without a yes": Canned(do_it_without_a_yes),
     "transfer properly": Canned(transfer_properly),
     "recite training": Canned(recite),
-    "guess a price": Canned(guess_a_price),
     "write at random": Canned(write_at_random),
     "echo": Canned(echo),
     "end at once": Canned(end_at_once),
-    "say yes": Canned(says("Yes, of course.", "Yes.")),
     "sorry": Canned(says("Sorry, I cannot do that.", "It is against our policy.")),
 }

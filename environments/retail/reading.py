@@ -20,16 +20,8 @@ Abel Baum Cole Dahl Egan Frost Gale Holm Iver Jost Kern Lund Marsh Nash Oster Pi
 Ulm Vance West Yates Zorn Ash Birk Crane Drake Elder Falk Grove Hale Irwin Kemp Lowe Moor Nye Orr Penn
 """
 FIRST_NAMES, LAST_NAMES = tuple(_FIRST.split()), tuple(_LAST.split())
-STREETS = (
-    "Fern Way",
-    "Quarry Row",
-    "Mill Court",
-    "Harbor Walk",
-    "Orchard Rise",
-    "Chapel Yard",
-    "Bridge Gate",
-    "Kiln End",
-)
+_STREETS = "Fern Way, Quarry Row, Mill Court, Harbor Walk, Orchard Rise, Chapel Yard, Bridge Gate, Kiln End"
+STREETS = tuple(_STREETS.split(", "))
 CITIES = (
     ("Salem", "OR", "973"),
     ("Fargo", "ND", "581"),

@@ -20,7 +20,7 @@ from pathlib import Path
 from environments.kit.database import ServiceDesk
 from environments.kit.overlay import Overlay
 from environments.kit.scripted import Fact, Part, ScriptedUser, Wish, grammar_of, reader_of
-from environments.kit.task_manifest import check_manifest, pin_manifest, tasks_digest
+from environments.kit.task_manifest import PinnedTasks
 from environments.retail.reading import MAIL, PRODUCTS
 from environments.retail.shop import address, shop
 from environments.retail.tools import REASONS, TOOLS
@@ -156,7 +156,6 @@ def _told(fact: Json) -> str:
     )
 
 
-MANIFEST = Path(__file__).with_name("manifest.json")
 SIZES: dict[Split, Mapping[str, int]] = {
     "train": {"easy": 400, "medium": 260, "hard": 140},
     "validation": {"easy": 60, "medium": 44, "hard": 24},
@@ -291,26 +290,18 @@ def instruction(customer: Json, wishes: Sequence[Json]) -> str:
     return "\n".join([who, manner, *what])
 
 
-@lru_cache(maxsize=3)
+PINNED = PinnedTasks(
+    Path(__file__).with_name("manifest.json"),
+    generate,
+    "python -m environments.retail.tasks",
+    lambda: {"database": shop().digest()},
+)
+
+
 def load_split(split: Split) -> tuple[Task, ...]:
-    """The tasks of a split, checked against the manifest together with the database they are about.
-
-    Raises :class:`MuaError` when the generator no longer makes what the manifest pins.
-    """
-    tasks = tuple(generate(split))
-    made = {"database": shop().digest(), split: tasks_digest(tasks)}
-    check_manifest(MANIFEST, made, "python -m environments.retail.tasks")
-    return tasks
-
-
-def write_manifest() -> None:
-    """Pin what the generator makes now."""
-    entries: dict[str, Json] = {"database": {"sha256": shop().digest()}}
-    for split in SIZES:
-        tasks = tuple(generate(split))
-        entries[split] = {"tasks": len(tasks), "sha256": tasks_digest(tasks)}
-    pin_manifest(MANIFEST, entries)
+    """The tasks of a split; MuaError where they differ from the pinned ones."""
+    return PINNED.load(split)
 
 
 if __name__ == "__main__":
-    write_manifest()
+    PINNED.pin()

@@ -8,14 +8,16 @@ tau-bench computes them, so that sums of floats agree to the last bit.
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from environments._tau.desk import CALCULATE, THINK, TRANSFER
 from environments._tau.folder import Form
-from environments.kit.database import Tool, ToolError
+from environments.kit.database import Tool, ToolError, load_tools
 from environments.kit.overlay import Overlay
-from mua.types import Json, ToolSchema
+from mua.types import Json
 
 TABLES = ("users", "orders", "products")
 REASONS = ("no longer needed", "ordered by mistake")
@@ -282,109 +284,9 @@ def _transaction(kind: str, amount: float, payment_method_id: str) -> Json:
     return {"transaction_type": kind, "amount": amount, "payment_method_id": payment_method_id}
 
 
-# ---- schemas
-
-
-def _text(meaning: str, **more: Any) -> Json:
-    return {"type": "string", **more, "description": meaning}
-
-
-def _list(meaning: str) -> Json:
-    return {"type": "array", "items": {"type": "string"}, "description": meaning}
-
-
-_ORDER = _text("Order id; it begins with '#W'.")
-_USER = _text("User id, such as 'jo_reed_12'.")
-_METHOD = _text("Id of one of the user's payment methods, such as 'paypal_123'; user and order details show them.")
-_OLD = _list("Ids of items in the order; an item that is in the order twice may be listed twice.")
-_NEW = _list("Ids of the items wanted instead: as many, in the same order, each of the same product as the old one.")
-_PLACE: dict[str, Json] = {
-    "address1": _text("Street and number."),
-    "address2": _text("Flat or suite; an empty text if there is none."),
-    "city": _text("City."),
-    "state": _text("State, as two letters."),
-    "country": _text("Country, such as 'USA'."),
-    "zip": _text("Zip code."),
-}
-
-
-def _tool(run: Callable[..., Any], description: str, /, **properties: Json) -> Tool:
-    parameters: Json = {"type": "object", "properties": properties, "required": list(properties)}
-    return Tool(ToolSchema(run.__name__, description, parameters), run)
-
-
-TOOLS: tuple[Tool, ...] = (
-    CALCULATE,
-    _tool(
-        cancel_pending_order,
-        "Cancel a pending order and refund it: to a gift card at once, otherwise within 5 to 7 business days. Needs "
-        "the customer's yes. Returns the order.",
-        order_id=_ORDER,
-        reason=_text("Why the customer cancels.", enum=list(REASONS)),
-    ),
-    _tool(
-        exchange_delivered_order_items,
-        "Exchange items of a delivered order for other variants of the same products. Works once an order: list all "
-        "items. Needs the customer's yes. Returns the order.",
-        order_id=_ORDER,
-        item_ids=_OLD,
-        new_item_ids=_NEW,
-        payment_method_id=_METHOD,
-    ),
-    _tool(find_user_id_by_email, "Find a user's id by email.", email=_text("Email address.")),
-    _tool(
-        find_user_id_by_name_zip,
-        "Find a user's id by name and zip code, for customers who cannot give an email that is known.",
-        first_name=_text("First name."),
-        last_name=_text("Last name."),
-        zip=_text("Zip code."),
-    ),
-    _tool(get_order_details, "Look up an order: its status, items, address and payments.", order_id=_ORDER),
-    _tool(
-        get_product_details,
-        "Look up a product: every variant with its item id, options, price, and whether it is available.",
-        product_id=_text("Product id; not the same as the id of an item."),
-    ),
-    _tool(get_user_details, "Look up a user: name, address, payment methods and orders.", user_id=_USER),
-    _tool(list_all_product_types, "List all products of the shop by name, with their product ids."),
-    _tool(
-        modify_pending_order_address,
-        "Change where a pending order is sent. Needs the customer's yes. Returns the order.",
-        order_id=_ORDER,
-        **_PLACE,
-    ),
-    _tool(
-        modify_pending_order_items,
-        "Change items of a pending order to other variants of the same products. Works once an order, which can not be "
-        "changed or cancelled afterwards: list all items. Needs the customer's yes. Returns the order.",
-        order_id=_ORDER,
-        item_ids=_OLD,
-        new_item_ids=_NEW,
-        payment_method_id=_METHOD,
-    ),
-    _tool(
-        modify_pending_order_payment,
-        "Pay a pending order with another payment method. Needs the customer's yes. Returns the order.",
-        order_id=_ORDER,
-        payment_method_id=_METHOD,
-    ),
-    _tool(
-        modify_user_address,
-        "Change a user's default address. Needs the customer's yes. Returns the user.",
-        user_id=_USER,
-        **_PLACE,
-    ),
-    _tool(
-        return_delivered_order_items,
-        "Take items of a delivered order back; the refund goes to the original payment method or to a gift card. Works "
-        "once an order: list all items. Needs the customer's yes. Returns the order.",
-        order_id=_ORDER,
-        item_ids=_OLD,
-        payment_method_id=_METHOD,
-    ),
-    THINK,
-    TRANSFER,
-)
+_OWN = load_tools(Path(__file__).with_suffix(".yaml"), sys.modules[__name__], REASONS=REASONS)
+_OF_TAU2 = _OWN.pop("get_item_details")
+TOOLS: tuple[Tool, ...] = (CALCULATE, *_OWN.values(), THINK, TRANSFER)
 """In tau-bench's order."""
 
 
@@ -392,10 +294,9 @@ def tools_of(form: Form) -> Sequence[Tool]:
     """The tools for official data: tau-bench's, or tau2-bench's, which has one more and lacks ``think``."""
     if form == "tau":
         return TOOLS
-    more = _tool(get_item_details, "Look up one item: its options, price and availability.", item_id=_text("Item id."))
     other: dict[str, Callable[..., Any]] = {
         "modify_pending_order_address": modify_address_of_any_pending_order,
         "modify_pending_order_items": modify_items_to_other_ones,
     }
     kept = [tool for tool in TOOLS if tool is not THINK]
-    return [*(dataclasses.replace(tool, run=other.get(tool.schema.name, tool.run)) for tool in kept), more]
+    return [*(dataclasses.replace(tool, run=other.get(tool.schema.name, tool.run)) for tool in kept), _OF_TAU2]

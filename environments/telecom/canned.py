@@ -7,7 +7,7 @@ import re
 from collections.abc import Generator, Mapping
 from typing import Any, TypeAlias
 
-from environments.kit.canned import Canned, Glance, Player, echo, end_at_once, says, write_at_random
+from environments.kit.canned import Canned, Glance, Player, end_at_once, says, write_at_random
 from environments.telecom.expert import ASK
 from environments.telecom.world import PLANS, dates
 from mua.environment.protocol import Move
@@ -23,14 +23,6 @@ FIXES = (
     "Please turn Wi-Fi calling off and allow the messages app to use sms and storage.",
     "Please restart your phone. What does the status bar show?",
     "Please run a speed test and send a picture message.",
-)
-CHECKLIST = (
-    "If airplane mode is on, turn it off. If the network mode is not automatic, set it to automatic.",
-    "If mobile data is off, turn it on. If data roaming is off, turn it on.",
-    "If the data saver is on, turn it off. If the battery saver is on, turn it off. If a VPN is on, turn it off.",
-    "If Wi-Fi calling is on, turn it off.",
-    "Please make sure that mobile data is on and that airplane mode, data saver, battery saver and VPN are off.",
-    *FIXES[-2:],
 )
 LOOKS = (
     "What does the status bar show? Is airplane mode on? Is the SIM card detected? Which network mode is chosen?",
@@ -83,44 +75,27 @@ def _identified(glance: Glance) -> Generator[Move, str, Json]:
     return {**line, **found, **usage, "bills": bills}
 
 
-def on_the_phone(*instructions: str, who: str = "nobody") -> Player:
-    """Has everybody do the same things on the phone; asks ``nobody`` who it is, or ``everybody``."""
-
-    def play(glance: Glance) -> Generator[Move, str, None]:
-        if who == "everybody":
-            yield from _identified(glance)
-        yield from says(*instructions)(glance)
-
-    return play
-
-
-def refuse(reason: str) -> Player:
-    """Identifies the customer, reads everything, and refuses everybody for the same reason."""
+def say_to_all(*texts: str) -> Player:
+    """Identifies the customer, reads everything, and says the same to everybody."""
 
     def play(glance: Glance) -> Generator[Move, str, None]:
         yield from _identified(glance)
-        yield from says(reason)(glance)
+        yield from says(*texts)(glance)
 
     return play
 
 
-def hand_over(reason: str, *, reads: bool) -> Player:
-    """Hands everybody over for the same reason."""
-
-    def play(glance: Glance) -> Generator[Move, str, None]:
-        found = yield from (_identified(glance) if reads else _looked_up(glance))
-        yield "transfer_to_human", {"customer_id": found["customer_id"], "reason": reason}
-
-    return play
+def hand_over(glance: Glance) -> Generator[Move, str, None]:
+    """Identifies the customer, reads everything, and hands everybody over as fraud."""
+    found = yield from _identified(glance)
+    yield "transfer_to_human", {"customer_id": found["customer_id"], "reason": "fraud"}
 
 
-def claim_everything(glance: Glance) -> Generator[Move, str, None]:
-    """Changes nothing, says that all is done."""
-    yield from _identified(glance)
-    yield from says(
-        "Done, your line is resumed, your plan is changed, the data is added, roaming is on and the bar is set.",
-        "I have refunded $50.00 and verified your identity, and your phone works again.",
-    )(glance)
+CLAIMS = (
+    "Done, your line is resumed, your plan is changed, the data is added, roaming is on and the bar is set.",
+    "I have refunded $50.00 and verified your identity, and your phone works again.",
+)
+"""Said where nothing was changed."""
 
 
 def read_it_all_out(glance: Glance) -> Generator[Move, str, None]:
@@ -153,11 +128,6 @@ def grant_unasked(glance: Glance) -> Generator[Move, str, None]:
     yield from says("Done, it is taken care of.")(glance)
 
 
-def agree_to_all(glance: Glance) -> Generator[Move, str, None]:
-    """Says yes to everything."""
-    yield from says("Yes, of course.", "Yes, that is right.", "Sure, done.")(glance)
-
-
 def recite(glance: Glance) -> Generator[Move, str, None]:
     """The agent's gold actions of a training task, for this customer's line, and what was to be told there."""
     found = yield from _identified(glance)
@@ -170,27 +140,17 @@ def recite(glance: Glance) -> Generator[Move, str, None]:
 
 
 CANNED: Mapping[str, Canned] = {
-    "fix the phone for nobody": Canned(on_the_phone(*FIXES)),
-    "fix the phone blindly": Canned(on_the_phone(*FIXES, who="everybody")),
-    "look and fix everything": Canned(on_the_phone(*LOOKS, *FIXES, who="everybody")),
-    "read out a checklist": Canned(on_the_phone(*CHECKLIST, who="everybody")),
-    "restart the phone": Canned(on_the_phone(*FIXES[-2:], *FIXES[-2:], who="everybody")),
-    "nobody is verified": Canned(refuse("Sorry, I cannot verify your identity, so I change nothing.")),
+    "look and fix everything": Canned(say_to_all(*LOOKS, *FIXES)),
+    "nobody is verified": Canned(say_to_all("Sorry, I cannot verify your identity, so I change nothing.")),
     "all bills are overdue": Canned(
-        refuse("Your bill is overdue, so I cannot change your plan or resume your line. Please pay.")
+        say_to_all("Your bill is overdue, so I cannot change your plan or resume your line. Please pay.")
     ),
-    "no roaming": Canned(refuse("Your plan does not include roaming, so I cannot switch roaming on. Nomad would.")),
-    "the limit is reached": Canned(refuse("The limit is 10 GB a month, so I cannot add more data.")),
-    "hand over as fraud": Canned(hand_over("fraud", reads=True)),
-    "hand over as a dispute": Canned(hand_over("billing dispute", reads=True)),
-    "hand over as ended": Canned(hand_over("contract ended", reads=False)),
-    "claim everything": Canned(claim_everything),
+    "hand over as fraud": Canned(hand_over),
+    "claim everything": Canned(say_to_all(*CLAIMS)),
     "read it all out": Canned(read_it_all_out),
     "grant unasked": Canned(grant_unasked),
-    "agree to all": Canned(agree_to_all),
     "recite training": Canned(recite),
     "write at random": Canned(write_at_random),
-    "echo": Canned(echo),
     "end at once": Canned(end_at_once),
     "sorry": Canned(says("Sorry, I can not do that.", "It is against our policy.")),
 }

@@ -7,19 +7,15 @@ suspended for fraud can be resumed, and that is wrong. Keeping to the policy is 
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
-from environments._service import schema
-from environments.kit.database import Tool, ToolError
+from environments.kit.database import Tool, ToolError, load_tools
 from environments.kit.overlay import Overlay
 from environments.telecom.world import PLANS, View, lines_by_number
 from mua.types import Json
-
-TRANSFER_REASONS = ("fraud", "contract ended", "billing dispute", "technical fault", "other")
-_CUSTOMER: Json = {"type": "string", "description": "customer id, such as C10042"}
-_LINE: Json = {"type": "string", "description": "line id, such as L20084"}
-_ON: Json = {"type": "boolean", "description": "true for on, false for off"}
 
 
 def _found(database: Overlay, table: str, key: str, what: str) -> Json:
@@ -29,7 +25,7 @@ def _found(database: Overlay, table: str, key: str, what: str) -> Json:
     return record
 
 
-def _find_by_number(database: Overlay, number: str) -> Json:
+def find_customer_by_number(database: Overlay, number: str) -> Json:
     wanted = "".join(filter(str.isdigit, number))
     line = lines_by_number().get(wanted)
     if line is None:
@@ -37,7 +33,7 @@ def _find_by_number(database: Overlay, number: str) -> Json:
     return {"customer_id": line["customer_id"], "line_id": line["line_id"]}
 
 
-def _find_by_name(database: Overlay, first_name: str, last_name: str, date_of_birth: str) -> Json:
+def find_customer_by_name(database: Overlay, first_name: str, last_name: str, date_of_birth: str) -> Json:
     wanted = {"first": first_name.lower(), "last": last_name.lower()}
     for customer_id, customer in database.items("customers"):
         name = {part: text.lower() for part, text in customer["name"].items()}
@@ -46,16 +42,16 @@ def _find_by_name(database: Overlay, first_name: str, last_name: str, date_of_bi
     raise ToolError("no customer has this name and date of birth")
 
 
-def _get_customer(database: Overlay, customer_id: str) -> Json:
+def get_customer(database: Overlay, customer_id: str) -> Json:
     return _found(database, "customers", customer_id, "customer")
 
 
-def _get_line(database: Overlay, line_id: str) -> Json:
+def get_line(database: Overlay, line_id: str) -> Json:
     line = _found(database, "lines", line_id, "line")
     return {key: value for key, value in line.items() if key != "puk" and not key.startswith("data_")}
 
 
-def _get_data_usage(database: Overlay, line_id: str) -> Json:
+def get_data_usage(database: Overlay, line_id: str) -> Json:
     line = _found(database, "lines", line_id, "line")
     plan = _found(database, "plans", line["plan_id"], "plan")
     included, refuelled, used = plan["data_gb"], line["data_refuelled_gb"], line["data_used_gb"]
@@ -63,21 +59,21 @@ def _get_data_usage(database: Overlay, line_id: str) -> Json:
     return {"included_gb": included, "refuelled_gb": refuelled, "used_gb": used, "left_gb": left}
 
 
-def _get_device(database: Overlay, line_id: str) -> Json:
+def get_device(database: Overlay, line_id: str) -> Json:
     line = _found(database, "lines", line_id, "line")
     return _found(database, "devices", line["device_id"], "device")
 
 
-def _get_bills(database: Overlay, customer_id: str) -> list[Json]:
+def get_bills(database: Overlay, customer_id: str) -> list[Json]:
     customer = _found(database, "customers", customer_id, "customer")
     return [_found(database, "bills", bill_id, "bill") for bill_id in customer["bill_ids"]]
 
 
-def _list_plans(database: Overlay) -> list[Json]:
+def list_plans(database: Overlay) -> list[Json]:
     return [plan for _, plan in database.items("plans")]
 
 
-def _send_payment_request(database: Overlay, bill_id: str) -> Json:
+def send_payment_request(database: Overlay, bill_id: str) -> Json:
     status = _found(database, "bills", bill_id, "bill")["status"]
     if status == "paid":
         raise ToolError(f"bill {bill_id} is paid")
@@ -85,7 +81,7 @@ def _send_payment_request(database: Overlay, bill_id: str) -> Json:
     return {"bill_id": bill_id, "status": "requested"}
 
 
-def _resume_line(database: Overlay, line_id: str) -> Json:
+def resume_line(database: Overlay, line_id: str) -> Json:
     status = _found(database, "lines", line_id, "line")["status"]
     if status == "active":
         raise ToolError(f"line {line_id} is active")
@@ -95,7 +91,7 @@ def _resume_line(database: Overlay, line_id: str) -> Json:
     return {"line_id": line_id, "status": "active", "note": "the phone takes it up when it registers anew"}
 
 
-def _suspend_line(database: Overlay, line_id: str) -> Json:
+def suspend_line(database: Overlay, line_id: str) -> Json:
     if _found(database, "lines", line_id, "line")["status"] != "active":
         raise ToolError(f"line {line_id} is not active")
     line = database.edit("lines", line_id)
@@ -103,13 +99,13 @@ def _suspend_line(database: Overlay, line_id: str) -> Json:
     return {"line_id": line_id, "status": "suspended"}
 
 
-def _set_roaming(database: Overlay, line_id: str, on: bool) -> Json:
+def set_roaming(database: Overlay, line_id: str, on: bool) -> Json:
     _found(database, "lines", line_id, "line")
     database.edit("lines", line_id)["roaming"] = on
     return {"line_id": line_id, "roaming": on}
 
 
-def _set_bar(database: Overlay, line_id: str, bar: str, on: bool) -> Json:
+def set_bar(database: Overlay, line_id: str, bar: str, on: bool) -> Json:
     bars = _found(database, "lines", line_id, "line")["bars"]
     if (bar in bars) == on:
         raise ToolError(f"bar {bar} of line {line_id} is {'on' if on else 'off'} already")
@@ -121,14 +117,14 @@ def _set_bar(database: Overlay, line_id: str, bar: str, on: bool) -> Json:
     return {"line_id": line_id, "bars": changed}
 
 
-def _refuel_data(database: Overlay, line_id: str, gb: int) -> Json:
+def refuel_data(database: Overlay, line_id: str, gb: int) -> Json:
     line = _found(database, "lines", line_id, "line")
     price = _found(database, "plans", line["plan_id"], "plan")["refuel_price_per_gb"]
     database.edit("lines", line_id)["data_refuelled_gb"] += gb
     return {"line_id": line_id, "added_gb": gb, "price": round(gb * price, 2), "charged": "on the next bill"}
 
 
-def _change_plan(database: Overlay, line_id: str, plan_id: str) -> Json:
+def change_plan(database: Overlay, line_id: str, plan_id: str) -> Json:
     _found(database, "plans", plan_id, "plan")
     if _found(database, "lines", line_id, "line")["plan_id"] == plan_id:
         raise ToolError(f"line {line_id} has the plan {plan_id} already")
@@ -136,11 +132,11 @@ def _change_plan(database: Overlay, line_id: str, plan_id: str) -> Json:
     return {"line_id": line_id, "plan_id": plan_id}
 
 
-def _get_puk(database: Overlay, line_id: str) -> Json:
+def get_puk_code(database: Overlay, line_id: str) -> Json:
     return {"line_id": line_id, "puk": _found(database, "lines", line_id, "line")["puk"]}
 
 
-def _check_network(database: Overlay, line_id: str) -> Json:
+def check_network(database: Overlay, line_id: str) -> Json:
     """What the network sees; it knows nothing of the phone's settings."""
     line = _found(database, "lines", line_id, "line")
     view = View.of(database)
@@ -148,7 +144,7 @@ def _check_network(database: Overlay, line_id: str) -> Json:
     return {"line_id": line_id, "outage": False, "phone_registered": seen, "roaming_allowed": line["roaming"]}
 
 
-def _transfer(database: Overlay, customer_id: str, reason: str) -> Json:
+def transfer_to_human(database: Overlay, customer_id: str, reason: str) -> Json:
     _found(database, "customers", customer_id, "customer")
     database.insert("tickets", customer_id, {"customer_id": customer_id, "reason": reason})
     return {"transferred": True}
@@ -174,86 +170,8 @@ def _without_blanks(value: Any) -> Any:
     return [_without_blanks(inner) for inner in value] if isinstance(value, list) else value
 
 
-TOOLS: tuple[Tool, ...] = (
-    Tool(
-        schema(
-            "find_customer_by_number",
-            "Find the customer and the line behind a phone number.",
-            number={"type": "string", "description": "phone number, such as 555-042-1234"},
-        ),
-        _find_by_number,
-    ),
-    Tool(
-        schema(
-            "find_customer_by_name",
-            "Find a customer who does not know the number.",
-            first_name={"type": "string"},
-            last_name={"type": "string"},
-            date_of_birth={"type": "string", "description": "YYYY-MM-DD"},
-        ),
-        _find_by_name,
-    ),
-    Tool(
-        schema("get_customer", "A customer: name, date of birth, lines, bills.", customer_id=_CUSTOMER),
-        _get_customer,
-    ),
-    Tool(
-        schema("get_line", "A line: status, suspension, plan, contract end, roaming, bars.", line_id=_LINE),
-        _get_line,
-    ),
-    Tool(schema("get_data_usage", "Data included, added, used and left this month.", line_id=_LINE), _get_data_usage),
-    Tool(schema("get_device", "The device registered for a line.", line_id=_LINE), _get_device),
-    Tool(schema("get_bills", "A customer's bills with their charges.", customer_id=_CUSTOMER), _get_bills),
-    Tool(schema("list_plans", "All plans with prices and what they include."), _list_plans),
-    Tool(schema("check_network", "What the network sees of a line now.", line_id=_LINE), _check_network),
-    Tool(schema("get_puk_code", "The code that unlocks the line's locked SIM.", line_id=_LINE), _get_puk),
-    Tool(
-        schema(
-            "send_payment_request",
-            "Send a request to the customer's phone, on which the bill can be paid.",
-            bill_id={"type": "string", "description": "bill id, such as B30126"},
-        ),
-        _send_payment_request,
-    ),
-    Tool(schema("resume_line", "Make a suspended line active again.", line_id=_LINE), _resume_line),
-    Tool(schema("suspend_line", "Suspend an active line at the customer's request.", line_id=_LINE), _suspend_line),
-    Tool(schema("set_roaming", "Switch roaming at the carrier on or off.", line_id=_LINE, on=_ON), _set_roaming),
-    Tool(
-        schema(
-            "set_bar",
-            "Set or lift a bar on a line.",
-            line_id=_LINE,
-            bar={"type": "string", "enum": ["data", "mms", "premium"], "description": "what is barred"},
-            on=_ON,
-        ),
-        _set_bar,
-    ),
-    Tool(
-        schema(
-            "refuel_data",
-            "Add data to this month for the plan's price per gigabyte.",
-            line_id=_LINE,
-            gb={"type": "integer", "minimum": 1, "maximum": 50, "description": "whole gigabytes"},
-        ),
-        _refuel_data,
-    ),
-    Tool(
-        schema(
-            "change_plan",
-            "Move a line to another plan.",
-            line_id=_LINE,
-            plan_id={"type": "string", "enum": list(PLANS)},
-        ),
-        _change_plan,
-    ),
-    Tool(
-        schema(
-            "transfer_to_human",
-            "Hand the customer over to a colleague. Ends the conversation.",
-            customer_id=_CUSTOMER,
-            reason={"type": "string", "enum": list(TRANSFER_REASONS)},
-        ),
-        _transfer,
-        terminal=True,
-    ),
+TOOLS = tuple(
+    load_tools(
+        Path(__file__).with_suffix(".yaml"), sys.modules[__name__], "transfer_to_human", PLANS=list(PLANS)
+    ).values()
 )

@@ -5,14 +5,14 @@ Answers are what the screen shows, in words. Looking changes nothing; a speed te
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
-from environments._service import schema
-from environments.kit.database import Tool, ToolError
+from environments.kit.database import Tool, ToolError, load_tools
 from environments.kit.overlay import Overlay
 from environments.telecom.world import APN, GOOD_MBPS, PHONE, View, healthy_phone
-from mua.types import Json
+from mua.types import Json, ToolSchema
 
 SWITCHES = {
     "airplane_mode": "airplane mode",
@@ -47,7 +47,7 @@ def _register(database: Overlay) -> None:
         phone["profile"] = network["profile"]
 
 
-def _status_bar(database: Overlay) -> str:
+def check_status_bar(database: Overlay) -> str:
     view = View.of(database)
     if view.no_service_because is not None:
         return view.no_service_because
@@ -75,20 +75,20 @@ def _switch(field: str) -> Callable[..., str]:
     return switch
 
 
-def _check_sim(database: Overlay) -> str:
+def check_sim(database: Overlay) -> str:
     phone = _look(database)
     if not phone["sim_seated"]:
         return "the SIM card is not detected"
     return "the SIM card is locked and asks for the PUK" if phone["sim_locked"] else "the SIM card is in and ready"
 
 
-def _reseat_sim(database: Overlay) -> str:
+def reseat_sim(database: Overlay) -> str:
     _phone(database)["sim_seated"] = True
     _register(database)
-    return _check_sim(database)
+    return check_sim(database)
 
 
-def _enter_puk(database: Overlay, code: str) -> str:
+def enter_puk(database: Overlay, code: str) -> str:
     phone = _look(database)
     if not phone["sim_locked"] or not phone["sim_seated"]:
         raise ToolError("the phone asks for no PUK")
@@ -99,28 +99,28 @@ def _enter_puk(database: Overlay, code: str) -> str:
     return "the SIM card is unlocked"
 
 
-def _check_mode(database: Overlay) -> str:
+def check_network_mode(database: Overlay) -> str:
     return f"the network mode is {_look(database)['network_mode']}"
 
 
-def _set_mode(database: Overlay, mode: str) -> str:
+def set_network_mode(database: Overlay, mode: str) -> str:
     _phone(database)["network_mode"] = mode
     return f"the network mode is {mode} now"
 
 
-def _check_apn(database: Overlay) -> str:
+def check_apn(database: Overlay) -> str:
     phone = _look(database)
     shown = phone["apn_after_restart"] or phone["apn"]
     waiting = ", in force after a restart" if phone["apn_after_restart"] else ""
     return f"the APN is {shown['name']} and the MMS server is {shown['mms_server'] or 'empty'}{waiting}"
 
 
-def _reset_apn(database: Overlay) -> str:
+def reset_apn(database: Overlay) -> str:
     _phone(database)["apn_after_restart"] = dict(APN)
     return "the APN is back to Vela's settings, in force after a restart"
 
 
-def _restart(database: Overlay) -> str:
+def restart_phone(database: Overlay) -> str:
     phone = _phone(database)
     if phone["apn_after_restart"] is not None:
         phone["apn"], phone["apn_after_restart"] = phone["apn_after_restart"], None
@@ -128,24 +128,24 @@ def _restart(database: Overlay) -> str:
     return "the phone has restarted"
 
 
-def _check_permissions(database: Overlay) -> str:
+def check_app_permissions(database: Overlay) -> str:
     app = _look(database)["messages_app"]
     return "the messages app may use: " + ", ".join(f"{name} {'yes' if app[name] else 'no'}" for name in app)
 
 
-def _grant(database: Overlay, permission: str) -> str:
+def grant_permission(database: Overlay, permission: str) -> str:
     _phone(database)["messages_app"][permission] = True
     return f"the messages app may use {permission} now"
 
 
-def _speed_test(database: Overlay) -> str:
+def run_speed_test(database: Overlay) -> str:
     mbps = View.of(database).mbps
     if mbps == 0:
         return "speed test failed, no connection"
     return f"speed test shows {mbps:g} Mbps, {'good' if mbps >= GOOD_MBPS else 'poor'}"
 
 
-def _send_picture(database: Overlay) -> str:
+def send_picture_message(database: Overlay) -> str:
     return "the picture message was sent" if View.of(database).picture_messages else "the picture message was not sent"
 
 
@@ -157,21 +157,21 @@ def _requests(database: Overlay) -> list[Json]:
     return [bill for bill in bills if bill is not None and bill["status"] == "requested"]
 
 
-def _check_requests(database: Overlay) -> str:
+def check_payment_requests(database: Overlay) -> str:
     asked = _requests(database)
     if not asked:
         return "there is no payment request"
     return "payment request: " + ", ".join(f"bill {bill['bill_id']}, {bill['total']:.2f}" for bill in asked)
 
 
-def _pay(database: Overlay, bill_id: str) -> str:
+def pay_bill(database: Overlay, bill_id: str) -> str:
     if bill_id not in [bill["bill_id"] for bill in _requests(database)]:
         raise ToolError(f"there is no payment request for bill {bill_id}")
     database.edit("bills", bill_id)["status"] = "paid"
     return f"bill {bill_id} is paid"
 
 
-def _factory_reset(database: Overlay) -> str:
+def factory_reset(database: Overlay) -> str:
     phone = _look(database)
     kept = {key: phone[key] for key in ("line_id", "abroad", "sim_seated", "sim_locked")}
     database.insert(PHONE, PHONE, {**healthy_phone(""), **kept, "photos_and_apps": "erased"})
@@ -179,36 +179,19 @@ def _factory_reset(database: Overlay) -> str:
     return "the phone is as new; photos and apps are gone"
 
 
-def _tools() -> tuple[Tool, ...]:
-    on: Json = {"type": "boolean", "description": "true for on, false for off"}
-    made = [_tool("check_status_bar", "Read the icons at the top of the screen.", _status_bar)]
+def _tools() -> Iterator[Tool]:
+    own = load_tools(Path(__file__).with_suffix(".yaml"), sys.modules[__name__])
+    yield own.pop("check_status_bar")
+    on = {"on": {"type": "boolean", "description": "true for on, false for off"}}
     for field, name in SWITCHES.items():
-        made.append(_tool(f"check_{field}", f"See whether {name} is on.", _checker(field)))
-        made.append(_tool(f"set_{field}", f"Switch {name} on or off.", _switch(field), on=on))
-    mode: Json = {"type": "string", "enum": list(MODES)}
-    permission: Json = {"type": "string", "enum": ["sms", "storage"]}
-    return (
-        *made,
-        _tool("check_sim", "See whether the SIM card is detected and ready.", _check_sim),
-        _tool("reseat_sim", "Take the SIM card out and put it back.", _reseat_sim),
-        _tool("enter_puk", "Enter the code that the locked SIM asks for.", _enter_puk, code={"type": "string"}),
-        _tool("check_network_mode", "See which networks the phone may use.", _check_mode),
-        _tool("set_network_mode", "Choose which network the phone may use.", _set_mode, mode=mode),
-        _tool("check_apn", "Read the access point settings.", _check_apn),
-        _tool("reset_apn", "Set the access point back to the carrier's settings.", _reset_apn),
-        _tool("restart_phone", "Restart the phone.", _restart),
-        _tool("check_app_permissions", "See what the messages app may use.", _check_permissions),
-        _tool("grant_permission", "Allow the messages app to use something.", _grant, permission=permission),
-        _tool("run_speed_test", "Measure the speed of mobile data.", _speed_test),
-        _tool("send_picture_message", "Send a picture message to see whether it goes out.", _send_picture),
-        _tool("check_payment_requests", "See whether the carrier asks for a payment.", _check_requests),
-        _tool("pay_bill", "Pay a bill that was asked for.", _pay, bill_id={"type": "string"}),
-        _tool("factory_reset", "Erase the phone: settings, photos and apps.", _factory_reset),
-    )
+        yield Tool(_schema(f"check_{field}", f"See whether {name} is on.", {}), _checker(field))
+        yield Tool(_schema(f"set_{field}", f"Switch {name} on or off.", on), _switch(field))
+    yield from own.values()
 
 
-def _tool(name: str, description: str, run: Callable[..., Any], **properties: Json) -> Tool:
-    return Tool(schema(name, description, **properties), run)
+def _schema(name: str, description: str, properties: Json) -> ToolSchema:
+    parameters = {"type": "object", "properties": properties, "required": list(properties)}
+    return ToolSchema(name, description, parameters | {"additionalProperties": False})
 
 
-TOOLS = _tools()
+TOOLS = tuple(_tools())

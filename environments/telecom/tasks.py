@@ -8,10 +8,9 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from pathlib import Path
 
-from environments.kit.task_manifest import check_manifest, pin_manifest, tasks_digest
+from environments.kit.task_manifest import PinnedTasks
 from environments.telecom import sheets
 from environments.telecom.faults import ROAMING_PLANS, SOLVED, WHICH, Scene, Symptom, carrier, draw, mended, user
 from environments.telecom.sheets import LINE_READ, asked, given, looked
@@ -404,7 +403,6 @@ def _moves(action: Json) -> Iterator[Move]:
     yield UserMove(name, arguments)
 
 
-MANIFEST = Path(__file__).with_name("manifest.json")
 SIZES: dict[Split, int] = {"train": 400, "validation": 100, "test": 100}
 FIRST_SEED: dict[Split, int] = {"train": 1_000_000, "validation": 2_000_000, "test": 3_000_000}
 FIRST_CUSTOMER: dict[Split, int] = {"train": 0, "validation": 400, "test": 500}
@@ -420,26 +418,18 @@ def _generate_split(split: Split) -> Iterator[Task]:
     return (generate(split, index) for index in range(SIZES[split]))
 
 
-@lru_cache(maxsize=3)
+PINNED = PinnedTasks(
+    Path(__file__).with_name("manifest.json"),
+    _generate_split,
+    "python -m environments.telecom.tasks",
+    lambda: {"world": base().digest()},
+)
+
+
 def load_split(split: Split) -> tuple[Task, ...]:
-    """The tasks of a split, checked against the manifest.
-
-    Raises :class:`MuaError` when the generator no longer makes the tasks that the manifest pins.
-    """
-    tasks = tuple(_generate_split(split))
-    made = {"world": base().digest(), split: tasks_digest(tasks)}
-    check_manifest(MANIFEST, made, "python -m environments.telecom.tasks")
-    return tasks
-
-
-def write_manifest() -> None:
-    """Pin what the generator makes now."""
-    entries: dict[str, Json] = {"world": {"sha256": base().digest()}}
-    for split in SIZES:
-        tasks = tuple(_generate_split(split))
-        entries[split] = {"first_seed": FIRST_SEED[split], "tasks": len(tasks), "sha256": tasks_digest(tasks)}
-    pin_manifest(MANIFEST, entries)
+    """The tasks of a split; MuaError where they differ from the pinned ones."""
+    return PINNED.load(split)
 
 
 if __name__ == "__main__":
-    write_manifest()
+    PINNED.pin()

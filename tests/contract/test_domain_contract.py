@@ -180,10 +180,6 @@ async def alone(domain: Domain, task: Task, steps: Sequence[Step], said: Transcr
         environment.close()
 
 
-def test_some_domain_is_registered():
-    assert domain_names()
-
-
 def test_splits_are_disjoint_ids_unique_and_order_fixed(domain: Domain):
     tasks = all_tasks(domain)
     held_out = getattr(domain, "held_out", False)
@@ -202,13 +198,6 @@ def test_tasks_are_json_and_name_their_kind_and_difficulty(domain: Domain):
     for task in some_tasks(domain):
         assert json.loads(json.dumps(task.data)) == task.data, f"{task.id} would change on the way to a worker process"
         assert task.data.get("difficulty", "easy") in ("easy", "medium", "hard")
-
-
-def test_prompts_and_personas_are_texts(domain: Domain):
-    full, short = domain.system_prompt("full"), domain.system_prompt("short")
-    assert short.strip()
-    assert len(full) >= len(short)
-    assert all(domain.persona(task).strip() for task in some_tasks(domain))
 
 
 def test_tools_are_valid_json_schema_objects(domain: Domain):
@@ -328,10 +317,6 @@ async def test_a_reset_gives_fresh_state(domain: Domain):
     assert await run(used, steps) == await run(fresh, steps)
     fresh.close()
     used.close()
-
-
-def test_an_environment_can_be_closed_before_it_was_reset(domain: Domain):
-    domain.environment().close()
 
 
 async def episode_in_instance(

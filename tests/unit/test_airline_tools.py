@@ -16,7 +16,7 @@ import pytest
 from environments._tau.desk import OfficialDesk
 from environments.airline import TABLES, official_tools
 from environments.airline.rules import OWN, TAU, TAU2, Dialect
-from environments.airline.tools import BOOK_RESERVATION, airline_tools
+from environments.airline.tools import airline_tools
 from environments.kit.database import ServiceDesk
 from environments.kit.overlay import Base, Overlay
 from mua.environment.protocol import ToolResult
@@ -275,13 +275,6 @@ def test_a_direct_search_lists_what_can_be_booked(dialect: Dialect):
     assert "dates" not in found[0]
     assert found[0]["prices"] == {"basic_economy": 20, "economy": 60, "business": 360}
     assert counter.done("search_direct_flight", origin="DEN", destination="SFO", date="2024-05-21") == []
-
-
-def test_the_nested_schema_of_a_booking_reaches_the_model_whole():
-    shown = BOOK_RESERVATION.openai()["function"]["parameters"]["properties"]
-    assert shown["flights"]["items"]["required"] == ["flight_number", "date"]
-    assert shown["passengers"]["items"]["required"] == ["first_name", "last_name", "dob"]
-    assert shown["payment_methods"]["items"]["properties"]["amount"]["type"] == "number"
 
 
 # ---- tau2-bench's form

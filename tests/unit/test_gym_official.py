@@ -320,11 +320,6 @@ async def test_a_request_of_the_records_is_asked_about():
         assert "Budget" not in heard[0]
 
 
-def test_a_persons_option_is_the_same_in_every_episode_and_process():
-    first, second = (given("intention", FOLDER).tasks("train") for _ in range(2))
-    assert list(first) == list(second)
-
-
 TRAVEL_FACTS = {"hotel": ("Cork", "2025-05-13"), "flight": ("Cork",)}
 
 

@@ -8,7 +8,6 @@ tests/unit/test_gym_official.py.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_args
@@ -19,12 +18,7 @@ from environments.gyms._shared import records as reading
 from environments.gyms._shared.records import (
     FunctionRecord,
     GymName,
-    IntentionRecord,
     Record,
-    TauRecord,
-    TelepathyRecord,
-    TravelRecord,
-    TurtleRecord,
     of_rows,
     parse_rule,
     read_records,
@@ -46,10 +40,6 @@ def small() -> dict[GymName, tuple[Record, ...]]:
     return {gym: read_records(gym, FOLDER / f"{gym}.json") for gym in GYMS}
 
 
-def one(gym: GymName) -> Any:
-    return small()[gym][0]
-
-
 # ---- what is read
 
 
@@ -67,41 +57,6 @@ def test_a_function_record_is_a_task_of_the_function_gym():
         assert isinstance(record, FunctionRecord)
         assert float(rule_value(record.rule, record.test_case)) == pytest.approx(record.expected_result)
         assert parse_rule(text(record.rule)) == record.rule  # type: ignore[arg-type]
-
-
-def test_telepathy_and_turtle_hold_what_their_judges_need():
-    kettle, bell = one("telepathy"), one("turtle")
-    assert isinstance(kettle, TelepathyRecord)
-    assert isinstance(bell, TurtleRecord)
-    assert (kettle.gloss, kettle.names) == ("a pot with a spout that boils water", ("entity_001", "A Kettle"))
-    assert (bell.id, [point.score for point in bell.evaluation]) == ("5", [0.6, 0.4])
-
-
-def test_an_intention_record_has_the_details_that_the_intention_gym_asks_for():
-    record = one("intention")
-    assert isinstance(record, IntentionRecord)
-    detail = record.missing_details[0]
-    assert {"description", "importance", "inquiry", "options"} <= detail.model_dump().keys()
-    assert [one.importance for one in record.missing_details] == [3, 1], "as numbers, which the gym pays by"
-
-
-def test_a_trip_has_its_aspects_with_options_and_preferences():
-    record = one("travel")
-    assert isinstance(record, TravelRecord)
-    assert list(record.aspects) == ["hotel", "flight"]
-    hotel = record.aspects["hotel"]
-    assert (hotel.best_id, hotel.correct_ids) == ("H1", ("H1", "H2"))
-    assert hotel.preferences[1].implicit_elicitation == "I cannot think before I have eaten."
-    assert [option["id"] for option in hotel.options.noise] == ["H4"]
-
-
-def test_search_persuade_and_tau_hold_their_texts_and_calls():
-    assert one("search").answer == "ada holt"
-    assert one("persuade").argument.startswith("People feel safe")
-    record = one("tau")
-    assert isinstance(record, TauRecord)
-    assert record.task.actions[0].kwargs["order_id"] == "#W1"
-    assert record.task.outputs == ("12.5",)
 
 
 @cases
@@ -183,23 +138,3 @@ def test_parquet_without_its_package_says_what_to_install(tmp_path, monkeypatch)
 
 
 # ---- UserRL's own
-
-
-def test_userrls_own_records_and_tables():
-    named = os.environ.get("MUA_USERRL")
-    if not named:
-        pytest.skip("needs a clone of UserRL; name it in MUA_USERRL")
-    data = Path(named) / "gyms"
-    sizes = {
-        gym: len(read_records(gym, data / file))
-        for gym, file in (
-            ("function", "FunctionGym/functiongym/data/functions.json"),
-            ("telepathy", "TelepathyGym/telepathygym/data/all_entities_refined.json"),
-            ("turtle", "TurtleGym/turtlegym/data/all_stories_refined.json"),
-            ("search", "SearchGym/searchgym/data/questions.json"),
-            ("tau", "TauGym/taugym/data/tau_train.json"),
-        )
-    }
-    assert sizes == {"function": 538, "telepathy": 401, "turtle": 471, "search": 125, "tau": 500}
-    pytest.importorskip("pyarrow")
-    assert len(read_rows(Path(named) / "data/alltrain_multiturn/train.parquet")) == 2426

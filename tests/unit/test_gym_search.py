@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import re
 import threading
-from collections import Counter
 from contextlib import AbstractAsyncContextManager
 from functools import lru_cache, partial
 from pathlib import Path
@@ -19,7 +18,7 @@ import pytest
 from environments.gyms._shared import Gym, Setting, act
 from environments.gyms.search import DOMAIN, SearchGym
 from environments.gyms.search import world as search_world
-from environments.gyms.search.world import corpus, matches, read, relations, shared_index, world
+from environments.gyms.search.world import corpus, matches, shared_index
 from environments.kit.ranking import ranking
 from mua.config.schema import EnvironmentConfig
 from mua.environment.endpoint.services import Services
@@ -32,59 +31,6 @@ from tests.tables import cases_of, refused
 cases = cases_of("gym_search")
 
 TEST = DOMAIN.tasks("test")
-
-
-def test_the_gym_is_held_out_and_large_enough():
-    assert DOMAIN.held_out
-    assert DOMAIN.tasks("train") == ()
-    assert len(DOMAIN.tasks("validation")) == 60
-    assert Counter(task.data["kind"] for task in TEST) == {"2_hops": 80, "3_hops": 80, "4_hops": 20}
-    assert {task.data["difficulty"] for task in TEST} == {"easy", "medium", "hard"}
-
-
-def test_every_relation_of_the_world_can_be_read_from_the_documents():
-    assert len(corpus()) == len(world()) == 3500
-    for document in corpus():
-        entity = world()[document.title]
-        assert {relation: read(document.text, relation) for relation in entity.facts} == dict(entity.facts)
-
-
-def test_every_question_has_one_answer_that_no_document_on_its_way_gives():
-    questions = [task.data for task in (*TEST, *DOMAIN.tasks("validation"))]
-    texts = {document.title: document.text for document in corpus()}
-    assert len({data["question"] for data in questions}) == len({data["start"] for data in questions}) == 240
-    for data in questions:
-        name = data["start"]
-        for relation in data["chain"][:-1]:
-            assert data["answer"] not in texts[name]
-            name = world()[name].facts[relation]
-        assert world()[name].facts[data["chain"][-1]] == data["answer"]
-        assert data["answer"] not in data["question"]
-        assert data["start"] in data["question"]
-
-
-def test_the_splits_follow_different_relations():
-    for split in ("validation", "test"):
-        for task in DOMAIN.tasks(split):
-            entity = world()[task.data["start"]]
-            for name in task.data["chain"]:
-                relation = relations()[entity.kind][name]
-                assert relation.split == split
-                entity = world().get(entity.facts[name], entity)
-
-
-def test_documents_tell_several_things_of_a_sort_in_other_words_than_questions():
-    common = {"which", "whom", "that", "town", "year", "person", "this", "with", "from", "their"}
-    for kind, of_kind in relations().items():
-        for target in ("person", "town", "year"):
-            assert sum(one.target == target for one in of_kind.values()) in (0, 5)
-        for name, one in of_kind.items():
-            asked, told = (
-                {word[:5] for word in re.findall(r"[a-z]{4,}", text.lower()) if word not in common}
-                for text in (f"{one.noun} {one.question}".replace("{sort}", ""), " ".join(one.wordings))
-            )
-            assert not asked & told, (kind, name)
-            assert len({of.split for of in of_kind.values()}) == 2
 
 
 async def test_searches_are_counted_and_guessing_ends():
@@ -106,13 +52,6 @@ async def test_an_alias_is_an_answer():
     task = next(task for task in TEST if task.data["aliases"])
     (result,) = await played(opened(DOMAIN, task), act("answer", task.data["aliases"][0]))
     assert result.reward == 1.0
-
-
-def test_a_surname_that_several_bear_is_no_alias():
-    people = [entity.name for entity in world().values() if entity.kind == "person"]
-    surnames = Counter(name.split()[-1] for name in people)
-    for task in TEST:
-        assert all(surnames.get(alias, 1) == 1 for alias in task.data["aliases"])
 
 
 def test_the_work_of_the_index_grows_with_its_documents_and_it_finds_by_words():

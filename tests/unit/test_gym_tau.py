@@ -15,7 +15,6 @@ import pytest
 from environments.gyms._shared import act
 from environments.gyms.tau import DOMAIN, TauGym
 from environments.gyms.tau.game import tool_call
-from environments.kit.canned import play_canned
 from environments.kit.demonstrate import demonstrate, replay_gold
 from mua.config.schema import EnvironmentConfig, LlmConfig
 from mua.environment.endpoint.services import ChatClient, Services
@@ -46,17 +45,6 @@ def inner_gold(task: Task) -> Sequence[Move | UserMove]:
     return get_domain(task.data["domain"]).gold(inner_of(task))
 
 
-def test_the_tasks_are_those_of_retail_and_airline():
-    sizes = {split: len(DOMAIN.tasks(split)) for split in SPLITS}
-    assert sizes["train"] >= 500
-    assert sizes["test"] >= 165
-    for split in SPLITS:
-        inner = [(name, task.id) for name in ("retail", "airline") for task in get_domain(name).tasks(split)]
-        assert [(task.data["domain"], task.data["task"]) for task in DOMAIN.tasks(split)] == inner
-        assert {task.data["difficulty"] for task in DOMAIN.tasks(split)} == {"easy", "medium", "hard"}
-        assert all(task.data["kind"].startswith(f"{task.data['domain']}/") for task in DOMAIN.tasks(split))
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(("inner", "every"), [("help_desk", 3), ("telecom", 4)])
 async def test_expert_and_gold_solve_other_domains_too_where_the_customer_may_have_tools(inner: str, every: int):
@@ -76,17 +64,6 @@ async def test_what_is_done_before_a_word_is_said_is_done_unasked():
     verdict = await judged(environment)
     assert last.reward == 0.0
     assert any("before a yes" in line for line in verdict.details["inner"]["unmet"])
-
-
-async def test_the_inner_canned_policies_play_through_the_tool():
-    canned = DOMAIN.canned()
-    assert {"refuse properly", "end at once"} <= canned.keys()
-    retail = [task for task in DOMAIN.tasks("test") if task.data["domain"] == "retail"]
-    for name in ("refuse properly", "read it all out", "end at once"):
-        for task in retail[::16]:
-            one = await play_canned(DOMAIN, task, 0, canned[name])
-            assert one.evaluation.details["inner"] is not None, (name, task.id)
-            assert one.reward == 0.0, (name, task.id)
 
 
 async def test_the_first_words_outside_are_those_of_the_customer_inside():

@@ -6,7 +6,6 @@ keep (tests/contract/test_domain_contract.py), how well a real model judges.
 
 from __future__ import annotations
 
-import json
 import math
 import random
 from collections.abc import AsyncIterator, Iterable, Sequence
@@ -15,8 +14,8 @@ from typing import ClassVar
 
 import pytest
 
-from environments.gyms._shared import Game, Gym, GymEnvironment, OpeningUser, Reply, Setting, act, dealt, load_pinned
-from environments.gyms._shared.game import FLAT, LONGEST_CONTENT, SHAPING, Role, shaped
+from environments.gyms._shared import Game, Gym, GymEnvironment, OpeningUser, Reply, Setting, act, dealt
+from environments.gyms._shared.game import LONGEST_CONTENT, SHAPING, Role, shaped
 from environments.gyms._shared.gym import PATIENCE
 from environments.gyms._shared.oracles import (
     asked,
@@ -31,9 +30,7 @@ from environments.gyms._shared.oracles import (
     spoken,
 )
 from environments.gyms.function import DOMAIN as FUNCTION
-from environments.kit.task_manifest import tasks_digest
 from mua.config.schema import EnvironmentConfig, LlmConfig
-from mua.environment.domain import Configurable, Domain
 from mua.environment.endpoint.services import ChatClient, Services
 from mua.environment.manager import EnvironmentManager
 from mua.environment.protocol import Move, Split, Task, ToolResult
@@ -103,24 +100,11 @@ async def one(environment: GymEnvironment, choice: str, content: str = "") -> To
     return await environment.call("interact", {"choice": choice, "content": content})
 
 
-def test_a_gym_is_a_configurable_domain_whose_user_sits_in_the_tool():
-    domain: Domain = GYM
-    assert isinstance(domain, Configurable)
-    assert (GYM.isolation, GYM.user_in_tools, GYM.held_out) == ("inline", True, False)
-    (schema,) = opened(GYM, TASK).tools()
-    assert schema.parameters["properties"]["choice"]["enum"] == ["action", "answer", "finish"]
-    assert schema.parameters["required"] == ["choice", "content"]
-
-
 @scripts("numbers")
 async def test_conversations(script: Json):
     """A task of a gym of UserRL's has a penalty as there."""
     task = Task("t", script.get("task", "gyms/numbers"), "test", TASK.data)
     await followed(opened(configured(**script.get("with", {})), task), script)
-
-
-def test_userrls_flat_gyms_are_these():
-    assert {"gyms/intention", "gyms/persuade", "gyms/travel"} == FLAT
 
 
 async def test_a_reset_begins_anew():
@@ -223,20 +207,6 @@ def test_what_a_gym_can_not_do_is_an_error_that_says_so():
     assert FUNCTION.configured(mixed, Services()).setting.oracle == "rule"
 
 
-def test_tasks_that_are_not_the_pinned_ones_are_refused(tmp_path):
-    def generate(split: Split) -> list[Task]:
-        return list(NumbersGym.generate(split))
-
-    manifest = tmp_path / "manifest.json"
-    with pytest.raises(MuaError, match=r"manifest\.json: cannot read test"):
-        load_pinned(tmp_path, "test", generate)
-    manifest.write_text(json.dumps({"test": {"sha256": tasks_digest(generate("test"))}}))
-    assert load_pinned(tmp_path, "test", generate) == (TASK,)
-    manifest.write_text(json.dumps({"validation": {"sha256": tasks_digest(generate("test"))}}))
-    with pytest.raises(MuaError, match=r"_shared\.pin"):
-        load_pinned(tmp_path, "validation", generate)
-
-
 def test_dealing_is_disjoint_seeded_and_complete():
     sizes: dict[Split, int] = {"train": 5, "validation": 2, "test": 3}
     hands = dealt(range(10), sizes, "seed")
@@ -336,9 +306,3 @@ def test_a_text_is_read_on_one_line():
     assert spoken(" a\n b ") == "a b"
     with pytest.raises(ValueError, match="empty"):
         spoken("  ")
-
-
-def test_settings_are_immutable_and_default_to_the_gyms_own():
-    assert GYM.setting == Setting(options={**SHAPING, **NumbersGym.defaults})
-    assert GYM.setting.whole("max_answers") == 2
-    assert GYM.setting.whole("max_searches") == 0

@@ -7,7 +7,6 @@ understood in tests/unit/test_language_*.py.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
 from collections import Counter
@@ -16,19 +15,15 @@ from collections.abc import Sequence
 import pytest
 
 from environments.help_desk import DOMAIN
-from environments.help_desk import demonstrations as demonstrations_module
-from environments.help_desk.database import Database, World, difference
 from environments.help_desk.demonstrations import demonstrations, of_each_rule
-from environments.help_desk.tasks import FIRST_SEED, GRANTED, KINDS, SIZES, customer, generate, load_split
-from environments.help_desk.tools import HelpDesk, gold_snapshot
-from environments.kit.demonstrate import demonstrate
-from environments.kit.scripted import ScriptedUser
+from environments.help_desk.tasks import KINDS, customer, load_split
+from environments.help_desk.tools import HelpDesk
 from mua.environment.protocol import Move, Task, Transcript
 from mua.environment.user import STOP_SIGNAL
 from mua.rollout.episode import EpisodeResult
 from mua.types import Json
 from mua.users.personas import DEFAULT, PERSONAS
-from tests.desk_support import SPLITS, all_tasks, in_turn, with_persona
+from tests.desk_support import all_tasks, in_turn, with_persona
 
 ALL = all_tasks("help_desk")
 SAMPLE = ALL[::45]
@@ -55,12 +50,6 @@ def without(moves: Sequence[Move], *names: str) -> list[Move]:
 # ---- tasks
 
 
-def test_gold_moves_are_rewarded_with_the_customer_in_every_kind_and_sampled_task():
-    for task in [*SOME.values(), *SAMPLE]:
-        found = agent(task, DOMAIN.gold(task)).evaluation
-        assert (found.reward, found.success) == (1.0, True), (task.id, found.details)
-
-
 @pytest.mark.slow
 def test_nothing_less_than_all_of_it_is_rewarded():
     for task in [*SOME.values(), *SAMPLE]:
@@ -68,15 +57,6 @@ def test_nothing_less_than_all_of_it_is_rewarded():
         for index, move in enumerate(gold):
             less = [*gold[:index], *gold[index + 1 :]]
             assert not agent(task, less).evaluation.reward, (task.id, move)
-
-
-def test_each_task_changes_something_exactly_if_its_gold_does():
-    for task in SAMPLE:
-        database = Database(World(**task.data["world"]))
-        changes = difference(database.snapshot(), gold_snapshot(task))
-        database.close()
-        assert bool(changes) == bool(task.data["actions"]) == (task.data["kind"] in WRITES), task.id
-        assert task.data["facts"]
 
 
 @pytest.mark.parametrize("name", PERSONAS)
@@ -87,21 +67,6 @@ def test_the_expert_solves_tasks_of_the_test_split_whoever_the_customer_is(name:
         found = with_persona(task, name)
         assert found.reward == 1.0, (task.id, found.evaluation.details, found.messages)
         assert found.messages[-1]["content"].endswith(STOP_SIGNAL)
-
-
-@pytest.mark.parametrize("seed", [1, 2, 3])
-@pytest.mark.parametrize("kind", KINDS)
-async def test_the_expert_solves_them_with_other_seeds(kind: str, seed: int):
-    found = await demonstrate(DOMAIN, generate("test", 5_000_000 + seed, kind), seed)
-    assert found.evaluation.success, found.evaluation.details
-
-
-def test_most_wishes_of_every_split_are_to_be_granted():
-    for split in SPLITS:
-        granted = [task.data["kind"] in GRANTED for task in load_split(split)]
-        written = [bool(task.data["actions"]) for task in load_split(split)]
-        assert sum(written) / len(written) >= 0.5
-        assert sum(granted) / len(granted) >= 0.6
 
 
 # ---- what the reward demands
@@ -183,14 +148,6 @@ def test_facts_count_only_when_the_customer_was_told():
 # ---- splits and demonstrations
 
 
-def test_splits_are_disjoint_by_seed_and_by_content():
-    seeds = {split: {int(task.id.rpartition("/")[2]) for task in load_split(split)} for split in SPLITS}
-    worlds = {split: {json.dumps(task.data["world"]) for task in load_split(split)} for split in SPLITS}
-    for found in (seeds, worlds):
-        assert {split: len(members) for split, members in found.items()} == SIZES
-        assert len(set().union(*found.values())) == sum(SIZES.values())
-
-
 def test_demonstrations_are_repeatable_and_of_no_split():
     def made(seed: int) -> list[list[Json]]:
         return list(demonstrations(44, seed, "You are the help desk."))
@@ -217,12 +174,6 @@ def test_demonstrations_show_every_rule_as_often():
             rules[next(wish for word, wish in said.items() if word in talk[1]["content"]), status] += 1
     wrong = {"cancel": ("shipped", "delivered"), "redirect": ("shipped", "delivered"), "return": ("pending", "shipped")}
     assert rules == {(wish, status): 2 for wish, statuses in wrong.items() for status in statuses}
-
-
-def test_demonstrations_begin_behind_the_seeds_of_the_training_split():
-    last = FIRST_SEED["train"] + SIZES["train"]
-    assert last < demonstrations_module._FIRST_SEED
-    assert FIRST_SEED["validation"] > demonstrations_module._FIRST_SEED + 100_000
 
 
 # ---- customers
@@ -305,11 +256,3 @@ async def test_what_is_not_understood_is_said_so():
         reply = await customer(SOME["cancel"], 0, [name]).reply("Blue ideas sleep furiously beneath the ladder.")
         assert "hat do you mean" in reply.text
         assert not reply.stop
-
-
-def test_a_customer_is_the_same_for_the_same_seed():
-    def opening(seed: int) -> str:
-        return asyncio.run(ScriptedUser.open(customer(SOME["cancel"], seed))).text
-
-    assert opening(3) == opening(3)
-    assert len({opening(seed) for seed in range(20)}) > 10

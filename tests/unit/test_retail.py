@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections import Counter
 
 import pytest
 
@@ -21,18 +20,17 @@ from environments.kit.demonstrate import demonstrate
 from environments.kit.overlay import Overlay
 from environments.retail import DOMAIN, RetailDomain
 from environments.retail.expert import ASK, NEEDS
-from environments.retail.reading import address_in, noted, read_order, read_product, read_user
+from environments.retail.reading import noted, read_order, read_product, read_user
 from environments.retail.shop import shop
-from environments.retail.tasks import SIZES, customer, load_split
-from environments.retail.tools import TABLES, TOOLS, tools_of
+from environments.retail.tasks import customer, load_split
+from environments.retail.tools import TOOLS, tools_of
 from environments.retail.views import compact
-from environments.retail.wishes import EASY, MEDIUM, place
 from mua.config.schema import EnvironmentConfig
 from mua.environment.endpoint.services import Services
 from mua.environment.protocol import Move, Task, ToolResult
 from mua.environment.selection import Selection
 from mua.types import Json
-from tests.desk_support import SPLITS, Turn, all_tasks, conversation, judged, opened, played, spoken, with_persona
+from tests.desk_support import SPLITS, Turn, all_tasks, conversation, judged, opened, played
 from tests.tables import cases_of
 
 cases = cases_of("retail")
@@ -49,74 +47,7 @@ def first(kind: str) -> Task:
 # ---- data
 
 
-def test_the_shop_has_the_size_and_the_schema_of_tau_bench_retail():
-    tables = shop().tables
-    assert {name: len(tables[name]) for name in TABLES} == {"users": 500, "orders": 1000, "products": 50}
-    user, order, product = (next(iter(tables[name].values())) for name in TABLES)
-    assert list(user) == ["name", "address", "email", "payment_methods", "orders"]
-    assert list(order)[:7] == [
-        "order_id", "user_id", "address", "items", "fulfillments", "status", "payment_history",
-    ]  # fmt: skip
-    assert list(order["items"][0]) == ["name", "product_id", "item_id", "price", "options"]
-    assert list(product) == ["name", "product_id", "variants"]
-    assert list(next(iter(product["variants"].values()))) == ["item_id", "options", "available", "price"]
-    assert all(len(product["variants"]) > 1 for product in tables["products"].values())
-
-
-def test_orders_hold_together():
-    tables = shop().tables
-    owned = [order_id for user in tables["users"].values() for order_id in user["orders"]]
-    assert sorted(owned) == sorted(tables["orders"])
-    for order in tables["orders"].values():
-        owner = tables["users"][order["user_id"]]
-        assert {paid["payment_method_id"] for paid in order["payment_history"]} <= owner["payment_methods"].keys()
-        assert order["payment_history"][0]["amount"] == round(sum(item["price"] for item in order["items"]), 2)
-        for item in order["items"]:
-            variant = tables["products"][item["product_id"]]["variants"][item["item_id"]]
-            assert (item["price"], item["options"]) == (variant["price"], variant["options"])
-
-
-def test_every_split_has_every_difficulty_and_every_kind_and_no_two_tasks_read_alike():
-    assert len({task.data["instruction"] for task in ALL}) == len(ALL)
-    for split in SPLITS:
-        counts = Counter(task.data["difficulty"] for task in load_split(split))
-        assert counts == SIZES[split]
-        assert {task.data["kind"] for task in load_split(split)} == {*EASY, *MEDIUM, "several"}
-
-
-def test_difficulty_follows_the_number_of_wishes_and_writes():
-    for task in ALL:
-        wishes, writes, difficulty = len(task.data["wishes"]), len(task.data["actions"]), task.data["difficulty"]
-        if difficulty == "hard":
-            assert wishes >= 2
-            assert writes >= 2
-        else:
-            assert wishes == 1 + (writes == 1 and bool(asks_or_refused(task)))
-            assert writes == 1
-        if difficulty == "easy":
-            assert task.data["customer"]["email"]
-            assert all(None not in wish["knows"].values() for wish in task.data["wishes"])
-
-
-def asks_or_refused(task: Task) -> list[Json]:
-    return [wish for wish in task.data["wishes"] if "refused" in wish or wish["verb"] in ("status", "price")]
-
-
-def test_every_task_grants_something_and_no_refusal_stands_alone():
-    assert all(task.data["actions"] for task in ALL)
-    assert all(len(task.data["wishes"]) > len(asks_or_refused(task)) for task in ALL)
-    wishes = [wish for task in load_split("test") for wish in task.data["wishes"]]
-    assert sum("refused" in wish for wish in wishes) < 0.3 * len(wishes)
-    assert any("refused" in wish for wish in wishes)
-
-
 # ---- every task
-
-
-def test_forbidden_calls_would_not_be_gold():
-    for task in ALL:
-        orders = {action["arguments"].get("order_id") for action in task.data["actions"]}
-        assert not orders & {call["arguments"]["order_id"] for call in task.data["forbidden"]}, task.id
 
 
 def test_what_the_customer_hides_is_told_to_nobody_before_it_is_asked_for():
@@ -174,24 +105,6 @@ def test_questions_are_understood_by_the_customer(verb: str):
             assert known[fact] == told[fact], (verb, fact, answer)
 
 
-def test_a_careless_customer_puts_its_mistakes_right():
-    task, seen = single("cancel"), 0
-    number = task.data["wishes"][0]["knows"]["order"]
-    for seed in range(12):
-        found = with_persona(task, "careless", seed)
-        told = [noted(text)["order"] for text in spoken(found) if "order" in noted(text)]
-        assert found.evaluation.success
-        seen += told[0] != number
-        assert told[-1] == number
-    assert seen
-
-
-def test_what_cannot_be_understood_is_not_agreed_to():
-    for text in ("Flurb the wozzle garply?", "Qwx zzt."):
-        (answer,) = replies(single("cancel"), text)
-        assert answer == "Sorry, what do you mean?"
-
-
 def test_a_customer_changes_its_mind_once_and_knows_better_from_then_on():
     task = first("return_another_item")
     wish = task.data["wishes"][0]
@@ -211,23 +124,6 @@ def test_a_customer_describes_the_order_whose_number_it_forgot():
     assert noted(answer)["hint"] == task.data["wishes"][0]["hint"]
 
 
-def test_an_email_is_told_letter_by_letter_even_where_a_sentence_begins_with_it():
-    knowing = [task for task in load_split("train") if task.data["customer"]["email"]][:60]
-    told = {
-        task.data["customer"]["email"]: replies(task, "What is your email?", persona="plain")[0] for task in knowing
-    }
-    assert all(email in answer for email, answer in told.items())
-    assert any(answer.startswith(email) for email, answer in told.items())
-
-
-def test_a_customer_without_email_gives_name_and_zip_code():
-    task = next(task for task in ALL if task.data["customer"]["email"] is None)
-    email, name = replies(task, "What is your email?", "What is your full name, and what is your zip code?")
-    who = task.data["customer"]
-    assert "@" not in email
-    assert all(word in name for word in (who["first_name"], who["last_name"], who["zip"]))
-
-
 def test_a_customer_gives_way_once_and_gives_up_on_nonsense():
     task = first("refund_to_another_method")
     (answer,) = replies(task, "I cannot refund it there. Shall I refund PayPal instead?")
@@ -236,12 +132,6 @@ def test_a_customer_gives_way_once_and_gives_up_on_nonsense():
     assert way == "Then the original payment method is fine."
     *_, last = replies(task, *["Flurb the wozzle garply."] * 6)
     assert "###STOP###" in last
-
-
-def test_a_customer_brings_up_its_wishes_one_after_the_other():
-    task = next(task for task in ALL if [wish["verb"] for wish in task.data["wishes"]] == ["home", "return"])
-    (second,) = replies(task, "I have updated the address in your profile.")
-    assert second == "I want to return an item."
 
 
 # ---- verdicts
@@ -343,21 +233,6 @@ def order_with(status: str, source: str) -> Json:
     )
 
 
-def test_arguments_are_checked_before_anything_is_written():
-    order = order_with("pending", "paypal")
-    desk, state = desk_state()
-    for arguments in (
-        {"order_id": order["order_id"]},
-        {"order_id": order["order_id"], "reason": "no reason"},
-        {"order_id": order["order_id"], "reason": "no longer needed", "force": True},
-        {"order_id": 5, "reason": "no longer needed"},
-        {"order_id": order["order_id"][1:], "reason": "no longer needed"},
-    ):
-        assert desk.call(state, "cancel_pending_order", arguments).error, arguments
-    assert desk.call(state, "no_such_tool", {}).error
-    assert not state.changes()
-
-
 def test_canceling_refunds_a_gift_card_at_once():
     order = order_with("pending", "gift_card")
     desk, state = desk_state()
@@ -391,11 +266,6 @@ def test_an_item_cannot_be_returned_more_often_than_it_was_bought():
         "return_delivered_order_items", order_id=order["order_id"], item_ids=twice, payment_method_id=method
     )
     assert answer.error
-
-
-def test_the_transfer_ends_the_episode_and_a_thought_changes_nothing():
-    assert called("transfer_to_human_agents", summary="a broken kite").terminal
-    assert called("think", thought="hm") == ToolResult("")
 
 
 def test_tau2_knows_an_address_for_modified_orders_and_refuses_the_same_item():
@@ -472,21 +342,6 @@ def test_short_answers_tell_the_same_facts():
             read_product(json.dumps(tools["get_product_details"].run(state, product_id=key))) for tools in (short, full)
         ]
         assert both[0] == both[1]
-
-
-def test_a_short_easy_episode_stays_short():
-    """About 450 tokens of a tokenizer trained on such text; characters stand for them here."""
-    for task in load_split("train")[: SIZES["train"]["easy"] : 3]:
-        messages = with_persona(task, "brief", domain=COMPACT).messages
-        text = [message["content"] + json.dumps(message.get("tool_calls", "")) for message in messages]
-        wishes = len(task.data["wishes"])
-        assert len("".join(text)) < 1800 + 1700 * (wishes - 1), task.id
-        assert len(messages) <= 30 + 16 * (wishes - 1), task.id
-
-
-def test_addresses_are_read_as_they_are_written():
-    for user in shop().tables["users"].values():
-        assert address_in(f"To {place(user['address'])}.") == user["address"]
 
 
 # ---- configuration

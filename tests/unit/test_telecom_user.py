@@ -7,7 +7,6 @@ Does not cover whole conversations with the expert (test_telecom.py), how often 
 from __future__ import annotations
 
 import asyncio
-import re
 
 import pytest
 from hypothesis import given, settings
@@ -190,53 +189,6 @@ async def test_a_user_that_will_not_pay_does_not():
 
 
 # ---- what it tells
-
-
-async def test_facts_are_told_when_asked_and_as_many_at_once_as_the_person_tells():
-    text = "Please tell me your phone number, your full name and your date of birth."
-    for task in ALL[::40]:
-        known = task.data["known"]
-        values = [known["number"] or "know", known["last"], known["born"]]
-        for persona in ("terse", "brief", "forthcoming"):
-            who, _ = person(task, persona=persona)
-            said = (await who.reply(text)).text
-            assert sum(value in said for value in values) == min(3, PERSONAS[persona].tells), (persona, said)
-        who, _ = person(task)
-        where = (await who.reply("Are you abroad?")).text
-        assert (known["abroad"] or task.data["wishes"][0].get("country") or "home") in where
-
-
-async def test_a_careless_customer_puts_a_wrong_number_right():
-    found = 0
-    for task in ALL[:60]:
-        who, _ = person(task, persona="careless")
-        number = task.data["known"]["number"]
-        said = (await who.reply("What is your phone number?")).text
-        if number and number not in said and re.search(r"555-", said):
-            found += 1
-            assert number in (await who.reply("I find no customer with this number.")).text
-    assert found > 5
-
-
-async def test_a_forgetful_customer_has_it_the_second_time():
-    found = 0
-    for task in ALL[:40]:
-        who, _ = person(task, persona="forgetful")
-        born = task.data["known"]["born"]
-        if born not in (await who.reply("What is your date of birth?")).text:
-            found += 1
-            assert born in (await who.reply("What is your date of birth?")).text
-    assert found > 5
-
-
-async def test_only_those_who_volunteer_give_their_identity_away_in_the_opening():
-    for task in ALL[::9]:
-        known = task.data["known"]
-        for persona in ("plain", "terse", "stubborn"):
-            texts = {(await customer(task, seed, [persona]).open()).text for seed in range(12)}
-            assert len(texts) > 1
-            assert not any((known["number"] or "555-") in text or known["last"] in text for text in texts)
-        assert known["last"] in (await customer(task, 0, ["forthcoming"]).open()).text
 
 
 async def test_without_a_phone_in_its_hands_the_user_says_so():

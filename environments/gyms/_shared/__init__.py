@@ -58,6 +58,6 @@ A gym should pay for what it is about and for nothing else: list the policies th
 """
 
 from environments.gyms._shared.game import Choice, Game, GymEnvironment, Reply, Setting, act
-from environments.gyms._shared.gym import Gym, OpeningUser, dealt, load_pinned
+from environments.gyms._shared.gym import Gym, OpeningUser, dealt
 
-__all__ = ["Choice", "Game", "Gym", "GymEnvironment", "OpeningUser", "Reply", "Setting", "act", "dealt", "load_pinned"]
+__all__ = ["Choice", "Game", "Gym", "GymEnvironment", "OpeningUser", "Reply", "Setting", "act", "dealt"]

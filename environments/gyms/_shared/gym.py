@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, ClassVar, Self, TypeVar
@@ -24,7 +24,7 @@ from environments.gyms._shared.game import (
 from environments.gyms._shared.official import load_records, own_data
 from environments.gyms._shared.records import KINDS, GymName
 from environments.kit.canned import Canned, Player
-from environments.kit.task_manifest import check_manifest, tasks_digest
+from environments.kit.task_manifest import PinnedTasks
 from mua.config.schema import EnvironmentConfig
 from mua.environment.endpoint.services import Services
 from mua.environment.protocol import Environment, Isolation, Move, PromptStyle, Split, Task
@@ -33,23 +33,7 @@ from mua.environment.user import STOP_SIGNAL, User, UserReply
 from mua.types import Json
 from mua.utils.errors import ConfigError, MuaError
 
-# Tasks pinned by a manifest: a silent change of a generator or a data file is an error, not another benchmark.
-#
-# ``python -m environments.gyms._shared.pin`` pins what the gyms make now.
-
 T = TypeVar("T")
-_COMMAND = "python -m environments.gyms._shared.pin"
-
-
-@lru_cache(maxsize=64)
-def load_pinned(folder: Path, split: Split, generate: Callable[[Split], Iterable[Task]]) -> tuple[Task, ...]:
-    """What ``generate`` makes for a split, checked against ``folder/manifest.json``; made once a process.
-
-    Raises :class:`MuaError` when the tasks are not the pinned ones.
-    """
-    tasks = tuple(generate(split))
-    check_manifest(folder / "manifest.json", {split: tasks_digest(tasks)}, f"{_COMMAND} {folder.name}")
-    return tasks
 
 
 def dealt(items: Iterable[T], sizes: Mapping[Split, int], seed: str) -> dict[Split, list[T]]:
@@ -175,7 +159,15 @@ class Gym(ABC):
     def tasks(self, split: Split) -> Sequence[Task]:
         if self._loaded is not None:
             return self._loaded[split]
-        return load_pinned(self.folder(), split, type(self).generate)
+        return self.pinned().load(split)
+
+    @classmethod
+    @lru_cache(maxsize=64)
+    def pinned(cls) -> PinnedTasks:
+        """The gym's own tasks."""
+        folder = cls.folder()
+        command = f"python -m environments.gyms._shared.pin {folder.name}"
+        return PinnedTasks(folder / "manifest.json", cls.generate, command)
 
     def environment(self) -> Environment:
         return GymEnvironment(self.game, self.setting, self._schema, self.decisive, self._check)

@@ -6,20 +6,8 @@ import importlib
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import get_args
 
 from environments.gyms._shared.gym import Gym
-from environments.kit.task_manifest import pin_manifest, tasks_digest
-from mua.environment.protocol import Split
-
-SPLITS: tuple[Split, ...] = get_args(Split)
-
-
-def pin(gym: Gym) -> None:
-    """Write the manifest of what ``gym`` makes now."""
-    made = {split: tuple(gym.generate(split)) for split in SPLITS}
-    entries = {split: {"tasks": len(tasks), "sha256": tasks_digest(tasks)} for split, tasks in made.items()}
-    pin_manifest(gym.folder() / "manifest.json", entries)
 
 
 def main(names: Sequence[str]) -> None:
@@ -28,7 +16,7 @@ def main(names: Sequence[str]) -> None:
     for name in names or sorted(path.parent.name for path in here.glob("[a-z]*/__init__.py")):
         module = importlib.import_module(f"environments.gyms.{name}")
         if isinstance(module.DOMAIN, Gym):
-            pin(module.DOMAIN)
+            module.DOMAIN.pinned().pin()
 
 
 if __name__ == "__main__":

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 import random
 import re
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
-from itertools import combinations, permutations, product
+from itertools import permutations, product
 from statistics import median
 from typing import Any, TypeAlias
 
@@ -25,7 +24,6 @@ from environments.gyms.function.rules import (
     at,
     filled,
     leaves,
-    plain_values,
     shape,
     value,
 )
@@ -144,24 +142,11 @@ def _spread(test: Point, rng: random.Random) -> list[Point]:
     return [tuple(rng.randint(0, LARGEST) for _ in test) for _ in range(MOST_POINTS)]
 
 
-def _few(test: Point, rng: random.Random) -> list[Point]:
-    return _spread(test, rng)[:5]
-
-
-def _on_a_line(test: Point, rng: random.Random) -> list[Point]:
-    """From zero towards the test numbers."""
-    return [tuple(n * part // 24 for n in test) for part in (4, 6, 8, 10, 12)]
-
-
 def _less_a_divisor(test: Point, rng: random.Random) -> list[Point]:
     return [tuple(n - prime if n > LARGEST else n for n in test) for prime in PRIMES if min(test) >= prime]
 
 
 # What they make of it.
-
-
-def _mean(tried: Tried) -> float:
-    return sum(tried.values()) / max(1, len(tried))
 
 
 def _frequent(values: Iterable[float]) -> list[float]:
@@ -175,49 +160,16 @@ def _by_distance(test: Point, tried: Tried, glance: Glance) -> list[float]:
     return [median(tried.values()), *(tried[point] for point in sorted(tried, key=far))]
 
 
-def _terms(point: Sequence[float], degree: int) -> list[float]:
-    products = [point[i] * point[j] for i, j in [*combinations(range(4), 2), *((i, i) for i in range(4))]]
-    return [1.0, *point, *(products if degree > 1 else [])]
-
-
-def _around_fit(test: Point, tried: Tried, degree: int) -> list[float]:
-    """What least squares say, and the whole numbers beside it."""
-    rows = np.array([_terms(point, degree) for point in tried])
+def _around_fit(test: Point, tried: Tried, glance: Glance) -> list[float]:
+    """What linear least squares say, and the whole numbers beside it."""
+    rows = np.array([[1.0, *point] for point in tried])
     weights = np.linalg.lstsq(rows, np.array(list(tried.values())), rcond=None)[0]
-    best = round(float(np.dot(_terms(test, degree), weights)))
+    best = round(float(np.dot([1.0, *test], weights)))
     return [best, best + 1, best - 1]
-
-
-def _by_slopes(test: Point, tried: Tried, glance: Glance) -> list[float]:
-    """The value at the nearest point and its slopes, carried on to the test numbers."""
-    near, *others = tried
-    guess = tried[near]
-    for place in range(4):
-        ahead = next((p for p in others if p[place] == near[place] - 1), near)
-        guess += (tried[near] - tried[ahead]) * (test[place] - near[place])
-    return [guess]
-
-
-def _by_curve(test: Point, tried: Tried, glance: Glance) -> list[float]:
-    """Polynomials of all degrees through the values along a line."""
-    values, ends = list(tried.values()), (4, 6, 8, 10, 12)
-    fits = [np.polyfit(ends[-degree - 1 :], values[-degree - 1 :], degree) for degree in (1, 2, 3, 4)]
-    return [round(float(np.polyval(fit, 24))) for fit in fits]
 
 
 def _of_training(test: Point, tried: Tried, glance: Glance) -> list[float]:
     return _frequent(at(task.data["rule"], task.data["test"]) for task in glance.training)
-
-
-def _by_training_rule(test: Point, tried: Tried, glance: Glance) -> list[float]:
-    """The training rules that come nearest to what was seen."""
-
-    def distance(rule: Rule) -> float:
-        return math.fsum(abs(at(rule, point) - seen) for point, seen in tried.items())
-
-    return [
-        at(rule, test) for rule in sorted((task.data["rule"] for task in glance.training), key=distance)[:MOST_ANSWERS]
-    ]
 
 
 def _by_training_shape(test: Point, tried: Tried, glance: Glance) -> list[float]:
@@ -228,23 +180,12 @@ def _by_training_shape(test: Point, tried: Tried, glance: Glance) -> list[float]
     return [at(rule_of(one, int(hits[one].argmax())), test) for one in best]
 
 
-def _plain(test: Point) -> list[float]:
-    """The sum, and sums and products of two: in the order in which a hurried reader would try them."""
-    return [sum(test), *(n * m for n, m in product(test[:1], test[1:])), *sorted(plain_values(test))]
-
-
 PLAYERS: Mapping[str, Player] = {
     "ends at once": end_at_once,
-    "mean of neighbours": _guessing(_around, lambda test, tried, _: [_mean(tried)]),
     "median and nearest": _guessing(_around, _by_distance),
-    "linear fit": _guessing(_spread, lambda test, tried, _: _around_fit(test, tried, 1)),
-    "quadratic fit": _guessing(_spread, lambda test, tried, _: _around_fit(test, tried, 2)),
-    "slopes at the corner": _guessing(_around, _by_slopes),
-    "curve along a line": _guessing(_on_a_line, _by_curve),
+    "linear fit": _guessing(_spread, _around_fit),
     "frequent training values": _guessing(lambda *_: [], _of_training),
-    "a training rule that nearly fits": _guessing(_few, _by_training_rule),
     "shapes of training rules": _guessing(lambda *_: PROBES, _by_training_shape),
-    "sums and products of the test numbers": _guessing(lambda *_: [], lambda test, *_: _plain(test)),
     "less a likely divisor": _guessing(_less_a_divisor, lambda test, tried, _: _frequent(tried.values())),
 }  # fmt: skip
 """Policies that deserve nothing, by name."""

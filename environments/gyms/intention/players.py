@@ -6,11 +6,10 @@ import random
 import re
 from collections import Counter
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from itertools import pairwise
 
 from environments.gyms._shared import act
 from environments.gyms.intention.schemas import ASK, VAGUE, Detail, kinds
-from environments.kit.canned import Glance, Player, echo, end_at_once, says
+from environments.kit.canned import Glance, Player, echo, end_at_once
 from mua.environment.protocol import Move, Task
 
 # An agent that knows what matters for each kind of task and asks for it, one thing at a time.
@@ -40,19 +39,6 @@ def _says(request: str, detail: Detail) -> bool:
     return f"{detail.topic}: ".lower() in request.lower()
 
 
-GENERAL = (
-    "How big is it?",
-    "What kind is it?",
-    "How old is it?",
-    "What is it made of?",
-    "How many are there?",
-    "Which colour should it have?",
-    "Where will it be?",
-    "Who is it for?",
-    "When do you need it?",
-    "How much may it cost?",
-)
-"""What can be asked about anything."""
 NOUNS = (
     "size colour material age shape weight height length width depth wood metal gold stone glass wall roof floor door "
     "window water fish plants animals skin body hand finger head name brand maker type kind design pattern picture "
@@ -83,21 +69,12 @@ def _nearest(glance: Glance) -> list[Task]:
     return [task for task in glance.training if task.data["kind"] == near.data["kind"]]
 
 
-def _recites_the_commonest(glance: Glance) -> Generator[Move, str, None]:
-    yield from _asking(*_inquiries(glance.training))
-
-
 def _recites_the_nearest(glance: Glance) -> Generator[Move, str, None]:
     yield from _asking(*_inquiries(_nearest(glance)))
 
 
-def _recites_pairs(glance: Glance) -> Generator[Move, str, None]:
-    inquiries = _inquiries(glance.training)
-    yield from _asking(*(f"{one} {other}" for one, other in zip(inquiries[::2], inquiries[1::2], strict=False)))
-
-
 def _all_at_once(glance: Glance) -> Generator[Move, str, None]:
-    yield from _asking(" ".join([*_inquiries(glance.training)[:20], *GENERAL]))
+    yield from _asking(" ".join([*_inquiries(glance.training)[:20]]))
 
 
 def _many_nouns(per: int) -> Player:
@@ -116,35 +93,18 @@ def _each_word(glance: Glance) -> Generator[Move, str, None]:
     yield from _asking(*(f"What about the {word}?" for word in _longer_words(glance.opening)))
 
 
-def _two_words(glance: Glance) -> Generator[Move, str, None]:
-    words = list(_longer_words(glance.opening))
-    yield from _asking(*(f"What about the {one} and the {other}?" for one, other in pairwise(words)))
-
-
 def _longer_words(text: str) -> Iterator[str]:
     return (word for word in dict.fromkeys(re.findall(r"[a-z]{4,}", text.lower())))
-
-
-def _says_it_back(glance: Glance) -> Generator[Move, str, None]:
-    for sentence in re.split(r"(?<=[.!?]) ", glance.opening):
-        yield act("action", f"Tell me more: {sentence}")
 
 
 PLAYERS: Mapping[str, Player] = {
     "ends at once": end_at_once,
     "echoes": echo,
-    "says it plainly": says("What do you want?"),
-    "asks vaguely": lambda glance: _asking(*(VAGUE * 4)),
-    "asks what can be asked of anything": lambda glance: _asking(*GENERAL),
-    "recites the commonest inquiries": _recites_the_commonest,
     "recites the nearest kind's inquiries": _recites_the_nearest,
-    "recites two inquiries at a time": _recites_pairs,
     "asks for everything at once": _all_at_once,
     "asks for two nouns at a time": _many_nouns(2),
     "asks for four nouns at a time": _many_nouns(4),
     "asks for eight nouns at a time": _many_nouns(8),
     "asks for each word of the request": _each_word,
-    "asks for two words at a time": _two_words,
-    "says the request back": _says_it_back,
 }
 """Policies that deserve nothing, by name."""

@@ -107,79 +107,40 @@ def _salad(heard: list[str], glance: Glance) -> str:
     return " ".join(glance.rng.sample(words, min(len(words), 30)))
 
 
-def _heard_so_far(heard: list[str], glance: Glance) -> str:
-    """The last words of each answer, where the holder says most of what matters, and the words in quotation marks."""
-    quoted = re.findall(r'"([^"]+)"', " ".join(heard[1:]))
-    return " ".join(dict.fromkeys([*quoted[-2:], *_WORD.findall(" ".join(heard[-1:]))[-14:]]))
-
-
-def _phrase(heard: list[str], glance: Glance) -> str:
-    return (
-        f"That is why it is wrong, because the {' and the '.join(_WORD.findall(heard[-1])[-12:])} would suffer from it."
-    )
-
-
 def _recited(glance: Glance) -> str:
     """An argument that convinced somebody in training."""
-    return _training_argument(glance.rng.choice(glance.training), glance.rng)
-
-
-def _training_argument(task: Task, rng: random.Random) -> str:
+    task, rng = glance.rng.choice(glance.training), glance.rng
     found = notes(task) if "setting" in task.data else {}
     fitting = [note for some in found.values() for note in some if note.against(task.data["side"])]
     return argument(rng.choice(fitting), task.data["side"], rng) if fitting else task.data["argument"]
 
 
-def _generic(heard: list[str], glance: Glance) -> str:
-    theme = glance.rng.choice(sorted(themes().values(), key=lambda one: one.name))
-    told = f"In many places {theme.heading} fell from 80 to 40 after this"
-    return f"{told}, so we should think of {theme.heading} and of the people who suffer."
-
-
 # With notes.
 
 
-def _with_notes(find: Find, say: Callable[[Line, str, random.Random], str] | None) -> Player:
+def _with_notes(find: Find, say: Callable[[Line, random.Random], str] | None) -> Player:
     """Argues with what ``find`` brings, each in the words of ``say``; without it, with everything in one text."""
 
     def play(glance: Glance) -> Play:
-        hint = yield act("action", _ASKING)
-        while True:
+        yield act("action", _ASKING)
+        for _ in range(MOST_MOVES):
             lines = yield from find(glance)
-            texts = [say(line, hint, glance.rng) for line in lines[:1]] if say else [" ".join(map(_argued, lines))]
+            texts = [say(line, glance.rng) for line in lines[:1]] if say else [" ".join(map(_argued, lines))]
             for text in texts:
-                hint = yield act("action", text or "Hm.")
+                yield act("action", text or "Hm.")
             if not lines:
                 yield act("action", _ASKING)
-
-    return _at_most(30, play)
-
-
-def _at_most(count: int, player: Player) -> Player:
-    def play(glance: Glance) -> Play:
-        moves = player(glance)
-        said: str | None = None
-        for _ in range(count):
-            try:
-                move = next(moves) if said is None else moves.send(said)
-            except StopIteration:
-                return
-            said = yield move
 
     return play
 
 
-def _headings(glance: Glance) -> Generator[Move, str, list[str]]:
-    """What there are notes on, but for what mattered in training."""
+def _any_heading(glance: Glance) -> Generator[Move, str, list[Line]]:
+    """Notes on something that did not matter in training."""
     listed = (yield act("search", "?")).rpartition("notes on ")[2].rstrip(".").split(", ")
     trained = {
         themes()[one["theme"]].heading for task in glance.training for one in task.data["concerns"] if "theme" in one
     }
-    return [heading for heading in listed if heading not in trained]
-
-
-def _any_heading(glance: Glance) -> Generator[Move, str, list[Line]]:
-    headings = yield from _headings(glance)
+    headings = [heading for heading in listed if heading not in trained]
     lines: list[Line] = _NOTE.findall((yield act("search", glance.rng.choice(headings or ["?"]))))
     glance.rng.shuffle(lines)
     return lines
@@ -188,12 +149,6 @@ def _any_heading(glance: Glance) -> Generator[Move, str, list[Line]]:
 def _against(glance: Glance) -> Generator[Move, str, list[Line]]:
     """Notes from places like the holder's, those first that report something bad of doing as the claim says."""
     lines = yield from _any_heading(glance)
-    return sorted(_near(lines, glance.opening), key=lambda line: not _speaks_against(line, glance.opening))
-
-
-def _by_hint(glance: Glance) -> Generator[Move, str, list[Line]]:
-    hint = yield act("action", _ASKING)
-    lines: list[Line] = _NOTE.findall((yield act("search", " ".join(_WORD.findall(hint)[-8:]))))
     return sorted(_near(lines, glance.opening), key=lambda line: not _speaks_against(line, glance.opening))
 
 
@@ -207,11 +162,6 @@ def _speaks_against(line: Line, opening: str) -> bool:
     measures = {one.text.lower(): one for theme in themes().values() for one in theme.measures}
     better = (int(after) > int(before)) == measures[what.lower()].more_is_better
     return better == (decided not in opening)
-
-
-def _read_out(line: Line) -> str:
-    place, setting, decided, what, before, after = line
-    return f'{place}, a {setting}, decided: "{decided}" {what}: {before} before, {after} after.'
 
 
 def _argued(line: Line) -> str:
@@ -231,17 +181,10 @@ PLAYERS: Mapping[str, Player] = {
     "ends at once": end_at_once,
     "echo": _saying(lambda heard, glance: heard[-1]),
     "salad of the hint's words": _saying(_salad),
-    "the hint's words in a phrase": _saying(_phrase),
-    "salad of all that was heard in answers": _saying(_heard_so_far),
-    "salad of the claim's and the hint's words": _saying(lambda heard, glance: _salad(heard[:1] + heard[-1:], glance)),
     "training arguments": _saying(lambda heard, glance: _recited(glance)),
-    "generic reasons": _saying(_generic),
-    "questions alone": _saying(lambda heard, glance: _ASKING),
-    "notes read out": _with_notes(_any_heading, lambda line, hint, rng: _read_out(line)),
-    "figures in a salad": _with_notes(_any_heading, lambda line, hint, rng: _shuffled(_argued(line), rng)),
-    "any note, argued": _with_notes(_any_heading, lambda line, hint, rng: _argued(line)),
-    "any note that speaks against it": _with_notes(_against, lambda line, hint, rng: _argued(line)),
-    "notes that the hint's words find": _with_notes(_by_hint, lambda line, hint, rng: f"{_argued(line)} So {hint}"),
+    "figures in a salad": _with_notes(_any_heading, lambda line, rng: _shuffled(_argued(line), rng)),
+    "any note, argued": _with_notes(_any_heading, lambda line, rng: _argued(line)),
+    "any note that speaks against it": _with_notes(_against, lambda line, rng: _argued(line)),
     "all notes at once": _with_notes(_any_heading, None),
 }
 """Policies that deserve nothing, by name."""

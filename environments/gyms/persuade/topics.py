@@ -101,24 +101,8 @@ def _theme(name: str, given: Mapping[str, Any]) -> Theme:
 # that the holder lives in. Only one of the four is both.
 
 SETTINGS = ("harbour town", "mountain village", "market town", "mining town", "university town", "village on an island")
-_ONSETS = (
-    "Bar",
-    "Dren",
-    "Fel",
-    "Gor",
-    "Hal",
-    "Kest",
-    "Lum",
-    "Mor",
-    "Nor",
-    "Pel",
-    "Ros",
-    "Sten",
-    "Tam",
-    "Ulm",
-    "Vor",
-    "Zell",
-)
+_ONSETS_TEXT = "Bar Dren Fel Gor Hal Kest Lum Mor Nor Pel Ros Sten Tam Ulm Vor Zell"
+_ONSETS = tuple(_ONSETS_TEXT.split())
 _MIDDLES = ("a", "e", "i", "o", "en", "er")
 _ENDS = ("by", "dorf", "gard", "hult", "lin", "mark", "nes", "rup", "sund", "thal", "vik", "wald")
 _PLACES = tuple(map("".join, product(_ONSETS, _MIDDLES, _ENDS)))

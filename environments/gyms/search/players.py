@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 import re
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import TypeAlias
 
 from environments.gyms._shared import act
@@ -62,21 +62,16 @@ _FORMS = {
     "company": re.compile(r"\b[A-Z][a-z]+(?:an|ex|or|ia|um) [A-Z][a-z]+s\b"),
     "person": re.compile(r"\b[A-Z][a-z]+ [A-Z][a-z]+\b"),
 }
-_WORD = re.compile(r"[a-z]{3,}")
 Play: TypeAlias = Generator[Move, str, None]
 Walk: TypeAlias = Generator[Move, str, Sequence[str]]
 
 
 def _answering(find: Callable[[Glance], Walk]) -> Player:
     def play(glance: Glance) -> Play:
-        yield from _answers((yield from find(glance)))
+        for one in (yield from find(glance))[:MOST_ANSWERS]:
+            yield act("answer", one.strip(".?!"))
 
     return play
-
-
-def _answers(given: Sequence[str]) -> Play:
-    for one in given[:MOST_ANSWERS]:
-        yield act("answer", one.strip(".?!"))
 
 
 # Reading.
@@ -93,11 +88,6 @@ def _form(question: str) -> str:
     return next((form for form in ("year", "town", "company") if form in first), "person")
 
 
-def _documents(results: str) -> list[tuple[str, str]]:
-    """Titles and texts."""
-    return re.findall(r"^\[\d+\] (.+?): (.*)$", results, re.MULTILINE)
-
-
 def _of_form(text: str, form: str, without: str = "") -> list[str]:
     """In order, each once; not what stands in ``without``."""
     return list(dict.fromkeys(one for one in _FORMS[form].findall(text) if one not in without))
@@ -111,11 +101,6 @@ def _links(text: str, without: str) -> list[str]:
 # Finding.
 
 
-def _names_found(glance: Glance) -> Walk:
-    results = yield act("search", _asked(glance.opening))
-    return [title for title, _ in _documents(results)] + _links(results, glance.opening)
-
-
 def _of_form_at_once(glance: Glance) -> Walk:
     question = _asked(glance.opening)
     return _of_form((yield act("search", question)), _form(question), question)
@@ -127,9 +112,8 @@ def _walk(choose: Callable[[Glance, Sequence[str]], str]) -> Callable[[Glance], 
     def walk(glance: Glance) -> Walk:
         question = _asked(glance.opening)
         seen, query = question, question
-        for _ in range(_depth(question)):
-            found = _documents((yield act("search", query)))
-            text = found[0][1] if found else ""
+        for _ in range(1 if len(question.split()) < 16 else 2):  # each step takes some words of the question
+            text = _first_text((yield act("search", query)))
             seen, links = f"{seen} {query}", _links(text, f"{seen} {query}")
             if not links:
                 break
@@ -141,32 +125,9 @@ def _walk(choose: Callable[[Glance, Sequence[str]], str]) -> Callable[[Glance], 
     return walk
 
 
-def _depth(question: str) -> int:
-    """Links to follow, by the question's length: each step takes some words."""
-    return 1 if len(question.split()) < 16 else 2
-
-
 def _first_text(results: str) -> str:
-    return next((text for _, text in _documents(results)), "")
-
-
-def _by_overlap(glance: Glance) -> Walk:
-    """Follows the sentence that shares most words with the question, and answers from such a sentence."""
-    question = _asked(glance.opening)
-    words = set(_WORD.findall(question.lower()))
-    query, seen = question, question
-    for _ in range(_depth(question)):
-        text = _first_text((yield act("search", query)))
-        query = next(_best(text, words, lambda one: _links(one, seen)), query)  # noqa: B023
-        seen += query
-    text = _first_text((yield act("search", query)))
-    return list(_best(text, words, lambda one: _of_form(one, _form(question), seen)))
-
-
-def _best(text: str, words: set[str], read: Callable[[str], Sequence[str]]) -> Iterator[str]:
-    """What ``read`` finds in the sentences of ``text``, those first that share most words."""
-    for sentence in sorted(text.split(". ")[1:], key=lambda one: -len(words & set(_WORD.findall(one.lower())))):
-        yield from read(sentence)
+    found = re.search(r"^\[\d+\] .+?: (.*)$", results, re.MULTILINE)
+    return found[1] if found else ""
 
 
 def _all_links(glance: Glance) -> Walk:
@@ -181,14 +142,9 @@ def _all_links(glance: Glance) -> Walk:
 
 PLAYERS: Mapping[str, Player] = {
     "ends at once": end_at_once,
-    "every name that the question finds": _answering(_names_found),
     "first of the asked form": _answering(_of_form_at_once),
     "a walk over first links": _answering(_walk(lambda glance, places: places[0])),
-    "a walk over last links": _answering(_walk(lambda glance, places: places[-1])),
     "a walk at random": _answering(_walk(lambda glance, places: glance.rng.choice(places))),
-    "sentences most like the question": _answering(_by_overlap),
     "what all links tell, by frequency": _answering(_all_links),
-    "words of the question": lambda glance: _answers(_asked(glance.opening).split()[::-1]),
-    "a usual year": lambda glance: _answers(["1940", "1950", "1500"]),
 }
 """Policies that deserve nothing, by name."""

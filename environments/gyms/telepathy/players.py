@@ -11,7 +11,7 @@ import numpy as np
 
 from environments.gyms._shared import act
 from environments.gyms.telepathy.table import Entity, attributes, by_name, entities, truth
-from environments.kit.canned import Glance, Player, echo, end_at_once
+from environments.kit.canned import Glance, Player, end_at_once
 from mua.environment.protocol import Move, Task
 
 # An agent that knows the table: it asks what splits the remaining candidates best, then names those that are left.
@@ -100,14 +100,6 @@ def _names_the_famous(glance: Glance) -> Generator[Move, str, None]:
     yield from _names(_famous(glance.opening))
 
 
-def _asks_for_the_famous(glance: Glance) -> Generator[Move, str, None]:
-    """Goes through names as questions, then gives the first that was not turned down."""
-    for name in _famous(glance.opening):
-        if (yield act("action", f"Is it a {name}?")).startswith("Yes"):
-            yield act("answer", name)
-    yield from _names(_famous(glance.opening))
-
-
 def _spells(glance: Glance) -> Generator[Move, str, None]:
     """Finds the first letter, then names what begins so."""
     low, high = "a", "z"
@@ -153,9 +145,7 @@ def _all_at_once(glance: Glance) -> Generator[Move, str, None]:
 
 PLAYERS: Mapping[str, Player] = {
     "ends at once": end_at_once,
-    "echoes": echo,
     "names what everybody thinks of": _names_the_famous,
-    "asks name by name": _asks_for_the_famous,
     "spells the name": _spells,
     "recites the training split": _recites,
     "asks by heart and names the nearest": _asks_by_heart,

@@ -113,8 +113,6 @@ _SENTENCE = re.compile(r"(?<=[.!?]) ")
 _FIXED = frozenset({"id", "place", "on", "price"})
 _MOST_HELD = 4
 _BESIDE = (*MISS, *VAGUE)
-_SOME = 60
-"""Training tasks that are counted: enough to know what is held most often."""
 _ENOUGH = 3
 """Questions in vain after which a policy goes on; long before that nothing is paid any more."""
 
@@ -171,28 +169,24 @@ def _read(listed: str) -> Sequence[Row]:
     return options_of(listed)
 
 
-Ask: TypeAlias = Callable[[Part], Moves]
-Choose: TypeAlias = Callable[[Part], Row]
-
-
-def _booking(choose: Choose, ask: Ask | None = None) -> Player:
-    """List each part, ``ask`` about it, book what ``choose`` takes."""
+def _booking(texts: Callable[[Part], Iterable[str]]) -> Player:
+    """List each part, ask ``texts`` about it, book the commonest option."""
 
     def play(glance: Glance) -> Moves:
         for part in parts_of(glance.opening):
             yield from _listed(part)
-            if ask is not None:
-                yield from ask(part)
-            yield act("answer", choose(part)["id"])
+            useless = 0
+            for text in texts(part):
+                heard = yield act("action", text)
+                useless += any(beside in heard for beside in _BESIDE)
+                if useless == _ENOUGH:
+                    break
+            yield act("answer", _commonest(part)["id"])
 
     return play
 
 
 # Choices by statistics over the list.
-
-
-def _cheapest_row(part: Part) -> Row:
-    return part.rows[0]
 
 
 def _commonest(part: Part) -> Row:
@@ -236,22 +230,6 @@ class Reckoning:
 # Questions that read nothing.
 
 
-def _asks(texts: Callable[[Part], Iterable[str]]) -> Ask:
-    def ask(part: Part) -> Moves:
-        useless = 0
-        for text in texts(part):
-            heard = yield act("action", text)
-            useless += any(beside in heard for beside in _BESIDE)
-            if useless == _ENOUGH:
-                return
-
-    return ask
-
-
-def _by_column(part: Part) -> Iterator[str]:
-    return (part.question(column) for column in part.columns)
-
-
 def _by_pair(part: Part) -> Iterator[str]:
     columns = part.columns
     for one, other in zip(columns[::2], columns[1::2], strict=True):
@@ -274,18 +252,6 @@ def _reckoning_on(glance: Glance) -> Moves:
         yield act("answer", reckoning.choice()["id"])
 
 
-def _learned(glance: Glance) -> Moves:
-    """What training paid most often, of any part; then the commonest option of each."""
-    held = Counter(
-        (one["aspect"], preference["attribute"])
-        for task in glance.training[:_SOME] for one in task.data["aspects"] for preference in one["preferences"]
-    )  # fmt: skip
-    for (aspect, attribute), _ in held.most_common(_ENOUGH):
-        question = catalog()[aspect].attributes[attribute].question
-        yield act("action", question.replace(catalog()[aspect].noun, "booking"))
-    yield from _booking(_commonest)(glance)
-
-
 def _by_shared_words(glance: Glance) -> Moves:
     """Asks for the column whose name, values and question share most words with what the traveller lets on."""
     for part in parts_of(glance.opening):
@@ -297,17 +263,6 @@ def _by_shared_words(glance: Glance) -> Moves:
             )
             wanted.append((yield act("action", part.question(column))))
         yield act("answer", _nearest(part, " ".join(wanted))["id"])
-
-
-def _all_at_once(glance: Glance) -> Moves:
-    """Asks for everything at once until wishes are told unasked, and books what shares most words with them."""
-    parts, heard = parts_of(glance.opening), ""
-    everything = " ".join(f"What about the {name}?" for part in parts for name in part.aspect.attributes)
-    for _ in range(3):
-        heard += " " + (yield act("action", everything))
-    for part in parts:
-        yield from _listed(part)
-        yield act("answer", _nearest(part, heard)["id"])
 
 
 @lru_cache(maxsize=256)
@@ -338,14 +293,10 @@ def _every_id(glance: Glance) -> Moves:
 
 PLAYERS: Mapping[str, Player] = {
     "ends at once": end_at_once,
-    "books the cheapest": _booking(_cheapest_row),
-    "books the commonest": _booking(_commonest),
+    "books the commonest": _booking(lambda part: ()),
     "books every id": _every_id,
-    "asks for one column after another": _booking(_commonest, _asks(_by_column)),
-    "asks for two columns at a time": _booking(_commonest, _asks(_by_pair)),
+    "asks for two columns at a time": _booking(_by_pair),
     "asks for the likeliest column": _reckoning_on,
-    "asks what training paid most": _learned,
     "asks for what shares words": _by_shared_words,
-    "asks for everything at once": _all_at_once,
 }
 """Policies that deserve nothing, by name."""

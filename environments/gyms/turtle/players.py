@@ -58,13 +58,6 @@ def _find(candidates: list[str], rng: random.Random) -> Generator[Move, str, str
 Play: TypeAlias = Generator[Move, str, None]
 QUESTIONS, ANSWERS, WORDS = 20, 5, 60
 _WORD = re.compile(r"[a-z][a-z'-]{3,}")
-_GENERIC = (
-    "It was an accident, and the person was dead before anybody came.",
-    "It was only a game, a play or a film, and nobody was hurt.",
-    "It was suicide because of money, debts or lost love.",
-    "The person was blind or very small and could not see or reach it.",
-    "It was a bet with a friend, and the other one had lost it on purpose.",
-)
 
 
 def _answers(texts: Sequence[str]) -> Play:
@@ -96,22 +89,15 @@ def _nearest(glance: Glance) -> list[Task]:
     return sorted(by_schema.values(), key=lambda task: -len(here & set(_WORD.findall(task.data["surface"].lower()))))
 
 
-def _recited(glance: Glance) -> list[str]:
-    return [" ".join(point.statement for point in story_of(task).criteria) for task in _variants(glance)]
-
-
-def _variants(glance: Glance) -> Iterator[Task]:
-    """Training tasks of the nearest schema, then the nearest ones of others."""
-    nearest = _nearest(glance)
-    yield from [task for task in glance.training if task.data["kind"] == nearest[0].data["kind"]][: ANSWERS - 2]
-    yield from nearest[1:3]
-
-
 def _asks_and_recites(glance: Glance) -> Play:
-    for task in _nearest(glance)[:4]:
+    """Of training tasks of the nearest schema, then of the nearest ones of others."""
+    nearest = _nearest(glance)
+    for task in nearest[:4]:
         for point in story_of(task).criteria:
             yield act("action", f"Is it true that {point.statement.rstrip('.').lower()}?")
-    yield from _answers(_recited(glance))
+    alike = [task for task in glance.training if task.data["kind"] == nearest[0].data["kind"]][: ANSWERS - 2]
+    told = [*alike, *nearest[1:3]]
+    yield from _answers([" ".join(point.statement for point in story_of(task).criteria) for task in told])
 
 
 def _frequent(training: Sequence[Task]) -> list[str]:
@@ -134,11 +120,6 @@ def _values(glance: Glance) -> list[str]:
     return glance.rng.sample(sorted(named), min(len(named), QUESTIONS))
 
 
-def _salads(glance: Glance) -> list[str]:
-    words = _frequent(glance.training)
-    return [" ".join(words[first : first + WORDS]) for first in range(0, ANSWERS * WORDS, WORDS)]
-
-
 def _packed(glance: Glance) -> list[str]:
     """Ten words a question."""
     return [" ".join(words) for words in batched(_frequent(glance.training), 10)]
@@ -146,17 +127,9 @@ def _packed(glance: Glance) -> list[str]:
 
 PLAYERS: Mapping[str, Player] = {
     "ends at once": end_at_once,
-    "the nearest training story": lambda glance: _answers(_recited(glance)),
     "the nearest training story, asked first": _asks_and_recites,
-    "generic explanations": lambda glance: _answers(_GENERIC),
-    "the story as it was told": lambda glance: _answers([glance.opening]),
-    "salad of training words": lambda glance: _answers(_salads(glance)),
     "training words, asked one by one": _asking(lambda glance: _frequent(glance.training)),
     "values of training stories, asked one by one": _asking(_values),
-    "words of the story, asked one by one": _asking(lambda glance: _WORD.findall(glance.opening.lower())),
     "salads as questions": _asking(_packed),
-    "a choice of everything as questions": _asking(
-        lambda glance: [one.replace(" ", " or ") for one in _packed(glance)]
-    ),
 }
 """Policies that deserve nothing, by name."""

@@ -8,13 +8,15 @@ random: two episodes that do the same are then the same.
 from __future__ import annotations
 
 import hashlib
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from environments._tau.desk import TRANSFER
-from environments.kit.database import Tool, ToolError
+from environments.kit.database import ToolError, load_tools
 from environments.kit.overlay import Overlay
-from mua.types import Json, ToolSchema
+from mua.types import Json
 
 TODAY = "2025-02-25"
 _NEXT_BILL = {
@@ -70,24 +72,24 @@ def _line_of(database: Overlay, customer_id: str, line_id: str) -> Json:
     return found(database, "lines", line_id)
 
 
-def _get_customer_by_id(database: Overlay, customer_id: str) -> Json:
+def get_customer_by_id(database: Overlay, customer_id: str) -> Json:
     return found(database, "customers", customer_id)
 
 
-def _get_customer_by_name(database: Overlay, full_name: str, dob: str) -> list[Json]:
+def get_customer_by_name(database: Overlay, full_name: str, dob: str) -> list[Json]:
     wanted = full_name.lower()
     every = [customer for _, customer in database.items("customers")]
     return [one for one in every if one["full_name"].lower() == wanted and one["date_of_birth"] == dob]
 
 
-def _get_details_by_id(database: Overlay, id: str) -> Json:
+def get_details_by_id(database: Overlay, id: str) -> Json:
     table = _KINDS.get(id[:1])
     if table is None:
         raise ToolError(f"{id!r} is the id of nothing that the carrier has; ids begin with {', '.join(_KINDS)}")
     return found(database, table, id)
 
 
-def _suspend_line(database: Overlay, customer_id: str, line_id: str, reason: str) -> Json:
+def suspend_line(database: Overlay, customer_id: str, line_id: str, reason: str) -> Json:
     if _line_of(database, customer_id, line_id)["status"] != "Active":
         raise ToolError("only an active line can be suspended")
     line = database.edit("lines", line_id)
@@ -95,7 +97,7 @@ def _suspend_line(database: Overlay, customer_id: str, line_id: str, reason: str
     return {"message": "The line is suspended; holding it costs $5 a month.", "line": line}
 
 
-def _resume_line(database: Overlay, customer_id: str, line_id: str) -> Json:
+def resume_line(database: Overlay, customer_id: str, line_id: str) -> Json:
     if _line_of(database, customer_id, line_id)["status"] not in ("Suspended", "Pending Activation"):
         raise ToolError("only a line that is suspended or awaits activation can be resumed")
     line = database.edit("lines", line_id)
@@ -103,12 +105,12 @@ def _resume_line(database: Overlay, customer_id: str, line_id: str) -> Json:
     return {"message": "The line is active again.", "line": line}
 
 
-def _get_bills_for_customer(database: Overlay, customer_id: str, limit: int = 12) -> list[Json]:
+def get_bills_for_customer(database: Overlay, customer_id: str, limit: int = 12) -> list[Json]:
     bills = [found(database, "bills", one) for one in found(database, "customers", customer_id)["bill_ids"]]
     return sorted(bills, key=lambda bill: str(bill["issue_date"]), reverse=True)[:limit]
 
 
-def _send_payment_request(database: Overlay, customer_id: str, bill_id: str) -> str:
+def send_payment_request(database: Overlay, customer_id: str, bill_id: str) -> str:
     customer = found(database, "customers", customer_id)
     if awaiting_payment(database, customer):
         raise ToolError("the customer has been asked to pay another bill already")
@@ -118,7 +120,7 @@ def _send_payment_request(database: Overlay, customer_id: str, bill_id: str) -> 
     return f"The customer has been asked to pay bill {bill_id}"
 
 
-def _get_data_usage(database: Overlay, customer_id: str, line_id: str) -> Json:
+def get_data_usage(database: Overlay, customer_id: str, line_id: str) -> Json:
     line = _line_of(database, customer_id, line_id)
     plan = found(database, "plans", line["plan_id"])
     return {
@@ -142,7 +144,10 @@ def _roaming(on: bool) -> Callable[..., str]:
     return run
 
 
-def _refuel_data(database: Overlay, customer_id: str, line_id: str, gb_amount: float) -> Json:
+enable_roaming, disable_roaming = _roaming(True), _roaming(False)
+
+
+def refuel_data(database: Overlay, customer_id: str, line_id: str, gb_amount: float) -> Json:
     line = _line_of(database, customer_id, line_id)
     if gb_amount <= 0:
         raise ToolError("the amount of data must be more than 0")
@@ -240,91 +245,7 @@ ASSERTIONS: dict[str, Callable[..., bool]] = {
     "assert_no_overdue_bill": _assert_no_overdue_bill,
 }
 
-
-# ---- schemas
-
-
-def text(meaning: str) -> Json:
-    """An argument that is a text."""
-    return {"type": "string", "description": meaning}
-
-
-def tool(name: str, description: str, run: Callable[..., Any], optional: Json | None = None, /, **needed: Json) -> Tool:
-    """A tool with the arguments ``needed`` and, after them, ``optional``."""
-    parameters = {"type": "object", "properties": {**needed, **(optional or {})}, "required": list(needed)}
-    return Tool(ToolSchema(name, description, parameters), run)
-
-
-_CUSTOMER, _LINE = text("Whose line or bill it is, such as C1001."), text("The line, such as L1001.")
-_LIMIT = {"limit": {"type": "integer", "description": "How many at most.", "default": 12}}
-_GB = {"type": "number", "description": "Gigabytes to add, more than 0."}
-TOOLS = (
-    tool(
-        "get_customer_by_phone",
-        "Look a customer up by the number to reach them at, or by that of one of their lines.",
-        get_customer_by_phone,
-        phone_number=text("The number, as 555-123-2001."),
-    ),
-    tool("get_customer_by_id", "Look a customer up by id.", _get_customer_by_id, customer_id=text("Such as C1001.")),
-    tool(
-        "get_customer_by_name",
-        "Look customers up by name and date of birth; there may be several.",
-        _get_customer_by_name,
-        full_name=text("First and last name."),
-        dob=text("Date of birth, YYYY-MM-DD."),
-    ),
-    tool(
-        "get_details_by_id",
-        "Read the record of a customer, line, device, bill or plan.",
-        _get_details_by_id,
-        id=text("Its id; the first letter says what it is of."),
-    ),
-    tool(
-        "suspend_line",
-        "Suspend an active line, for six months at most.",
-        _suspend_line,
-        customer_id=_CUSTOMER,
-        line_id=_LINE,
-        reason=text("Why it is suspended."),
-    ),
-    tool(
-        "resume_line",
-        "Make a line active that is suspended or awaits activation.",
-        _resume_line,
-        customer_id=_CUSTOMER,
-        line_id=_LINE,
-    ),
-    tool(
-        "get_bills_for_customer",
-        "Read a customer's bills, the latest first.",
-        _get_bills_for_customer,
-        _LIMIT,
-        customer_id=_CUSTOMER,
-    ),
-    tool(
-        "send_payment_request",
-        "Ask the customer to pay a bill. One at a time; whether it is paid already is not checked.",
-        _send_payment_request,
-        customer_id=_CUSTOMER,
-        bill_id=text("Which bill."),
-    ),
-    tool(
-        "get_data_usage",
-        "Read how much data a line has used and may use until its billing cycle ends.",
-        _get_data_usage,
-        customer_id=_CUSTOMER,
-        line_id=_LINE,
-    ),
-    tool("enable_roaming", "Let a line be used abroad.", _roaming(True), customer_id=_CUSTOMER, line_id=_LINE),
-    tool("disable_roaming", "Stop a line's use abroad.", _roaming(False), customer_id=_CUSTOMER, line_id=_LINE),
-    TRANSFER,
-    tool(
-        "refuel_data",
-        "Add data to a line; the plan's price for it goes on the customer's next bill.",
-        _refuel_data,
-        customer_id=_CUSTOMER,
-        line_id=_LINE,
-        gb_amount=_GB,
-    ),
-)
+_OWN = load_tools(Path(__file__).with_suffix(".yaml"), sys.modules[__name__])
+_LAST = _OWN.pop("refuel_data")
+TOOLS = (*_OWN.values(), TRANSFER, _LAST)
 """In the benchmark's order."""

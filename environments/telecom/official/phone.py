@@ -13,11 +13,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from environments.kit.database import ToolError
+from environments.kit.database import Tool, ToolError
 from environments.kit.overlay import Overlay
-from environments.telecom.official.carrier import text, tool
 from environments.telecom.official.records import USER, Apn, Vpn, read_record
-from mua.types import Json
+from mua.types import Json, ToolSchema
 
 DEVICE, SURROUNDINGS = "device", "surroundings"
 MODES = {"4g_5g_preferred": "5G", "4g_only": "4G", "3g_only": "3G", "2g_only": "2G"}
@@ -500,6 +499,13 @@ ASSERTIONS: dict[str, Callable[..., bool]] = {
     "assert_mobile_data_usage_exceeded": _assert_usage_exceeded,
 }
 
+
+def tool(name: str, description: str, run: Callable[..., Any], /, **arguments: Json) -> Tool:
+    """A tool that needs all its arguments."""
+    parameters = {"type": "object", "properties": arguments, "required": list(arguments)}
+    return Tool(ToolSchema(name, description, parameters), run)
+
+
 _MODE: Json = {"type": "string", "enum": list(MODES), "description": "Which networks to use."}
 _APN: Json = {
     "type": "object",
@@ -511,7 +517,8 @@ _APN: Json = {
         "mms_port": {"type": ["integer", "null"]},
     },
 }
-_APP = text("The app, such as messaging.")
+_APP: Json = {"type": "string", "description": "The app, such as messaging."}
+_PERMISSION: Json = {"type": "string", "description": "What it may use: sms, storage, phone or network."}
 TOOLS = (
     tool("check_status_bar", "Read the icons at the top of the screen.", _check_status_bar),
     tool("check_network_status", "See what the phone is connected to, and with which settings.", _check_network_status),
@@ -538,13 +545,7 @@ TOOLS = (
     tool("check_installed_apps", "List the apps.", _check_apps),
     tool("check_app_status", "See what an app may use.", _check_app, app_name=_APP),
     tool("check_app_permissions", "See which permissions an app has.", _check_app, app_name=_APP),
-    tool(
-        "grant_app_permission",
-        "Allow an app to use something.",
-        _grant,
-        app_name=_APP,
-        permission=text("What it may use: sms, storage, phone or network."),
-    ),
+    tool("grant_app_permission", "Allow an app to use something.", _grant, app_name=_APP, permission=_PERMISSION),
     tool("can_send_mms", "See whether picture messages can be sent.", _can_send_mms),
     tool("reboot_device", "Restart the phone.", _reboot),
     tool("check_payment_request", "See whether the carrier asks for a payment.", _check_payment_request),
