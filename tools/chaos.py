@@ -480,26 +480,13 @@ def table(records: Sequence[dict[str, Any]]) -> str:
     return f"{kit.table(('fault', *modes, 'survived by'), rows)}\n\nWhat runs were doing: {moments}."
 
 
-def page(records: Sequence[dict[str, Any]]) -> str:
-    """``docs/benchmarks/faults.md``."""
+def report(records: Sequence[dict[str, Any]]) -> str:
+    """What docs/benchmarks/faults.md has from a campaign."""
     struck = sum(len(record["faults"]) for record in records)
     failed = [f"- `{record['again']}`: {'; '.join(record['failures'])}" for record in records if record["failures"]]
-    return f"""\
-# Faults that runs survive
-
-{datetime.now(UTC):%Y-%m-%d}, {kit.machine()}, no GPU. Made by `python -m tools.chaos {" ".join(sys.argv[1:])}`.
-
-{struck} faults struck {len(records)} runs of {STEPS} steps; {len(failed)} runs failed. In the others no task was lost
-and none trained twice; weights, tokens and metrics of the deterministic modes equal those of an undisturbed run bit for
-bit.
-
-`sync` is synchronous and deterministic, `stale` has `trainer.max_staleness=1` and a language model as user, `ranks` is
-`sync` on two trainer ranks.
-
-{table(records)}
-
-{chr(10).join(failed)}
-"""
+    head = f"{datetime.now(UTC):%Y-%m-%d}, {kit.machine()}, no GPU: `python -m tools.chaos {' '.join(sys.argv[1:])}`"
+    counts = f"{struck} faults struck {len(records)} runs of {STEPS} steps; {len(failed)} runs failed."
+    return "\n\n".join([head, counts, table(records), *failed])
 
 
 def main() -> None:
@@ -523,7 +510,7 @@ def main() -> None:
     (arguments.folder / "faults.json").write_text(json.dumps(campaign.records, indent=1) + "\n")
     print(f"\n{table(campaign.records)}")
     if arguments.write:
-        PAGE.write_text(page(campaign.records))
+        PAGE.write_text(kit.with_part(PAGE, "faults", report(campaign.records), by=Path(__file__)))
     sys.exit(any(record["failures"] for record in campaign.records))
 
 

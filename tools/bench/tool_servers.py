@@ -5,8 +5,9 @@
 *plain* is what anybody would write, without checks and limits: ``ClientSession.call_tool`` of the MCP package,
 ``httpx`` and ``trafilatura`` on the event loop, a subprocess of the same interpreter. *ours* is the call of an
 environment's instance, for the program that of a sandbox under bubblewrap. Both take turns in one process, call by
-call, and ratios are of medians. Pages of about 52 KB with 390 links come from a server of its own process on loopback, each
-under an address of its own. A stall is the longest time in which the event loop did not come to a timer of 2 ms.
+call, and ratios are of medians. Pages of about 52 KB with 390 links come from a server of its own process on
+loopback, each under an address of its own. A stall is the longest time in which the event loop did not come to a
+timer of 2 ms.
 """
 
 from __future__ import annotations
