@@ -33,6 +33,7 @@ SAVE_EVERY = 2
 _PORT = re.compile(r"--port[ =](\d+)")
 _CLOCK = Path(__file__).with_name("chaos_clock") / "sitecustomize.py"
 _START_SECONDS = 30.0
+_FOR_GOOD = 1e6
 
 
 class Mode(StrEnum):
@@ -244,7 +245,7 @@ def strike(fault: Fault, scene: Scene) -> str | None:
     seconds = random.uniform(0.5, 12.0)
     _signal(pid, signal.SIGSTOP)
     if fault.kind in (Kind.STOP_ENGINE, Kind.STOP_WORKER) and name != "guardian":
-        return f"{name}, for good"
+        seconds = _FOR_GOOD
     scene.later(seconds, lambda: _signal(pid, signal.SIGCONT))
     return f"{name} for {seconds:.1f} s"
 
