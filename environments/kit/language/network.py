@@ -1,8 +1,8 @@
 """A small transformer that reads messages, in numpy: what a message does and which facts it asks for.
 
 Three layers of a sentence encoder that knows English, taught on labelled messages by ``tools/train_network.py`` of
-commit 208dfc67. The linear model (:mod:`environments.kit.language.model`) weighs what the rules see, this one what words
-mean. ::
+commit 208dfc67. The linear model (:mod:`environments.kit.language.model`) weighs what the rules see, this one what
+words mean. ::
 
     words ─ pieces ─ vectors + marks ─ layers ─┬─ attention of each act  ─ its log odds
     wish ──────────── first vector ────────────┴─ attention of each fact ─ its log odds
