@@ -6,8 +6,8 @@ Every entry of the list replaces one text of one file and names the tests that m
 
     tree ── copied once per job ──► the named tests pass there ──► mutant 1 ──► tests ──► text put back ──► mutant 2 ...
 
-The working tree is never written to. A job is one interpreter that has imported torch and the like, and nothing of this
-repository; each run of tests is a fork of it. The exit status is 1 if a mutant survives, is stale (its text does not
+The working tree is never written to. Each run of tests is a fork of one interpreter that has imported torch and the
+like, and nothing of this repository. The exit status is 1 if a mutant survives, is stale (its text does not
 stand in the file exactly once), outlives its deadline or cannot be run, or if a test fails without any mutant; else 0.
 """
 
@@ -15,13 +15,11 @@ from __future__ import annotations
 
 import argparse
 import ast
-import importlib
-import json
+import multiprocessing
 import os
 import queue
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -31,8 +29,9 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 ROOT = Path(__file__).resolve().parents[1]
 LIST = ROOT / "tools" / "mutants.toml"
@@ -43,6 +42,7 @@ PRELOADED = (
 )  # fmt: skip
 """What nearly every test imports, and what is not part of this repository."""
 IGNORED = shutil.ignore_patterns(".*", "__pycache__", "runs", "*.egg-info", "dist", "build")
+FORKS: Any = multiprocessing.get_context("forkserver")
 _TAIL = 2000
 
 Verdict = Literal["killed", "SURVIVED", "STALE", "DEADLINE", "ERROR"]
@@ -109,53 +109,27 @@ def _entry(path: Path, number: int, entry: dict[str, Any]) -> Mutant:
     return Mutant(entry["name"], entry["file"], entry["old"], entry["new"], tuple(entry["tests"]))
 
 
-# ---- a copy of the tree, and the interpreter that runs its tests
+# ---- a copy of the tree, and its tests
 
 
 class Copy:
-    """A copy of ``root`` with an interpreter beside it. Belongs to one thread at a time; use as a context manager."""
+    """A copy of ``root`` in which tests run. Belongs to one thread at a time."""
 
-    def __init__(self, root: Path, folder: Path, preloaded: Sequence[str] = PRELOADED) -> None:
-        self._tree = folder / "tree"
-        self._logs = folder / "log"
-        self._stamp = 0
+    def __init__(self, root: Path, folder: Path) -> None:
+        self._tree, self._log, self._stamp = folder / "tree", folder / "log", 0
         shutil.copytree(root, self._tree, ignore=IGNORED, symlinks=True)
-        paths = [str(self._tree), *filter(None, [os.environ.get("PYTHONPATH")])]
-        self._process = subprocess.Popen(
-            [sys.executable, __file__, "--serve", *preloaded],
-            cwd=self._tree,
-            env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._process.kill()
-        self._process.wait()
 
     def judge(self, mutant: Mutant, seconds: float) -> Finding:
         """Plant ``mutant``, run its tests for at most ``seconds``, and take it out again."""
+        path = self._tree / mutant.file
         try:
-            with self._planted(mutant):
-                return self._finding(mutant.name, mutant.tests, seconds, passed="SURVIVED", failed="killed")
+            source = path.read_text(encoding="utf-8")
+            mutated = mutant.applied(source)
         except (ValueError, OSError) as error:
             return Finding(mutant.name, "STALE", str(error))
-
-    def unharmed(self, name: str, tests: Sequence[str], seconds: float) -> Finding:
-        """The same tests without a fault, which must pass: "killed" is none of theirs."""
-        return self._finding(name, tests, seconds, passed="killed", failed="ERROR")
-
-    @contextmanager
-    def _planted(self, mutant: Mutant) -> Iterator[None]:
-        path = self._tree / mutant.file
-        source = path.read_text(encoding="utf-8")
-        self._write(path, mutant.applied(source))
+        self._write(path, mutated)
         try:
-            yield
+            return self.test(mutant.name, mutant.tests, seconds, passed="SURVIVED", failed="killed")
         finally:
             self._write(path, source)
 
@@ -165,98 +139,58 @@ class Copy:
         self._stamp += 1
         os.utime(path, (self._stamp, self._stamp))
 
-    def _finding(self, name: str, tests: Sequence[str], seconds: float, *, passed: Verdict, failed: Verdict) -> Finding:
+    def test(self, name: str, tests: Sequence[str], seconds: float, *, passed: Verdict, failed: Verdict) -> Finding:
+        """What the tests say, in a fork of an interpreter that has imported torch and the like."""
         started = time.monotonic()
-        answer = self._ask({"tests": list(tests), "seconds": seconds, "log": str(self._logs)})
+        told, tell = FORKS.Pipe(duplex=False)
+        child = FORKS.Process(target=run_tests, args=(self._tree, tests, self._log, tell))
+        child.start()
+        tell.close()
+        child.join(seconds)
+        late = child.exitcode is None
+        with suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)  # the tests, or what they left behind
+        child.kill()
+        child.join()
         spent = time.monotonic() - started
-        status = answer["status"]
-        if status is None:
+        if late:
             return Finding(name, "DEADLINE", f"still running after {seconds:g} s", spent)
-        if status not in (0, 1):
-            return Finding(name, "ERROR", f"pytest ended with {status}: {self._tail()}", spent)
-        return Finding(name, passed if status == 0 else failed, answer.get("failed") or ", ".join(tests), spent)
-
-    def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write(json.dumps(request) + "\n")
-        self._process.stdin.flush()
-        if not (line := self._process.stdout.readline()):
-            raise RuntimeError("the interpreter that runs the tests has ended")
-        answer: dict[str, Any] = json.loads(line)
-        return answer
-
-    def _tail(self) -> str:
-        with suppress(OSError):
-            return self._logs.read_text(encoding="utf-8", errors="replace")[-_TAIL:]
-        return "it wrote nothing"
+        if child.exitcode not in (0, 1):
+            tail = self._log.read_text(encoding="utf-8", errors="replace")[-_TAIL:]
+            return Finding(name, "ERROR", f"pytest ended with {child.exitcode}: {tail}", spent)
+        first = ", ".join(tests)
+        with suppress(EOFError):  # no test failed
+            first = told.recv()
+        return Finding(name, passed if child.exitcode == 0 else failed, first, spent)
 
 
-def serve(preloaded: Sequence[str]) -> None:
-    """Run tests for :class:`Copy`, each time in a fork; requests and answers are lines of JSON."""
-    sys.path[0] = os.getcwd()  # the copy, not the folder of this script
-    for name in preloaded:
-        with suppress(ImportError):
-            importlib.import_module(name)
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
-    for line in sys.stdin:
-        request = json.loads(line)
-        answers.write(json.dumps(_forked(request["tests"], request["seconds"], request["log"])) + "\n")
-        answers.flush()
+def run_tests(tree: Path, tests: Sequence[str], log: Path, tell: Connection) -> None:
+    """In a fork: one run of pytest on ``tree``; tells which test failed first."""
+    os.setsid()
+    os.chdir(tree)
+    sys.path[:] = [str(tree), *(path for path in sys.path if Path(path or ".").resolve() not in (ROOT, ROOT / "tools"))]
+    for name in [name for name in sys.modules if name.partition(".")[0] == "tools"]:
+        del sys.modules[name]
+    os.environ["PYTHONPATH"] = str(tree)
+    output, null = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), os.open(os.devnull, os.O_RDONLY)
+    for source, target in ((null, 0), (output, 1), (output, 2)):
+        os.dup2(source, target)
+    import pytest
 
+    class FirstFailure:
+        def pytest_runtest_logreport(self, report: Any) -> None:
+            if report.failed:
+                message = str(getattr(getattr(report.longrepr, "reprcrash", None), "message", "")).partition("\n")[0]
+                tell.send(f"{report.nodeid}: {message[:160]}")
 
-def _forked(tests: Sequence[str], seconds: float, log: str) -> dict[str, Any]:
-    """The exit status of the tests, None if they took longer, and which failed first."""
-    told, tell = os.pipe()
-    if (child := os.fork()) == 0:
-        os.close(told)
-        _run(tests, log, tell)
-    os.close(tell)
-    until = time.monotonic() + seconds
-    status: int | None = None
-    while status is None and time.monotonic() < until:
-        ended, raw = os.waitpid(child, os.WNOHANG)
-        status = os.waitstatus_to_exitcode(raw) if ended else None
-        time.sleep(0 if ended else 0.01)
-    with suppress(ProcessLookupError):
-        os.killpg(child, signal.SIGKILL)  # the tests, or what they left behind
-    if status is None:
-        os.waitpid(child, 0)
-    with os.fdopen(told) as pipe:
-        return {"status": status, "failed": pipe.read() if status == 1 else ""}
-
-
-def _run(tests: Sequence[str], log: str, tell: int) -> None:
-    """In the fork: one run of pytest, then the end of the process."""
     status = 3
     try:
-        os.setsid()
-        output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-        null = os.open(os.devnull, os.O_RDONLY)
-        for source, target in ((null, 0), (output, 1), (output, 2)):
-            os.dup2(source, target)
-        import pytest
-
-        status = int(pytest.main(["-q", "-x", "-p", "no:cacheprovider", *tests], plugins=[_FirstFailure(tell)]))
+        status = int(pytest.main(["-q", "-x", "-p", "no:cacheprovider", *tests], plugins=[FirstFailure()]))
     except BaseException as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
     finally:
         sys.stdout.flush()
         os._exit(status)
-
-
-class _FirstFailure:
-    """A pytest plugin that tells which test failed first."""
-
-    def __init__(self, tell: int) -> None:
-        self._tell = tell
-
-    def pytest_runtest_logreport(self, report: Any) -> None:
-        if report.failed and self._tell >= 0:
-            message = str(getattr(getattr(report.longrepr, "reprcrash", None), "message", "")).partition("\n")[0]
-            os.write(self._tell, f"{report.nodeid}: {message[:160]}".encode())
-            self._tell = -1
 
 
 # ---- the whole list
@@ -268,13 +202,14 @@ def run(
     """What the named tests say without a fault (those of one file together), and of every mutant."""
     from mua.observe.progress import Progress
 
+    FORKS.set_forkserver_preload(list(preloaded))
     by_file: dict[str, set[str]] = {}
     for test in (test for mutant in mutants for test in mutant.tests):
         by_file.setdefault(test.partition("::")[0], set()).add(test)
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder, ExitStack() as stack:
         copies: queue.SimpleQueue[Copy] = queue.SimpleQueue()
         for job in range(max(1, min(jobs, len(mutants)))):
-            copies.put(stack.enter_context(Copy(root, Path(folder) / str(job), preloaded)))
+            copies.put(Copy(root, Path(folder) / str(job)))
         progress = stack.enter_context(Progress(True))
         pool = stack.enter_context(ThreadPoolExecutor(copies.qsize()))
 
@@ -288,7 +223,7 @@ def run(
 
         def unharmed(file: str) -> Finding:
             with one() as copy:
-                return copy.unharmed(file, sorted(by_file[file]), 5 * seconds)
+                return copy.test(file, sorted(by_file[file]), 5 * seconds, passed="killed", failed="ERROR")
 
         def judged(mutant: Mutant) -> Finding:
             with one() as copy:
@@ -342,8 +277,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--serve"]:
-        serve(sys.argv[2:])
-    else:
-        sys.path[0] = str(ROOT)
-        sys.exit(main())
+    sys.path[0] = str(ROOT)
+    sys.exit(main())

@@ -23,7 +23,7 @@ PAGE = (ROOT / "docs/first-gpu-day.md").read_text(encoding="utf-8")
 COMMANDS = [line[2:] for block in re.findall(r"```console\n(.*?)```", PAGE, re.DOTALL) for line in block.splitlines()]
 OURS = [line for line in COMMANDS if re.match(r"(mua|torchrun .*-m mua\.cli) ", line)]
 TOOLS = [line for line in COMMANDS if line.startswith("python ")]
-SYSTEM = ("nvidia-smi", "df", "python3.12 -m pip freeze")
+SYSTEM = ("nvidia-smi", "df", "python3.12 -m pip ")
 
 
 def test_every_command_is_known() -> None:

@@ -5,6 +5,7 @@ Not covered: how a browser shows it; tests/unit/test_view_browser.py opens a pag
 
 from __future__ import annotations
 
+import html
 import re
 from pathlib import Path
 
@@ -48,7 +49,7 @@ def test_a_failure_stands_next_to_a_success(folder: Path, capsys: pytest.Capture
     assert "&lt;success&gt;" in lead
     assert "0.700" in lead
     assert "data:image/png;base64,iVBORw==" in lead
-    assert f"mua env play &#x27;&lt;the help desk&gt;&#x27; --as user --policy {folder}/rl/hf" in lead
+    assert f"mua env play '<the help desk>' --as user --policy {folder}/rl/hf" in html.unescape(lead)
     for shown in (turned.left, turned.right, left.left):
         assert f'href="#/run/{shown.run}/t/{shown.trajectory["id"]}"' in lead
     assert not re.search(r'(?:src|href)="(?!data:|#)', page), "one file, which asks nothing of a network"

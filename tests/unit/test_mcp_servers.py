@@ -2,7 +2,7 @@
 episode that met it and no other; nothing of a server outlives its rollout or the run; isolation, limits, retries.
 
 Not here: servers behind a URL (``test_mcp_http.py``), the servers that others wrote and a training step with them
-(``e2e/test_tool_servers.py``), and what it costs (``tools/bench/mcp.py``).
+(``e2e/test_tool_servers.py``), and what it costs (``tools/bench/tool_servers.py``).
 """
 
 from __future__ import annotations

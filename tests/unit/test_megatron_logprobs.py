@@ -4,7 +4,7 @@ Covers values, gradients of both outputs with respect to hidden states and weigh
 predictors, padded vocabulary, chunks, no predictors, bfloat16, logits in float32; that the gradient under tensor
 parallelism is neither scaled nor partial, behind Megatron's own sequence-parallel gather; and that no logits of a
 micro-batch exist, neither in the function nor in a training step. Does not cover the model around it
-(tests/parity/test_megatron_layouts.py) nor what is gained (tools/bench/logprobs.py).
+(tests/parity/test_megatron_layouts.py) nor what is gained (docs/benchmarks/logprobs.md).
 """
 
 from __future__ import annotations

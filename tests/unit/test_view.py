@@ -32,8 +32,8 @@ from mua.view.html_page import STATIC, export_page
 from mua.view.page_answers import Answers, as_bytes
 from mua.view.trajectory_lists import BadQuestion
 from mua.view.viewed_runs import NotThere, TokenTexts, opened_runs
-from tools.bench.shop_run import HOSTILE, shop_model, write_shop
-from tools.view_served import served
+from tests.shop_run import HOSTILE, shop_model, write_shop
+from tests.view_support import served
 
 RUN = "shop-grpo"
 

@@ -20,9 +20,9 @@ from mua.store.writer import Update, execute
 from mua.view.html_page import export_page
 from mua.view.page_answers import Answers
 from mua.view.viewed_runs import opened_runs
-from tools.bench.shop_run import write_shop
-from tools.view_browser import PATIENCE_MS, BrowserUnavailable, chromium
-from tools.view_served import served
+from tests.shop_run import write_shop
+from tests.view_support import PATIENCE_MS, chromium, served
+from tools.debian_packages import PackagesUnavailable
 
 IMAGES = Path(__file__).parents[2] / "docs" / "images"
 RUN, OTHER = "shop-grpo", "shop-dapo"
@@ -43,7 +43,7 @@ def browser() -> Iterator[Any]:
     try:
         with chromium() as running:
             yield running
-    except BrowserUnavailable as error:
+    except PackagesUnavailable as error:
         pytest.skip(str(error))
 
 

@@ -5,7 +5,6 @@ The index is served here, so nothing depends on a network; the real lists and si
 
 from __future__ import annotations
 
-import argparse
 import ast
 import hashlib
 import io
@@ -23,7 +22,7 @@ from typing import Any
 import pytest
 
 from tools import wheelhouse
-from tools.wheelhouse import main, size_of
+from tools.wheelhouse import main
 
 BACKEND = '''\
 def get_requires_for_build_wheel(config_settings=None):
@@ -37,6 +36,11 @@ def prepare_metadata_for_build_wheel(folder, config_settings=None):
 Name: mua
 Version: 0.1
 Requires-Dist: numpy>=2.0
+Provides-Extra: gpu
+Requires-Dist: megatron-core<0.20,>=0.19.2; extra == "gpu"
+Requires-Dist: sglang==0.5.23; extra == "gpu"
+Requires-Dist: transformer-engine>=2.9; extra == "gpu"
+Requires-Dist: transformer-engine-cu13>=2.9; extra == "gpu"
 Provides-Extra: tools
 Requires-Dist: mcp; extra == "tools"
 Provides-Extra: parquet
@@ -163,13 +167,7 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Index]:
 
 def project(folder: Path) -> Path:
     (folder / "constraints").mkdir(parents=True)
-    wanted = [
-        "megatron-core>=0.19.2,<0.20",
-        "sglang==0.5.23",
-        "transformer-engine>=2.9",
-        "transformer-engine-cu13>=2.9",
-    ]
-    (folder / "setup.py").write_text(f"GPU = {wanted}\n")
+    (folder / "setup.py").touch()
     (folder / "backend.py").write_text(BACKEND)
     build = '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n'
     (folder / "pyproject.toml").write_text(build)
@@ -179,104 +177,64 @@ def project(folder: Path) -> Path:
     return folder
 
 
-def manifest(folder: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((folder / wheelhouse.MANIFEST).read_text())
-    return found
+def listed(folder: Path) -> dict[str, str]:
+    """Versions in ``requirements.txt``."""
+    return dict(re.findall(r"^(\S+)==(\S+)", (folder / "requirements.txt").read_text(), re.MULTILINE))
 
 
 @pytest.mark.slow
-def test_all_is_collected_and_can_be_installed_without_an_index(index: Index, tmp_path: Path, capsys) -> None:
+def test_all_is_collected_and_can_be_installed_without_an_index(index: Index, tmp_path: Path) -> None:
     folder = tmp_path / "wheels"
     assert main([str(folder), "--for", "gpu"]) == 0
-    found = manifest(folder)
-    assert {of["name"]: of["version"] for of in found["wheels"]} == PINS
-    assert [of["file"] for of in found["sources"]] == ["transformer_engine_torch-2.20.2.tar.gz"]
-    by_name = {of["name"]: of for of in found["wheels"]}
-    assert by_name["numpy"]["file"] == "numpy-2.3.5-cp312-cp312-manylinux_2_27_x86_64.manylinux_2_28_x86_64.whl"
-    assert {of["layer"] for of in found["wheels"]} == {
-        "training", "engine", "transformer-engine", "tools", "parquet", "postgres", "development"
-    }  # fmt: skip
-    for of in (*found["wheels"], *found["sources"]):
-        assert hashlib.sha256((folder / of["file"]).read_bytes()).hexdigest() == of["sha256"]
-    said = capsys.readouterr().out
-    assert "NVTE_PYTORCH_FORCE_BUILD=TRUE" in said
-    command = next(line for line in said.splitlines() if "--require-hashes" in line).replace("FOLDER", str(folder))
-    given = [sys.executable, *command.split()[1:], "--target", str(tmp_path / "site")]
+    assert listed(folder) == PINS
+    assert (folder / "transformer_engine_torch-2.20.2.tar.gz").exists()
+    assert (folder / "numpy-2.3.5-cp312-cp312-manylinux_2_27_x86_64.manylinux_2_28_x86_64.whl").exists()
+    command = ["-m", "pip", "install", "--no-index", "--find-links", folder, "--no-deps", "--require-hashes"]
+    given = [sys.executable, *command, "-r", folder / "requirements.txt", "--target", tmp_path / "site"]
     subprocess.run(given, check=True, env={"PIP_CONFIG_FILE": "/dev/null"}, timeout=120)
     assert 'VERSION = "0.19.2"' in (tmp_path / "site/megatron_core.py").read_text()
     # Run again, only what is not whole is fetched.
-    torn = folder / by_name["mcp"]["file"]
+    torn = folder / "mcp-2.3.0-py3-none-any.whl"
     torn.write_bytes(torn.read_bytes()[:-1])
     index.asked.clear()
     assert main([str(folder), "--for", "gpu"]) == 0
-    assert [name for name in index.asked if name.endswith(".whl")].count(by_name["mcp"]["file"]) >= 1
-    assert not any(name.startswith(("torch", "numpy", "sglang")) for name in index.asked)
+    assert [name for name in index.asked if name.endswith(".whl")] == [torn.name]
 
 
 @pytest.mark.slow
 def test_a_file_that_is_not_what_the_index_says_is_refused(index: Index, tmp_path: Path, capsys) -> None:
     index.files["mcp"]["mcp-2.3.0-py3-none-any.whl"] = wheel("mcp", "2.3.0")[1][:-1] + b"!"
     assert main([str(tmp_path / "wheels"), "--for", "gpu"]) == 2
-    assert capsys.readouterr().err.startswith("wheelhouse: mcp-2.3.0-py3-none-any.whl: pip cannot fetch it: ERROR: ")
+    assert capsys.readouterr().err.startswith("wheelhouse: mcp-2.3.0-py3-none-any.whl: ")
     assert not (tmp_path / "wheels" / "mcp-2.3.0-py3-none-any.whl").exists()
-    assert not list((tmp_path / "wheels").glob(".part-*"))
-    assert not (tmp_path / "wheels" / wheelhouse.MANIFEST).exists()
+    assert not (tmp_path / "wheels" / "requirements.txt").exists()
 
 
 @pytest.mark.slow
-def test_a_limit_leaves_out_the_last_layers_and_says_what_is_lost(index: Index, tmp_path: Path, capsys) -> None:
-    assert main([str(tmp_path), "--for", "gpu", "--dry-run", "--limit", "1.25MB"]) == 0
-    said = capsys.readouterr().out.splitlines()
-    assert [line.split(" | ")[0] for line in said if "left out" in line] == ["| development"]
-    assert "left out: without it make test, make lint, make docs" in "\n".join(said)
-    assert main([str(tmp_path), "--for", "gpu", "--dry-run", "--limit", "1MB"]) == 0
-    assert sum("left out" in line for line in capsys.readouterr().out.splitlines()) == 6
-    assert main([str(tmp_path), "--for", "gpu", "--dry-run", "--limit", "50kB"]) == 2
-    err = capsys.readouterr().err
-    assert "0.1 MB are allowed; the largest are torch 0.9 MB, " in err
-    assert "--target-freeze FILE, or --have NAMES" in err
-    assert not any(name.endswith((".whl", ".gz")) for name in index.asked if name.startswith(("ruff", "sglang")))
-
-
-@pytest.mark.slow
-def test_what_a_machine_has_and_fits_stays_there(index: Index, tmp_path: Path, capsys) -> None:
+def test_what_a_machine_has_and_fits_stays_there(index: Index, tmp_path: Path) -> None:
     freeze = tmp_path / "freeze.txt"
     freeze.write_text("torch==2.11.0+cu130\nnumpy==2.5.2\nlocal @ file:///x\n# note\n-e git+https://x#egg=y\n")
     assert main([str(tmp_path / "a"), "--for", "gpu-check", "--target-freeze", str(freeze)]) == 0
-    said = capsys.readouterr()
-    assert "1 lines name no version (local)" in said.err
-    found = manifest(tmp_path / "a")
-    assert found["at_target"] == ["numpy==2.5.2", "torch==2.11.0"]
-    assert [of["name"] for of in found["wheels"]] == [
-        "megatron-core", "einops", "transformer-engine", "transformer-engine-cu13"
-    ]  # fmt: skip
-    (gone,) = found["left_out"]
-    assert gone["layer"] == "engine"
-    assert "it does not go with what is there" in gone["lost"]
+    assert listed(tmp_path / "a").keys() == {"megatron-core"}
     # A whole installation needs the pinned torch, so that one is replaced; a numpy that mua does not take, too.
     freeze.write_text("torch==2.11.0\nnumpy==1.26.0\n")
     assert main([str(tmp_path / "b"), "--for", "gpu", "--target-freeze", str(freeze), "--have", "megatron-*,ruff"]) == 0
-    found = manifest(tmp_path / "b")
-    assert found["replaced"][0].startswith("numpy 1.26.0 by 2.")
-    assert found["replaced"][1] == "torch 2.11.0 by 2.14.1"
-    assert found["at_target"] == ["megatron-core", "ruff"]
+    found = listed(tmp_path / "b")
+    assert found["torch"] == "2.14.1"
+    assert found["numpy"].startswith("2.")
+    assert not {"megatron-core", "ruff"} & found.keys()
 
 
-def test_mistakes_are_one_line(index: Index, tmp_path: Path, capsys, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mistakes_are_one_line(index: Index, tmp_path: Path, capsys) -> None:
     (empty := tmp_path / "empty.txt").write_text("hello\n")
     (binary := tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
     for file in (empty, binary, tmp_path / "nowhere"):
         assert main([str(tmp_path / "w"), "--target-freeze", str(file)]) == 2
-    (tmp_path / "file").write_text("")
     del index.files["sglang"]
     assert main([str(tmp_path / "w"), "--for", "gpu"]) == 2
     err = capsys.readouterr().err.splitlines()
     assert len(err) == 4
-    assert "no line is NAME==VERSION; give it what `pip freeze` prints" in err[0]
-    assert "not UTF-8 text" in err[1]
-    assert "No such file" in err[2]
-    assert err[3].startswith("wheelhouse: uv cannot resolve: ")
-    assert "sglang" in err[3]
+    assert [name in line for name, line in zip(("empty.txt", "binary", "nowhere", "sglang"), err, strict=True)]
 
 
 def test_what_modules_import_at_once_is_asked_for_by_setup() -> None:
@@ -311,16 +269,3 @@ def test_what_modules_import_at_once_is_asked_for_by_setup() -> None:
         if name.partition(".")[0] not in known | lazy.get(file.parent.relative_to(root).as_posix(), set())
     }  # fmt: skip
     assert sorted(unknown) == []
-
-
-@pytest.mark.parametrize(
-    ("text", "size"), [("64MB", 64_000_000), ("2GB", 2 * 10**9), ("1.5 GiB", 3 << 29), ("500", 500), ("10k", 10_000)]
-)
-def test_sizes(text: str, size: int) -> None:
-    assert size_of(text) == size
-
-
-@pytest.mark.parametrize("text", ["", "big", "2 PB", "-1MB"])
-def test_what_is_no_size(text: str) -> None:
-    with pytest.raises(argparse.ArgumentTypeError, match="is no size; write it as 64MB or 2GB"):
-        size_of(text)

@@ -19,23 +19,6 @@ from mua.trainer.evaluation.report import markdown_table
 from tools import kit
 
 PAGE = Path("docs/benchmarks/canned.md")
-HEAD = """\
-# Policies that deserve nothing
-
-What each earns on the whole test split with the domain's scripted users (seed 0), made by
-`python -m tools.bench.canned --write`. In domains: success, which the contract holds at 0.05 at most. In gyms: mean
-reward, at most 0.15 of the expert's. Chance, where luck alone gives more, is added with its reason.
-
-Before the rewards were rebuilt (commit 2899e47, its own test split and users, seed 0, 2026-11-23) policies of the same
-kind succeeded in so many tasks; the expert in all:
-
-| domain | refuses, having looked the order or reservation up | tells every status, or the order's | only says sorry |
-|---|--:|--:|--:|
-| help_desk, 256 tasks | 0.273 | 0.359 | 0.000 |
-| retail, 128 tasks | 0.242 | 0.047 | 0.000 |
-| airline, 80 tasks | 0.300 | | 0.000 |
-| telecom, 100 tasks | | | 0.000 |
-"""
 
 
 def main() -> None:
@@ -43,14 +26,14 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help=f"write {PAGE}")
     parser.add_argument("domains", nargs="*")
     arguments = parser.parse_args()
-    blocks = [HEAD]
+    blocks = []
     for name in arguments.domains or domain_names():
         domain = get_domain(name)
         if isinstance(domain, Attacked) and domain.tasks("test"):
             blocks.append(_section(name, domain, domain.canned()))
             print(blocks[-1], flush=True)
     if arguments.write:
-        PAGE.write_text("\n".join(blocks))
+        PAGE.write_text(kit.with_part(PAGE, "policies", "\n".join(blocks).rstrip(), by=Path(__file__)))
 
 
 def _section(name: str, domain: Domain, canned: Mapping[str, Canned]) -> str:

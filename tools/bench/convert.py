@@ -17,7 +17,6 @@ import ctypes
 import io
 import json
 import logging
-import math
 import os
 import shutil
 import subprocess
@@ -34,8 +33,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from safetensors import safe_open
-from safetensors.torch import save_file
 from torch import nn
 
 from tools import kit
@@ -81,7 +78,6 @@ class Bench:
             loads: dict[str, Callable[[], object]] = {
                 "limit": raw_load.run,
                 "megatron_bridge": self._load,
-                "safetensors, get_slice": LibraryLoad(self.source, self.model).run,
             }
             if self.mbridge is not None:
                 loads["mbridge"] = lambda: self.mbridge.load_weights([self.model], str(self.source))
@@ -98,7 +94,6 @@ class Bench:
             "megatron_bridge": self._save,
             "megatron_bridge, checksums": lambda out: self._save(out, checksums=True),
             "megatron_bridge, checksums, fsync": lambda out: self._save(out, checksums=True, sync=True),
-            "safetensors, save_file": LibrarySave(self.source, self.model).run,
         }
         if self.mbridge is not None:
             saves["mbridge"] = lambda out: self.mbridge.save_weights([self.model], str(out))
@@ -329,42 +324,6 @@ class RawLoad:
         for descriptor, offset, block in self._reads:
             if os.preadv(descriptor, [block], offset) != len(block):
                 raise SystemExit("a file ends too early")
-
-
-class LibraryLoad:
-    """Loading by slices of the safetensors library, which are copies of mapped memory."""
-
-    def __init__(self, source: Path, model: nn.Module) -> None:
-        self._source, self._model = source, model
-        self._places = {name: place[0] for name, place in places(source).items()}
-
-    def run(self) -> None:
-        with contextlib.ExitStack() as stack:
-            files = {
-                file: stack.enter_context(safe_open(self._source / file, "pt")) for file in {*self._places.values()}
-            }
-            for name, row, block in blocks_of(self._model):
-                stored = files[self._places[name]].get_slice(name)
-                rows = len(block) // (2 * math.prod(stored.get_shape()[1:]))
-                target = torch.frombuffer(block, dtype=torch.bfloat16)
-                target.view(rows, *stored.get_shape()[1:]).copy_(stored[row : row + rows])
-
-
-class LibrarySave:
-    """Saving by ``save_file`` of the safetensors library, which takes every tensor of a file in whole."""
-
-    def __init__(self, source: Path, model: nn.Module) -> None:
-        self._source, self._model = source, model
-        self._places = {name: place[0] for name, place in places(source).items()}
-
-    def run(self, out: Path) -> None:
-        out.mkdir()
-        blocks: dict[str, dict[str, list[torch.Tensor]]] = {}
-        for name, _, block in blocks_of(self._model):
-            parts = blocks.setdefault(self._places[name], {}).setdefault(name, [])
-            parts.append(torch.frombuffer(block, dtype=torch.bfloat16))
-        for file, tensors in blocks.items():
-            save_file({name: torch.cat(parts) for name, parts in tensors.items()}, out / file)
 
 
 class RawSave:

@@ -38,7 +38,6 @@ from mua.utils.errors import JudgeFault
 from mua.view.run_evidence import evidence_of
 from tools import kit
 from tools.bench.planted_runs import (
-    WINDOWS,
     Plan,
     Script,
     Situation,
@@ -391,8 +390,6 @@ def growing() -> Script:
 
 SHOWN = ("help_desk", "qa", "gyms/search")
 TUNED = ("retail", "gyms/turtle", "gyms/persuade")
-SEEN = ("help_desk", "gyms/telepathy", "gyms/intention"), ("airline", "gyms/function", "telecom")
-"""Whose matrices were looked at while causes were still changed."""
 
 
 def cases(tuning: bool) -> list[Case]:
@@ -421,9 +418,11 @@ def main() -> None:
     right = sum(named(d) == case.cause for case, d in found if case.cause != HEALTHY)
     ill = sum(case.cause != HEALTHY for case, _ in found)
     alarms = sum(not d.healthy for case, d in found if case.cause == HEALTHY)
-    print(f"named right: {right} of {ill}; healthy runs called ill: {alarms} of {len(found) - ill}")
+    summary = f"**{right} of {ill}** planted causes are named first; "
+    summary += f"**{alarms} of {len(found) - ill}** healthy runs are called ill."
+    print(summary)
     if options.write:
-        PAGE.write_text(page(found), encoding="utf-8")
+        PAGE.write_text(kit.with_part(PAGE, "runs", tables(found, summary), by=Path(__file__)), encoding="utf-8")
     if (ill and right < SHARE * ill) or alarms > FALSE_ALARMS:
         sys.exit(1)
 
@@ -461,8 +460,8 @@ def _fits(case: Case, output: Path) -> None:
         sys.exit(f"{case.plan.domain}: {cut:.0%} of the episodes do not fit; name a window in planted_runs.WINDOWS")
 
 
-def page(found: list[tuple[Case, Diagnosis]]) -> str:
-    """docs/benchmarks/diagnosis.md."""
+def tables(found: list[tuple[Case, Diagnosis]], summary: str) -> str:
+    """What docs/benchmarks/diagnosis.md has from runs."""
     names = [*(cause.name for cause in CAUSES), HEALTHY]
     counts = Counter((case.cause, named(d)) for case, d in found)
     titles = {cause.name: cause.title for cause in CAUSES} | {HEALTHY: HEALTHY}
@@ -485,50 +484,7 @@ def page(found: list[tuple[Case, Diagnosis]]) -> str:
             for case, d in found
         ],
     )
-    right = sum(named(d) == case.cause for case, d in found if case.cause != HEALTHY)
-    ill = sum(case.cause != HEALTHY for case, _ in found)
-    alarms = sum(not d.healthy for case, d in found if case.cause == HEALTHY)
-    return f"""# Diagnosis: what was planted and what was named
-
-`python -m tools.bench.diagnose --write` makes these runs and this page. Each is a run of the real trainer
-(Megatron-Core on CPU, a Qwen3 of 0.1 million parameters) with its store, users and verdicts. In the place of SGLang
-stands an engine whose texts follow a script and whose log-probabilities are those of the weights it was given. A fault
-is planted by a configuration, a script, or a change of the program for that run; then `mua diagnose` reads the folder.
-
-Thresholds were set on other domains ({", ".join(TUNED)}) and seeds (`--tuning`) and on made-up series
-(`tests/unit/test_diagnosis.py`).
-
-Three sets of runs showed what to fix, none of which is counted here. In {", ".join(SEEN[0])} 26 of 32
-were named right, and none of 11 healthy runs was called ill; then, after changes and with other seeds, 44 of 48 and
-none of 12. In {", ".join(SEEN[1])} it was 41 of 48 and one of 12 where eight words in a row were a quotation of a
-user's instructions, and 45 of 48 and none of 12 with twelve, as `user.leak_words` has by default: customers of airline
-tell what they want in eight.
-
-The runs below were made after the last change of what is diagnosed, in two domains that no set had and in help_desk
-with seeds that none had. Two single runs were tried before: gyms/tau, whose episodes fill the window of 3,900 tokens,
-so that two of three were cut, was left out; and of a healthy run in a domain of SQL tasks the user was said to leak,
-because that domain itself told an idle policy which tool to use. What a domain says in its user's place is no leak any
-more.
-
-What is diagnosed was not changed after the runs below. At first qa had that window too: 46 of 48 were named and 2 of 12
-healthy runs called ill, and all four wrong ones were in qa, where a search brings 700 tokens, so that more than 30 % of
-the episodes were really cut: a fault that this program had planted itself. The runs in qa were made again, with the
-same seeds and a window of {WINDOWS["qa"]:,}; the others are the first ones. A healthy run is refused now if the window
-cuts more than a tenth of its episodes.
-
-**{right} of {ill}** planted causes are named first; **{alarms} of {len(found) - ill}** healthy runs are called ill.
-
-Rows: planted; columns: named first.
-
-{matrix}
-
-## The runs
-
-{runs}
-
-Not shown by these runs: entropy that falls in the trainer and not in the texts alone, policies that are really
-sampled, models of a useful size, runs of thousands of steps.
-"""
+    return f"{summary}\n\nRows: planted; columns: named first.\n\n{matrix}\n\n### The runs\n\n{runs}"
 
 
 if __name__ == "__main__":

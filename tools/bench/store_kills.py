@@ -5,17 +5,15 @@
 Each attempt is a process of its own that continues the run: the output folder, the record, the recorder of episodes and
 the writer are the run's own; policy and episodes are made up, so that 200 kills take minutes. A quarter of the moments
 each is drawn over time, over the statements that the store sends, within its commits (while the database works on one)
-and within the saves of checkpoints (before one of their system calls on files). Where a process was when it died is
-counted too. After every kill the store must verify, and hold every step of the newest checkpoint; at the end every step
-and every group is there once.
+and within the saves of checkpoints (before one of their system calls on files). After every kill the store must verify,
+and hold every step of the newest checkpoint; at the end every step is there once.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
+import itertools
 import json
-import mmap
 import os
 import random
 import signal
@@ -23,9 +21,6 @@ import sys
 import tempfile
 import threading
 import time
-from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,20 +36,18 @@ from mua.store.faults import NoStore
 from mua.store.queries import lost_step
 from mua.store.retention import checkpoint_steps
 from mua.store.starts import missing_steps, run_of
-from mua.store.tables import parts, steps, tasks, trajectories, uses
+from mua.store.tables import steps, tasks, trajectories, uses
 from mua.store.verification import verify
 from mua.trainer import observers, run_folder
 from mua.trainer.observers import DoneStep, Learned, RunRecord
 from mua.trainer.run_folder import Run
 from mua.types import Group, Outcome, Segment, Trajectory
 from mua.utils.atomic import hidden_folder, publish_folder
+from tools import kit
 
 GROUPS, SIZE = 2, 2
-
-
-KINDS = ("time", "statement", "commit", "save")
-ELSEWHERE, IN_COMMIT, IN_SAVE = b"-", b"c", b"s"
-PLACES = {ELSEWHERE: "elsewhere", IN_COMMIT: "within a commit", IN_SAVE: "within the save of a checkpoint"}
+KINDS = {"time": 1, "statement": 400, "commit": 60, "save": 150}
+"""Where an attempt dies, and before which of its events at most."""
 
 
 @dataclass(frozen=True)
@@ -65,81 +58,45 @@ class Death:
     count: int
     seconds: float
 
-    @classmethod
-    def drawn(cls, draw: random.Random, kind: str) -> Death:
-        most = {"time": 1, "statement": 400, "commit": 60, "save": 150}[kind]
-        # A commit of a few rows takes a fraction of a millisecond on SQLite, some on a PostgreSQL.
-        seconds = {"time": 0.02 + 0.4 * draw.random(), "commit": 0.001 * draw.random() ** 2}.get(kind, 0.0)
-        return cls(kind, draw.randrange(1, most + 1), seconds)
 
+def die_at(death: Death) -> None:
+    """Kill this process at that moment. For one that does nothing else: it changes SQLAlchemy for good."""
+    left = itertools.count(death.count - 1, -1)
 
-class Reaper:
-    """Kills its own process at the moment of a :class:`Death`, and says in shared memory where it was till then."""
-
-    def __init__(self, death: Death | None, place: mmap.mmap) -> None:
-        self._death, self._place, self._left = death, place, 0 if death is None else death.count
-
-    def watch(self) -> None:
-        """From now on. For a process that does nothing else: it changes SQLAlchemy and the policy for good."""
-        for name in ("before_cursor_execute", "after_cursor_execute"):
-            sa.event.listen(sa.engine.Engine, name, lambda *_: self._event("statement"))
-        commit, death = DefaultDialect.do_commit, self._death
-
-        def watched(dialect: Any, connection: Any) -> None:
-            with self.within(IN_COMMIT):
-                self._event("commit")
-                commit(dialect, connection)
-
-        DefaultDialect.do_commit = watched  # type: ignore[method-assign]
-        sys.addaudithook(self._audit)
-        if death is not None and death.kind == "time":
-            threading.Thread(target=self._die, daemon=True).start()
-
-    @contextmanager
-    def within(self, place: bytes) -> Iterator[None]:
-        """A block whose place is told."""
-        before = self._place[:1]
-        self._place[:1] = place
-        try:
-            yield
-        finally:
-            self._place[:1] = before
-
-    def _audit(self, event: str, _: object) -> None:
-        if self._place[:1] == IN_SAVE and event.partition(".")[0] in ("open", "os", "shutil"):
-            self._event("save")
-
-    def _event(self, kind: str) -> None:
-        if self._death is None or self._death.kind != kind:
-            return
-        self._left -= 1
-        if self._left != 0:
-            return
-        if self._death.seconds:
-            threading.Thread(target=self._die, daemon=True).start()
-        else:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    def _die(self) -> None:
-        assert self._death is not None
-        time.sleep(self._death.seconds)
+    def die() -> None:
+        time.sleep(death.seconds)
         os.kill(os.getpid(), signal.SIGKILL)
+
+    def note(kind: str) -> None:
+        if kind == death.kind and next(left) == 0:
+            threading.Thread(target=die, daemon=True).start() if death.seconds else die()
+
+    commit = DefaultDialect.do_commit
+
+    def watched(dialect: Any, connection: Any) -> None:
+        note("commit")
+        commit(dialect, connection)
+
+    DefaultDialect.do_commit = watched  # type: ignore[method-assign]
+    for name in ("before_cursor_execute", "after_cursor_execute"):
+        sa.event.listen(sa.engine.Engine, name, lambda *_: note("statement"))
+    # Of a save: each system call on the hidden folder of a checkpoint.
+    sys.addaudithook(lambda event, given: note("save") if given and ".partial" in str(given[0]) else None)
+    note("time")
 
 
 class CountingPolicy:
     """Counts its updates; its checkpoints are whole or not there, by the functions that write the real ones."""
 
-    def __init__(self, reaper: Reaper) -> None:
-        self.updates, self._reaper = 0, reaper
+    updates = 0
 
     def save(self, folder: Path, extra_state: dict[str, Any], *_: Any, **__: Any) -> None:
         partial = hidden_folder(folder)
-        with self._reaper.within(IN_SAVE):
-            partial.mkdir(parents=True, exist_ok=True)
-            for number in range(4):
-                (partial / f"weights_{number}").write_bytes(bytes(100_000))
-            (partial / "manifest.json").write_text(json.dumps(extra_state))
-            publish_folder(partial, folder)
+        partial.mkdir(parents=True, exist_ok=True)
+        for number in range(4):
+            (partial / f"weights_{number}").write_bytes(bytes(100_000))
+        (partial / "manifest.json").write_text(json.dumps(extra_state))
+        publish_folder(partial, folder)
 
     def load(self, folder: Path) -> dict[str, Any]:
         state: dict[str, Any] = json.loads((folder / "manifest.json").read_text())
@@ -180,13 +137,12 @@ def trajectory(ordinal: int, sample: int, version: int) -> Trajectory:
     )  # fmt: skip
 
 
-def play(config: ExperimentConfig, reaper: Reaper) -> None:
-    """The run from where it is to its end, or to the moment of its death."""
-    reaper.watch()
+def play(config: ExperimentConfig) -> None:
+    """The run from where it is to its end."""
     # To ask git takes longer than all the rest of an attempt.
     for module in (run_folder, observers):
         module.__dict__["provenance"] = lambda _: {"config": {}}
-    policy: Any = CountingPolicy(reaper)
+    policy: Any = CountingPolicy()
     with Run(config, policy) as run, RunRecord(config, run.step) as record:
         run.store = record
         for step in range(run.step, config.trainer.steps):
@@ -261,66 +217,46 @@ def faults(config: ExperimentConfig) -> list[str]:
 
 
 def campaign(folder: Path, kills: int, seed: int, url: str | None = None) -> dict[str, Any]:
-    """Kill a run so often, check after each, let it end; figures, with every fault in ``faults``."""
-    draw, done, wrong = random.Random(seed), Counter[str](), list[str]()
+    """Kill a run so often, check after each, let it end; how often it was killed, with every fault in ``faults``."""
+    draw, killed, wrong = random.Random(seed), 0, list[str]()
     config = experiment(folder / "out", 100 * kills + 8, url)  # more than any attempt comes to
     config.output.mkdir(parents=True)
     for number in range(kills):
-        death = Death.drawn(draw, KINDS[number % len(KINDS)])
-        status, place = _attempt(config, death)
-        if os.WIFSIGNALED(status):
-            done["killed"] += 1
-            done[f"killed {PLACES[place]}"] += 1
-        else:
+        kind = list(KINDS)[number % len(KINDS)]
+        # A commit of a few rows takes a fraction of a millisecond on SQLite, some on a PostgreSQL.
+        seconds = {"time": 0.02 + 0.4 * draw.random(), "commit": 0.001 * draw.random() ** 2}.get(kind, 0.0)
+        status = attempt(config, death := Death(kind, draw.randrange(1, KINDS[kind] + 1), seconds))
+        killed += os.WIFSIGNALED(status)
+        if not os.WIFSIGNALED(status):
             wrong.append(f"kill {number}: the attempt ended before with status {os.waitstatus_to_exitcode(status)}")
         wrong += [f"kill {number} ({death}): {fault}" for fault in faults(config)]
     last = experiment(config.output, max(checkpoint_steps(config.output), default=0) + 6, url)
-    status, _ = _attempt(last, None)
-    if status:
+    if status := attempt(last, None):
         wrong.append(f"the last attempt ended with status {status}")
     wrong += [f"end: {fault}" for fault in faults(last)]
-    return dict(done) | _figures(last) | {"faults": wrong}
+    with Store.open(store_url(last.output, last.store), create=False) as store, store.read() as found:
+        mine = sa.select(sa.func.count()).select_from(steps).where(steps.c.run_id == run_of(last.output), ~lost_step())
+        if (standing := found.execute(mine).scalar_one()) != last.trainer.steps:
+            wrong.append(f"{last.trainer.steps} steps were made, {standing} stand in the store")
+    return {"killed": killed, "steps": standing, "faults": wrong}
 
 
-def _figures(config: ExperimentConfig) -> dict[str, Any]:
-    run = run_of(config.output)
-    with Store.open(store_url(config.output, config.store), create=False) as store, store.read() as found:
-
-        def count(table: sa.Table, *where: sa.ColumnElement[bool]) -> int:
-            chosen = sa.select(sa.func.count()).select_from(table).where(table.c.run_id == run, *where)
-            return int(found.execute(chosen).scalar_one())
-
-        standing = count(steps, ~lost_step())
-        figures = {
-            "parts": count(parts), "steps": count(steps), "steps that stand": standing,
-            "trajectories": count(trajectories), "groups taken": count(tasks, tasks.c.state == "taken"),
-        }  # fmt: skip
-    if standing != config.trainer.steps or figures["groups taken"] != standing * GROUPS:
-        raise AssertionError(f"{config.trainer.steps} steps of {GROUPS} groups were made, and the store says {figures}")
-    return figures
-
-
-def _attempt(config: ExperimentConfig, death: Death | None) -> tuple[int, bytes]:
-    """A process that plays on; its status, and its place at the end."""
-    with mmap.mmap(-1, 1) as place:
-        place[:1] = ELSEWHERE
-        if (child := os.fork()) == 0:
-            _child(config, Reaper(death, place))
-        _, status = os.waitpid(child, 0)
-        return status, place[:1]
-
-
-def _child(config: ExperimentConfig, reaper: Reaper) -> None:
-    try:
-        play(config, reaper)
-    except BaseException as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
-        os._exit(1)
-    os._exit(0)
+def attempt(config: ExperimentConfig, death: Death | None) -> int:
+    """The status of a process that plays on."""
+    if (child := os.fork()) == 0:
+        try:
+            if death is not None:
+                die_at(death)
+            play(config)
+        except BaseException as error:
+            print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
+            os._exit(1)
+        os._exit(0)
+    return os.waitpid(child, 0)[1]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = kit.parser(__doc__)
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--url", help="of an empty PostgreSQL database; by default SQLite in the folder")

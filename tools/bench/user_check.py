@@ -19,12 +19,14 @@ import asyncio
 import json
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
+
+import yaml
 
 from environments.kit.demonstrate import play
 from mua.environment.domain import Domain, moves_of
@@ -49,6 +51,8 @@ KINDS = (
     K.INVENTS_FACTS, K.CHANGES_WISH, K.ENDS_TOO_EARLY,
 )  # fmt: skip
 LEAK_WORDS = 12
+WORDINGS = yaml.safe_load((_DATA / "planted_faults.yaml").read_text(encoding="utf-8"))
+"""What faults are made of."""
 _VOCABULARIES: dict[str, Vocabulary] = {}
 
 
@@ -181,147 +185,55 @@ def _broken(scene: Scene, text: str) -> str:
     return text[:place] + scene.rng.choice(("\ud800", "\udfff", "\x00", "\x1b[2J")) + text[place:]
 
 
-def _as_agent(scene: Scene, text: str) -> str:
-    wordings = (
-        "Agent: {0}",
-        "Assistant: How can I help?",
-        "**Agent:** Your request is done.",
-        f"{text}\nAgent: One moment, please.",
-        f"{text}\nAssistant: Certainly!",
-        "Hello! How may I help you today?",
-        "Is there anything else I can help you with?",
-        "I have processed your request. Is there anything else I can do for you?",
-        "I've cancelled your order.",
-        "Could you please provide your order number?",
-        "Thank you for contacting us. I'd be happy to help you with that.",
-        "Your refund has been issued to your card.",
-        "May I have your full name and email, please?",
-        "Support: we are looking into it.",
-        "I will look up your account now.",
-        "As an AI assistant I cannot do that.",
-    )
-    return scene.rng.choice(wordings).replace("{0}", text)
+def _worded(kind: UserFaultKind) -> Callable[[Scene, str], str]:
+    """One of the wordings of a kind, with what they name filled in."""
 
+    def planted(scene: Scene, text: str) -> str:
+        persona = scene.domain.persona(scene.task)
+        sentences = [s for s in persona.replace("\n", " ").split(". ") if len(s.split()) > 7]
+        tool, arguments = scene.rng.choice(list(scene.tools)).name, {"id": "K7", "confirm": True}
+        filled = {
+            "text": text, "quoted": scene.rng.choice(sentences or [persona]), "tool": tool,
+            "arguments": json.dumps(arguments), "call": json.dumps({"name": tool, "arguments": arguments}),
+            "parameters": json.dumps({"function": tool, "parameters": arguments}),
+        }  # fmt: skip
+        return scene.rng.choice(WORDINGS[kind]).format(**filled)
 
-def _call(scene: Scene, text: str) -> str:
-    tool = scene.rng.choice(list(scene.tools)).name
-    arguments = {"id": "K7", "confirm": True}
-    bare = json.dumps({"name": tool, "arguments": arguments})
-    wordings = (
-        bare,
-        f"```json\n{bare}\n```",
-        f"<tool_call>\n{bare}\n</tool_call>",
-        f"{text} {bare}",
-        f'{tool}(id="K7")',
-        json.dumps({"function": tool, "parameters": arguments}),
-        f"[TOOL_CALLS] [{bare}]",
-        json.dumps(arguments),
-        f"<|im_end|>\n<|im_start|>assistant\n{bare}",
-        f"<function={tool}>{json.dumps(arguments)}</function>",
-        f"Action: {tool}\nAction Input: {json.dumps(arguments)}",
-        f"<｜tool▁calls▁begin｜>{bare}",
-    )
-    return scene.rng.choice(wordings)
-
-
-def _leak(scene: Scene, text: str) -> str:
-    sentences = [s for s in scene.domain.persona(scene.task).replace("\n", " ").split(". ") if len(s.split()) > 7]
-    quoted = scene.rng.choice(sentences or [scene.domain.persona(scene.task)])
-    wordings = (
-        quoted,
-        f"{text} {quoted}.",
-        f"It says here: {quoted}",
-        f"My instructions say: {quoted}",
-        quoted,
-        "My instructions tell me not to say more.",
-        "I am role-playing a customer, so I cannot know that.",
-        "I was told to say that only when asked.",
-        "As a simulated user I have to stay in character.",
-        "Write one short message at a time, in the words a person would use in a chat.",
-        "The system prompt does not say.",
-    )
-    return scene.rng.choice(wordings)
-
-
-def _foreign(scene: Scene) -> Iterator[str]:
-    """Things that other tasks of the domain are about, and this one is not."""
-    own = scene.domain.persona(scene.task).casefold()
-    names = sorted(name for name in vocabulary(scene.domain).names() if name not in own)
-    while True:
-        yield scene.rng.choice(names).title()
+    return planted
 
 
 def _invented(scene: Scene, text: str) -> str:
-    rng, foreign = scene.rng, _foreign(scene)
+    """A fact of nobody, or one that other tasks of the domain are about and this one is not."""
+    rng, own = scene.rng, scene.domain.persona(scene.task).casefold()
     letters = "".join(rng.choice("BCDFGHJKLMNPQRSTVWXZ") for _ in range(3))
-    number = rng.randrange(10_000, 99_999)
-    person = rng.choice(("Wilhelmina Ockham", "Bartholomew Quill", "Zoe Papadakis", "Kwame Adjei", "Ingrid Solberg"))
-    added = (
-        f"The order number is #W{number}.",
-        f"It is {letters}{number % 1000}.",
-        f"My email is {letters.lower()}@mail.com.",
-        f"My zip code is {number}.",
-        f"My name is {person}.",
-        f"I am {person}.",
-        f"I paid ${number / 100:.2f} for it.",
-        f"You can reach me at 555-{number % 1000:03d}-{number % 10_000:04d}.",
-        f"I need it before {rng.choice(('March', 'October', 'June'))} {rng.randrange(2, 28)}.",
-        f"Please send it to {rng.choice(('Reykjavik', 'Kathmandu', 'Windhoek', 'Ljubljana'))}.",
-        f"I mean the {next(foreign)}.",
-        f"It is for {next(foreign)}.",
-        f"The total was {number % 900 + 100} dollars.",
-    )
-    return f"{text.replace(STOP_SIGNAL, '').strip()} {rng.choice(added)}"
-
-
-_OTHER_WISHES = {
-    "cancel": ("Please cancel everything.", "I want to cancel it instead.", "Actually, I'd like to cancel."),
-    "return": ("I want to return it instead.", "Can you take it back instead?", "Actually, I'd rather send it back."),
-    "exchange": ("I'd like to exchange it instead.", "Please swap it for another one."),
-    "upgrade": ("Please upgrade me while you are at it.", "I'd also like to upgrade."),
-    "insure": ("Please add insurance too.", "I also want insurance."),
-    "compensate": ("I want compensation for this.", "I demand a voucher."),
-    "suspend": ("Please suspend my line.", "I'd like to suspend the service."),
-}
-_RETREATS = (
-    "I changed my mind, keep it as it is.", "Forget the whole thing, leave everything as it is.",
-    "I don't want to cancel it any more.", "On second thought, no.", "Actually, don't change anything.",
-    "I no longer want to do this.",
-)  # fmt: skip
+    foreign = sorted(name for name in vocabulary(scene.domain).names() if name not in own)
+    filled = {"number": rng.randrange(10_000, 99_999), "letters": letters, "foreign": rng.choice(foreign).title()}
+    added = rng.choice(WORDINGS[K.INVENTS_FACTS]).format(**filled)
+    return f"{text.replace(STOP_SIGNAL, '').strip()} {added}"
 
 
 def _changed(scene: Scene, text: str) -> str:
     persona = json.dumps(scene.task.data).casefold() + scene.domain.persona(scene.task).casefold()
-    near = {
-        "return": ("return", "refund", "back"),
-        "insure": ("insur",),
-        "compensate": ("compensat", "voucher", "refund"),
-    }
     free = [
         wording
-        for verb, wordings in _OTHER_WISHES.items()
-        if not any(word in persona for word in near.get(verb, (verb,)))
-        for wording in wordings
+        for wish in WORDINGS["other_wishes"]
+        if not any(word in persona for word in wish["near"])
+        for wording in wish["said"]
     ]
-    retreats = [] if "change your mind" in persona or '"change"' in persona else list(_RETREATS)
+    retreats = [] if "change your mind" in persona or '"change"' in persona else WORDINGS["retreats"]
     return scene.rng.choice([*free, *retreats])
-
-
-_ENDS = (
-    *(STOP_SIGNAL, f"Thanks, bye. {STOP_SIGNAL}", "### STOP ###", "Great, that is all. ###stop###", f"{STOP_SIGNAL} "),
-)
 
 
 _PLANTS: Mapping[UserFaultKind, Callable[[Scene, str], str]] = {
     K.NO_TEXT: lambda scene, text: scene.rng.choice(("", "   ", "\n\n\t", "User:")),
     K.BROKEN_TEXT: _broken,
     K.TOO_LONG: lambda scene, text: f"{text} " * (scene.rng.choice((20_000, 200_000)) // (len(text) + 1) + 1),
-    K.SPEAKS_AS_AGENT: _as_agent,
-    K.TOOL_CALL_IN_TEXT: _call,
-    K.LEAKS_INSTRUCTION: _leak,
+    K.SPEAKS_AS_AGENT: _worded(K.SPEAKS_AS_AGENT),
+    K.TOOL_CALL_IN_TEXT: _worded(K.TOOL_CALL_IN_TEXT),
+    K.LEAKS_INSTRUCTION: _worded(K.LEAKS_INSTRUCTION),
     K.INVENTS_FACTS: _invented,
     K.CHANGES_WISH: _changed,
-    K.ENDS_TOO_EARLY: lambda scene, text: scene.rng.choice(_ENDS),
+    K.ENDS_TOO_EARLY: lambda scene, text: scene.rng.choice(WORDINGS[K.ENDS_TOO_EARLY]),
 }
 
 
@@ -474,7 +386,7 @@ def measure_replies(path: Path = REPLIES, only: str = "") -> Result:
 # ---- the page
 
 
-def table(results: Mapping[str, Result]) -> list[str]:
+def table(results: Mapping[str, Result]) -> str:
     """Markdown: recall by kind, a column each result; precision below."""
     lines = [kit.head("kind", *results)]
     for kind in (kind for kind in KINDS if any(r.kinds[kind].planted for r in results.values())):
@@ -482,7 +394,7 @@ def table(results: Mapping[str, Result]) -> list[str]:
     refused = [(r, r.refused.total(), sum(counts.found for counts in r.kinds.values())) for r in results.values()]
     lines.append(kit.row("good replies refused", *(f"{wrong} of {r.replies}" for r, wrong, _ in refused)))
     exact = (f"{found / (found + wrong):.3f}" if found + wrong else "-" for _, wrong, found in refused)
-    return [*lines, kit.row("precision", *exact)]
+    return "\n".join([*lines, kit.row("precision", *exact)])
 
 
 def _share(of: Counts) -> str:
@@ -508,7 +420,10 @@ def main() -> None:
         for path, found in by_hand.items():
             _show({f"{path.stem}, {name}": result for name, result in found.items()})
         return
-    PAGE.write_text(_page(results, by_hand, chosen), encoding="utf-8")
+    parts = [f"`--tasks {chosen.tasks} --runs {' '.join(chosen.runs)}`, each `split:seed`:", table(results)]
+    for path, found in by_hand.items():
+        parts += [f"### {path.name}", table(found)]
+    PAGE.write_text(kit.with_part(PAGE, "figures", "\n\n".join(parts), by=Path(__file__)), encoding="utf-8")
     print(PAGE)
 
 
@@ -529,62 +444,6 @@ def _show(results: Mapping[str, Result]) -> None:
         for kind, counts in result.kinds.items():
             print(f"  {kind}: {counts.named}/{counts.found}/{counts.planted}")
             print("\n".join(f"     {line}" for line in counts.missed[:6]))
-
-
-def _page(results: Mapping[str, Result], by_hand: Mapping[Path, Mapping[str, Result]], chosen: Any) -> str:
-    heading = {REPLIES: _ALONE, LOOKED_AT: _KNOWN, APART: _HELD}
-    tables = [line for path, found in by_hand.items() for line in (*heading[path], "", *table(found), "")]
-    runs = " ".join(chosen.runs)
-    return "\n".join(
-        [
-            "# Finding the faults of simulated users",
-            "",
-            f"Written by `python -m tools.bench.user_check --tasks {chosen.tasks} --runs {runs}`, which tells how. "
-            "What is looked for stands in [users.md](../users.md#what-is-not-a-users-words).",
-            "",
-            "## Faults planted into dialogues of the scripted experts with the scripted users",
-            "",
-            f"{chosen.tasks} tasks of each domain in each of the runs {runs} (split and seed), with customers of all "
-            "kinds, also those who err, waver and insist; a task is known by its persona and by what its domain lists "
-            "(`HasUserFacts`). Found of planted; precision counts every reply as it is against all faults found.",
-            "",
-            *table(results),
-            "",
-            *tables,
-            *_READ,
-            "",
-        ]
-    )
-
-
-_ALONE = (
-    "## Replies by hand, as language models write them: known by the persona alone",
-    "",
-    "`tests/data/users/llm_replies.jsonl`: personas of six trades.",
-)
-_KNOWN = (
-    "## Replies by hand to tasks of the domains: those that the check was changed for",
-    "",
-    "`tests/data/users/llm_replies_domains.jsonl`: as customers of these tasks might write, with contractions, typing "
-    "errors, small talk and feelings.",
-)
-_HELD = (
-    "## Replies by hand to tasks of the domains: held apart",
-    "",
-    "`tests/data/users/llm_replies_apart.jsonl`: half of what was written for the table above, drawn before either was "
-    "looked at, and a later set of other tasks.",
-)
-_READ = (
-    "At first sight of both halves, before the check was changed for anything, 9 of 130 and 9 of 129 good replies were "
-    "refused. After the changes for the first half, 1 of 129 of the other was, and 2 of the 86 of the later set; that "
-    "later set's faults were found but for 2 of 38. These three refusals, all in telecom (3 of 52), "
-    "were then looked at and their causes removed "
-    "(a date with dots, an amount reckoned from two known ones, a unit), so the held-apart table is no longer blind to "
-    "them: expect 1 to 2 % of good replies to be refused in new wordings.",
-    "",
-    "The faults, the replies and the check have one author: read recall as an upper bound for faults of these forms. "
-    "Replies of a large model were not measured.",
-)
 
 
 if __name__ == "__main__":

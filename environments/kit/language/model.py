@@ -97,13 +97,13 @@ def _unpacked(found: Json) -> Weights:
 @lru_cache(maxsize=1)
 def learnt() -> Model:
     """The model of this package. Raises :class:`MuaError` when a file is not the one that the manifest pins."""
-    found = json.loads(gzip.decompress(_pinned(FILE, "weights", "python -m tools.train_reader")))
-    meaning = network.unpacked(_pinned(network.FILE, "network", "python -m tools.train_network"))
+    found = json.loads(gzip.decompress(_pinned(FILE, "weights")))
+    meaning = network.unpacked(_pinned(network.FILE, "network"))
     return Model(_unpacked(found["acts"]), _unpacked(found["facts"]), meaning)
 
 
-def _pinned(path: Path, key: str, command: str) -> bytes:
+def _pinned(path: Path, key: str) -> bytes:
     data = path.read_bytes()
     if hashlib.sha256(data).hexdigest() != json.loads(MANIFEST.read_text(encoding="utf-8"))[key]:
-        raise MuaError(f"{path} is not what {MANIFEST.name} pins; restore it or run {command}")
+        raise MuaError(f"{path} is not what {MANIFEST.name} pins; restore it")
     return data

@@ -1,7 +1,8 @@
 """A small transformer that reads messages, in numpy: what a message does and which facts it asks for.
 
-Three layers of a sentence encoder that knows English, taught on labelled messages by ``tools/train_network.py``; the
-linear model (:mod:`environments.kit.language.model`) weighs what the rules see, this one what words mean. ::
+Three layers of a sentence encoder that knows English, taught on labelled messages by ``tools/train_network.py`` of
+commit 208dfc67. The linear model (:mod:`environments.kit.language.model`) weighs what the rules see, this one what
+words mean. ::
 
     words ─ pieces ─ vectors + marks ─ layers ─┬─ attention of each act  ─ its log odds
     wish ──────────── first vector ────────────┴─ attention of each fact ─ its log odds
@@ -93,11 +94,6 @@ class Network:
         facts = self._asked(keys, values, self._w["fact"][[self._facts[name] for name in taught]] + mine, named)
         return acts, dict(zip(taught, facts.tolist(), strict=True))
 
-    def arrays(self) -> tuple[dict[str, Floats], dict[str, list[str]]]:
-        """The weights, and the names of rows, as :func:`packed` takes them."""
-        rows = (self._pieces, self._marks, self._wishes, self._facts)
-        return dict(self._w), {name: list(own) for name, own in zip(_NAMES, rows, strict=True)}
-
     def _by(self, name: str, x: Floats) -> Floats:
         return x @ self._w[name].T + self._w[f"{name}_bias"]
 
@@ -150,23 +146,6 @@ def _gelu(x: Floats) -> Floats:
 def _softmax(x: Floats) -> Floats:
     e = np.exp(x - x.max(axis=-1, keepdims=True))
     return e / e.sum(axis=-1, keepdims=True)
-
-
-def packed(weights: Mapping[str, Floats], names: Mapping[str, Sequence[str]]) -> bytes:
-    """The file of these weights and rows' ``names`` (:data:`_NAMES`): matrices in eight bits, a scale a row."""
-    arrays: dict[str, npt.NDArray[np.generic]] = {
-        name: np.frombuffer("\n".join(names[name]).encode(), dtype=np.uint8) for name in _NAMES
-    }
-    for name, values in weights.items():
-        if values.ndim < 2:
-            arrays[name] = values.astype(np.float32)
-            continue
-        scale = np.maximum(np.abs(values).max(axis=1, keepdims=True), 1e-8) / 127
-        arrays[name] = np.round(values / scale).astype(np.int8)
-        arrays[name + _SCALE] = scale.astype(np.float32)
-    data = io.BytesIO()
-    np.savez_compressed(data, allow_pickle=False, **arrays)
-    return data.getvalue()
 
 
 def _plain(arrays: Arrays, name: str) -> Floats:
