@@ -22,7 +22,7 @@ What is fixed here: random states, experts, collectives that gloo lacks.
 
 ``megatron/core/transformer/moe/moe_utils.py``: ``maybe_move_tensor_to_cpu`` converts to numpy only what comes from a
 GPU; ``all_to_all_single`` then gets a tensor where it wants integers. Goes earlier
-when ``tests/unit/test_megatron_compat.py::test_upstream_still_leaves_host_tensors_as_they_are`` fails.
+when ``tests/unit/test_megatron_compat.py::test_upstream_still_needs_the_import_hook`` fails.
 
 ``megatron/core/tensor_parallel/mappings.py``: gloo has no gather and reduce-scatter of uneven splits, which the
 alltoall dispatcher asks for with expert tensor parallelism. Every split is padded to the longest one.

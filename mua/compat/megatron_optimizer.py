@@ -169,7 +169,7 @@ def repair_distributed_optimizer(module: Any, without_cuda: bool) -> None:
     takes the remainders of a precision-aware Adam for the weights, saves them as float32 and on loading gives them
     as such to Transformer Engine, which asserts on int16. Whole weights are also what an optimizer of other types or of
     another implementation reads. Of a float32 parameter Transformer Engine updates the parameter, not its copy.
-    Goes when: ``tests/unit/test_megatron_compat.py::test_upstream_takes_remainders_for_weights`` fails.
+    Goes when: ``tests/unit/test_megatron_compat.py::test_a_precise_adam_is_saved_with_whole_weights`` fails.
     """
     repair_sharded_state(module)
     if not module.HAVE_APEX_OR_TE:
