@@ -178,8 +178,6 @@ class Traffic:
     """From other ranks; the sum over all ranks is what was moved."""
     needed: int = 0
     """What this rank, as a root, had to get from others: the bytes of its target less those of its own shards."""
-    peak: int = 0
-    """Largest sum of one bucket's buffers and the messages alive beside them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -470,11 +468,8 @@ class Resharder:
             for piece in pieces:
                 piece.in_bucket(flats[piece.variant]).copy_(piece.in_message(received[source], start))
                 start += piece.nbytes
-        buffers = {message.data_ptr(): message.nbytes for message in (*sent.values(), *received.values())}
-        alive = sum(buffers.values()) + sum(flat.nbytes for flat in flats.values())
         self.traffic.sent += sum(message.nbytes for message in sent.values())
         self.traffic.received += sum(message.nbytes for message in received.values())
-        self.traffic.peak = max(self.traffic.peak, alive)
         return flats
 
     def _fresh(self, nbytes: int) -> Tensor:

@@ -29,7 +29,7 @@ from megatron_bridge.hf_folder import (
     write_checksums,
 )
 from megatron_bridge.plan import ModelPlan, PlannedParameter, TensorSpec, as_matrix, plan_model
-from megatron_bridge.safetensors_writer import SafetensorsWriter
+from megatron_bridge.safetensors_io import SafetensorsWriter
 from mua.utils.atomic import hidden_folder, publish_folder, staged_folder, write_error
 from mua.utils.collective import gathered, raise_together
 

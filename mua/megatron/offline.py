@@ -38,8 +38,7 @@ from megatron_bridge.hf_folder import (
     verify_hf_folder,
 )
 from megatron_bridge.plan import PlannedParameter, TensorSpec, as_matrix, attach_hf_config, plan_rank
-from megatron_bridge.safetensors_io import SafetensorsFolder
-from megatron_bridge.safetensors_writer import SafetensorsWriter
+from megatron_bridge.safetensors_io import SafetensorsFolder, SafetensorsWriter
 from mua.compat.checkpoint_reading import check_pickles
 from mua.compat.without_cuda import without_cuda
 from mua.config.load import load_config

@@ -19,8 +19,7 @@ from safetensors.torch import load_file, save_file
 
 from megatron_bridge.hf_folder import verify_hf_folder
 from megatron_bridge.plan import TensorSpec
-from megatron_bridge.safetensors_io import INDEX, SafetensorsFolder
-from megatron_bridge.safetensors_writer import SafetensorsWriter
+from megatron_bridge.safetensors_io import INDEX, SafetensorsFolder, SafetensorsWriter
 from mua.utils.errors import BridgeError
 
 DTYPES = [torch.bfloat16, torch.float64]
