@@ -57,11 +57,6 @@ def load_hf(chunks: Sequence[GPTModel], folder: Path, *, backbone: bool = False)
                 shard[filled:].zero_()
 
 
-def hf_tensors(chunks: Sequence[GPTModel]) -> list[TensorSpec]:
-    """Names, shapes and dtypes of the Hugging Face tensors of a model, in the order of export; collective at first."""
-    return plan_model(chunks).tensors()
-
-
 def check_coverage(
     specs: Sequence[TensorSpec], checkpoint: SafetensorsFolder, hf_config: HfConfig, *, backbone: bool = False
 ) -> None:

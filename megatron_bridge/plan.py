@@ -171,7 +171,18 @@ def plan_model(chunks: Sequence[GPTModel]) -> ModelPlan:
             bias.data = bias.data.float()
     if models[0] not in _PLANS:
         table = _Table(models)
-        _PLANS[models[0]] = table.plan(_gather_manifest(table))
+        mine = [(name, tuple(t.shape), t.dtype, table.shard(name)) for name, t in table.local.items()]
+        ranks = distributed.get_process_group_ranks(table.group)
+        owners: dict[str, list[int]] = {}
+        shapes: dict[str, tuple[tuple[int, ...], torch.dtype]] = {}
+        for rank, entries in sorted(zip(ranks, gathered(mine, table.group), strict=True), key=lambda pair: pair[0]):
+            for name, shape, dtype, shard in entries:
+                if shapes.setdefault(name, (shape, dtype)) != (shape, dtype):
+                    raise BridgeError(f"{name} is {shapes[name]} on one rank and {(shape, dtype)} on rank {rank}")
+                holders = owners.setdefault(name, [-1] * table.shards(name))
+                if holders[shard] < 0:
+                    holders[shard] = rank
+        _PLANS[models[0]] = table.plan([(name, *shapes[name], tuple(owners[name])) for name in shapes])
     return _PLANS[models[0]]
 
 
@@ -183,8 +194,9 @@ def plan_rank(chunks: Sequence[GPTModel]) -> ModelPlan:
     models = _unwrap(chunks)
     table = _Table(models)
     rank = distributed.get_rank()
-    entries = [(name, tuple(t.shape), t.dtype, (rank,) * table.shards(name)) for name, t in table.local.items()]
-    return table.plan(sorted(entries, key=lambda entry: _position(entry[0])))
+    return table.plan(
+        [(name, tuple(t.shape), t.dtype, (rank,) * table.shards(name)) for name, t in table.local.items()]
+    )
 
 
 _PLANS: WeakKeyDictionary[nn.Module, ModelPlan] = WeakKeyDictionary()
@@ -228,7 +240,7 @@ class _Table:
     def plan(self, entries: list[_Entry]) -> ModelPlan:
         tied = _tied(self.hf_config)
         parameters, seen = [], dict[str, str]()
-        for name, shape, dtype, owners in entries:
+        for name, shape, dtype, owners in sorted(entries, key=lambda entry: _position(entry[0])):
             tied_copy = tied and name == _OUTPUT
             matrix_shape = (shape[0], torch.Size(shape[1:]).numel())
             sizes = replace(self.sizes, tp=len(owners))
@@ -291,23 +303,6 @@ def _global_tensors(models: list[Any], first_expert: int) -> Iterator[tuple[str,
                 tail = EXPERT.sub(lambda found: found[1] + str(first_expert + int(found[2])), name[match.end() :])
                 name = f"decoder.layers.{number}.{tail}"
             yield name, tensor
-
-
-def _gather_manifest(table: _Table) -> list[_Entry]:
-    """Every parameter of the whole model, in the same order on every rank."""
-    group = table.group
-    mine = [(name, tuple(t.shape), t.dtype, table.shard(name)) for name, t in table.local.items()]
-    ranks = distributed.get_process_group_ranks(group)
-    owners: dict[str, list[int]] = {}
-    shapes: dict[str, tuple[tuple[int, ...], torch.dtype]] = {}
-    for rank, entries in sorted(zip(ranks, gathered(mine, group), strict=True), key=lambda pair: pair[0]):
-        for name, shape, dtype, shard in entries:
-            if shapes.setdefault(name, (shape, dtype)) != (shape, dtype):
-                raise BridgeError(f"{name} is {shapes[name]} on one rank and {(shape, dtype)} on rank {rank}")
-            holders = owners.setdefault(name, [-1] * table.shards(name))
-            if holders[shard] < 0:
-                holders[shard] = rank
-    return [(name, *shapes[name], tuple(owners[name])) for name in sorted(shapes, key=_position)]
 
 
 def _position(name: str) -> int:

@@ -13,15 +13,15 @@ cycle of ranks that wait for each other.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, distributed
 
-from megatron_bridge.bands import BandPart, RowBand, bands
+from megatron_bridge.blocks import BandPart, bands
 from megatron_bridge.hf_folder import (
     DEFAULT_SHARD_BYTES,
     copy_other_files,
@@ -29,7 +29,7 @@ from megatron_bridge.hf_folder import (
     write_checksums,
 )
 from megatron_bridge.plan import ModelPlan, PlannedParameter, TensorSpec, as_matrix, plan_model
-from megatron_bridge.safetensors_writer import SafetensorsWriter
+from megatron_bridge.safetensors_io import SafetensorsWriter
 from mua.utils.atomic import hidden_folder, publish_folder, staged_folder, write_error
 from mua.utils.collective import gathered, raise_together
 
@@ -72,6 +72,7 @@ def save_hf(
     raise_together(failure)
 
 
+@torch.no_grad()
 def _save(
     plan: ModelPlan,
     out: Path,
@@ -81,125 +82,92 @@ def _save(
     checksums: bool,
     texts: Mapping[str, str] | None,
 ) -> None:
-    specs, leads, errors = plan.tensors(), distributed.get_rank() == 0, _Errors(plan.group, out)
-    folder = hidden_folder(out)
+    own, specs, folder = distributed.get_rank(), plan.tensors(), hidden_folder(out)
     exported = [p for p in plan.parameters if not p.tied_copy]
     writers = [parameter.owners[turn % len(parameter.owners)] for turn, parameter in enumerate(exported)]
-    own = [spec.name for parameter, rank in zip(exported, writers, strict=True) if rank == distributed.get_rank()
-           for spec in parameter.sources()]  # fmt: skip
+    written = [spec.name for parameter, rank in zip(exported, writers, strict=True) if rank == own
+               for spec in parameter.sources()]  # fmt: skip
+    failure: Exception | None = None
+
+    def attempt(write: Callable[..., None], *arguments: Any) -> None:
+        """After an error the exchange goes on without writing: others wait for it."""
+        nonlocal failure
+        try:
+            if failure is None:
+                write(*arguments)
+        except Exception as error:
+            failure = error
+
     with ExitStack() as stack:
         writer: SafetensorsWriter | None = None
-        for turn in (True, False):  # rank 0 makes the files, then the others open them
-            with errors.kept():
-                if turn is leads:
+        for leads in (True, False):  # rank 0 makes the files, then the others open them
+            with _together(plan.group, out):
+                if leads is (own == 0):
                     if leads:
                         stack.enter_context(staged_folder(out))
                         copy_other_files(source, folder, main_dtype(specs), texts)
                     writer = SafetensorsWriter(
-                        folder, specs, max_shard_bytes, create=leads, only=own, checksums=checksums
+                        folder, specs, max_shard_bytes, create=leads, only=written, checksums=checksums
                     )
                     stack.callback(writer.close)
-            errors.agree()
         assert writer is not None
         for parameter, rank in zip(exported, writers, strict=True):
-            if distributed.get_rank() in parameter.owners:
-                _write_tensors(_Assembly(plan, parameter, rank), writer, errors)
-        with errors.kept():
+            for spec in parameter.sources() if own in parameter.owners else ():
+                sink = writer.sink(spec.name) if own == rank else None
+                for rows in _rows(plan, parameter, spec, rank):
+                    if sink is not None:
+                        attempt(sink.write, rows)
+                if sink is not None:
+                    attempt(writer.complete, sink)
+        with _together(plan.group, out):
+            if failure is not None:
+                raise failure
             writer.finish(sync=sync)
-        errors.agree()
         digests = {name: digest for found in gathered(writer.digests, plan.group) for name, digest in found.items()}
-        with errors.kept():
-            if leads:
+        with _together(plan.group, out):
+            if own == 0:
                 if checksums:
                     ordered = {spec.name: digests[spec.name] for spec in specs if spec.name in digests}
-                    write_checksums(folder, ordered, writer.layout.header_sizes())
+                    write_checksums(folder, ordered, writer.header_sizes())
                 publish_folder(folder, out, sync=sync)
-        errors.agree()
 
 
-class _Errors:
-    """The first error of this rank, kept until all ranks of the group can raise together."""
-
-    def __init__(self, group: distributed.ProcessGroup, out: Path) -> None:
-        self._group, self._out = group, out
-        self.error: Exception | None = None
-
-    @contextmanager
-    def kept(self) -> Iterator[None]:
-        """Remember an error instead of raising it; the block is left, the program goes on."""
-        try:
-            yield
-        except Exception as error:
-            self.error = self.error or (write_error(self._out, error) if isinstance(error, OSError) else error)
-
-    def agree(self) -> None:
-        """Raise on all ranks if any has an error."""
-        raise_together(self.error, self._group, naming=True)
+@contextmanager
+def _together(group: distributed.ProcessGroup, out: Path) -> Iterator[None]:
+    """A block whose error on one rank is raised by all of the group; of files in one line. Collective at its end."""
+    failure: Exception | None = None
+    try:
+        yield
+    except Exception as error:
+        failure = write_error(out, error) if isinstance(error, OSError) else error
+    raise_together(failure, group, naming=True)
 
 
-@torch.no_grad()
-def _write_tensors(assembly: _Assembly, writer: SafetensorsWriter, errors: _Errors) -> None:
-    """The tensors of a parameter from all its owners. After an error the exchange goes on without writing: others wait
-    for it."""
-    for spec in assembly.parameter.sources():
-        sink = writer.sink(spec.name) if assembly.writes else None
-        for rows in assembly.rows(spec):
-            if sink is not None and rows is not None and errors.error is None:
-                with errors.kept():
-                    sink.write(rows)
-        if sink is not None and errors.error is None:
-            with errors.kept():
-                writer.complete(sink)
-
-
-class _Assembly:
-    """Puts the Hugging Face tensors of one parameter together on the rank that writes them."""
-
-    def __init__(self, plan: ModelPlan, parameter: PlannedParameter, writer: int) -> None:
-        self.writes = distributed.get_rank() == writer
-        self.parameter, self._plan, self._writer = parameter, plan, writer
-        self._shard = as_matrix(plan.local[parameter.name].detach())
-        self._pieces: dict[str, list[BandPart[int]]] = {}
-        for index, owner in enumerate(parameter.owners):
-            for b in parameter.packing.shard_blocks(len(parameter.owners), index):
-                piece = BandPart(owner, b.shard_row, b.shard_col, b.source_row, b.source_col, b.rows, b.cols)
-                self._pieces.setdefault(b.source, []).append(piece)
-
-    def rows(self, spec: TensorSpec) -> Iterator[Tensor | None]:
-        """On the writer the tensor's rows, a band at a time; the other owners send theirs and get None."""
-        pieces = self._pieces[spec.name]
-        if len(self.parameter.owners) == 1:
-            yield from (self._local(piece) for piece in sorted(pieces, key=lambda piece: piece.row))
-            return
-        cols = self.parameter.packing.cols
-        max_rows = max(1, BAND_BYTES // (cols * spec.dtype.itemsize))
-        for band in bands(spec.name, pieces, spec.shape[0], cols, max_rows):
-            yield self._band(band)
-
-    def _band(self, band: RowBand[int]) -> Tensor | None:
-        if not self.writes:
-            for piece in band.pieces:
-                if piece.origin == distributed.get_rank():
-                    values = self._local(piece).contiguous().view(torch.uint8)
-                    distributed.send(values, dst=self._writer, group=self._plan.group)
-            return None
-        if len(band.pieces) == 1:
-            return self._piece(band.pieces[0])
-        whole = self._empty(band.rows, self.parameter.packing.cols)
+def _rows(plan: ModelPlan, parameter: PlannedParameter, spec: TensorSpec, writer: int) -> Iterator[Tensor]:
+    """On rank ``writer`` the rows of one of a parameter's tensors, a band at a time; other owners send theirs."""
+    own, cols, owners = distributed.get_rank(), parameter.packing.cols, parameter.owners
+    shard = as_matrix(plan.local[parameter.name].detach())
+    pieces = [
+        BandPart(owner, b.shard_row, b.shard_col, b.source_row, b.source_col, b.rows, b.cols)
+        for index, owner in enumerate(owners)
+        for b in parameter.packing.shard_blocks(len(owners), index)
+        if b.source == spec.name
+    ]
+    # What one rank holds in whole needs no buffer.
+    max_rows = spec.shape[0] if len(owners) == 1 else max(1, BAND_BYTES // (cols * spec.dtype.itemsize))
+    for band in bands(spec.name, pieces, spec.shape[0], cols, max_rows):
+        parts = []
         for piece in band.pieces:
-            whole[:, piece.col : piece.col + piece.cols].copy_(self._piece(piece))
-        return whole
-
-    def _piece(self, piece: BandPart[int]) -> Tensor:
-        if piece.origin == self._writer:
-            return self._local(piece)
-        received = self._empty(piece.rows, piece.cols)
-        distributed.recv(received.view(torch.uint8), src=piece.origin, group=self._plan.group)
-        return received
-
-    def _local(self, piece: BandPart[int]) -> Tensor:
-        row, col = piece.origin_row, piece.origin_col
-        return self._shard[row : row + piece.rows, col : col + piece.cols]
-
-    def _empty(self, rows: int, cols: int) -> Tensor:
-        return torch.empty(rows, cols, dtype=self.parameter.dtype, device=self._plan.device)
+            if piece.origin == own:
+                part = shard[piece.origin_row : piece.origin_row + piece.rows]
+                part = part[:, piece.origin_col : piece.origin_col + piece.cols]
+                if own != writer:
+                    distributed.send(part.contiguous().view(torch.uint8), dst=writer, group=plan.group)
+            elif own == writer:
+                part = torch.empty(piece.rows, piece.cols, dtype=parameter.dtype, device=plan.device)
+                distributed.recv(part.view(torch.uint8), src=piece.origin, group=plan.group)
+            else:
+                continue
+            parts.append(part)
+        if own == writer:
+            yield parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)

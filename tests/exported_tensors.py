@@ -12,7 +12,7 @@ from torch import Tensor, distributed
 from megatron_bridge.hf_folder import DEFAULT_SHARD_BYTES, copy_other_files, main_dtype, write_checksums
 from megatron_bridge.plan import TensorSpec, plan_model
 from megatron_bridge.reshard import Resharder
-from megatron_bridge.safetensors_writer import SafetensorsWriter
+from megatron_bridge.safetensors_io import SafetensorsWriter
 from mua.utils.atomic import publish_folder, staged_folder
 
 
@@ -48,7 +48,7 @@ def write_hf_folder(
             for name, tensor in tensors:
                 write_whole(writer, name, tensor)
             writer.finish()
-        write_checksums(folder, writer.digests, writer.layout.header_sizes())
+        write_checksums(folder, writer.digests, writer.header_sizes())
         publish_folder(folder, out)
 
 

@@ -1,17 +1,20 @@
 """Trains a tiny model under a layout and measures how far that is from a single process.
 
-Three runs for each layout, on packed micro-batches of unequal length with masks. The first scores all tokens and takes
-one optimizer step, of which every gradient is compared. The second, with the distributed optimizer and the experts'
-balancing losses, takes :data:`STEPS` steps, each on its own batch, and one on a single short sequence, which leaves
-most ranks without any. The third trains policy and critic on sequences that begin alike, merged into prefix trees,
-under an objective that looks at whole sequences; the single process has them side by side. That these runs find faults
-is what ``tests/parity/test_planted_faults.py`` shows.
+Three runs for each layout, on packed micro-batches of unequal length with masks. The first reshards the weights onto
+two ranks and compares every byte with the file, scores all tokens and takes one optimizer step, of which every gradient
+is compared. The second, with the distributed optimizer and the experts' balancing losses, takes :data:`STEPS` steps,
+each on its own batch, and one on a single short sequence, which leaves most ranks without any. The third trains policy
+and critic on sequences that begin alike, merged into prefix trees, under an objective that looks at whole sequences;
+the single process has them side by side. That these runs find faults is what ``tests/parity/test_planted_faults.py``
+shows.
 """
 
 from __future__ import annotations
 
 import hashlib
 import pickle
+import weakref
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -19,8 +22,12 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+from safetensors.torch import load_file
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from megatron_bridge.plan import plan_model
+from megatron_bridge.reshard import Resharder
 from mua.algorithms.losses import PolicyLoss, TokenTensors, ValueLoss
 from mua.config.megatron import CriticConfig, CriticOptimizerConfig, MegatronConfig
 from mua.config.schema import AlgorithmConfig
@@ -39,6 +46,8 @@ from tests.megatron_support import (
 )
 
 STEPS = 2
+BUCKET_BYTES = 20_000
+"""Less than the embedding alone, more than most other tensors."""
 TEMPERATURE = 0.8
 LOSS = PolicyLoss(AlgorithmConfig(clip_high=0.3, epochs=2))
 ADAM = OPTIMIZER.model_copy(update={"epsilon": 1e-8})
@@ -74,6 +83,8 @@ class Differences:
     """Absolute, after the step of the first run, at a learning rate of 1e-2."""
     logprobs: float = held_to(2e-5)
     """Absolute, before the first step."""
+    resharding: float = held_to(0.0)
+    """Tensors that the first and the last rank, as roots, get with other bytes, and bounds that it breaks."""
     distributed_loss: float = held_to(1e-5)
     """As ``loss``, over the steps of the second run: distributed optimizer and, for experts, balancing losses."""
     distributed_weights: float = held_to(3e-3)
@@ -179,6 +190,7 @@ def _two_runs(own: dict[str, Any], expected: dict[str, Any]) -> dict[str, float]
         "norm": max(abs(own["train/grad_norm"][0] / alone["train/grad_norm"][0] - 1) for own, alone in runs),
         "weights": furthest(plain["weights"], reference["weights"]),
         "logprobs": _apart(plain["logprobs"], reference["logprobs"]),
+        "resharding": float(plain["resharding"]),
         "distributed_loss": _apart(second["train/loss"][:STEPS], other["train/loss"][:STEPS]),
         "distributed_weights": furthest(second["weights"], other["weights"]),
         "alone": _apart(second["train/loss"][STEPS:], other["train/loss"][STEPS:]),
@@ -265,9 +277,55 @@ def alike_batch() -> TrainBatch:
 def _plain(folder: str, sizes: dict[str, Any]) -> dict[str, Any]:
     sizes = sizes | {"distributed_optimizer": False, "overlap_param_gather": None}  # there is nothing to gather
     with backend(Path(folder), optimizer=ADAM, **sizes) as built:
-        logprobs = np.concatenate(built.log_probabilities(batch(0).sequences, TEMPERATURE))
+        found = {
+            "resharding": wrongly_resharded(built.policy.chunks, load_file(Path(folder) / "model.safetensors")),
+            "logprobs": np.concatenate(built.log_probabilities(batch(0).sequences, TEMPERATURE)),
+        }
         metrics = [built.train_step(batch(0), LOSS)]
-        return _series(metrics) | {"logprobs": logprobs, "gradients": gradients(built), "weights": exported(built)}
+        return _series(metrics) | found | {"gradients": gradients(built), "weights": exported(built)}
+
+
+class Allocations(TorchDispatchMode):
+    """The largest buffer that torch made inside, and the largest sum of those alive at once, in bytes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.alive: dict[int, int] = {}
+        self.largest = self.live = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = function(*args, **(kwargs or {}))
+        for tensor in result if isinstance(result, Sequence) else [result]:
+            if isinstance(tensor, Tensor) and function._schema.name == "aten::empty":
+                storage = tensor.untyped_storage()
+                self.alive[storage._cdata] = storage.nbytes()
+                weakref.finalize(tensor, self.alive.pop, storage._cdata, None)
+                self.largest = max(self.largest, storage.nbytes())
+                self.live = max(self.live, sum(self.alive.values()))
+        return result
+
+
+def wrongly_resharded(chunks: Sequence[Any], expected: dict[str, Tensor]) -> int:
+    """Hands whole tensors to the first and the last rank; what is wrong with any byte, place or bound of memory."""
+    rank, roots = dist.get_rank(), sorted({0, dist.get_world_size() - 1})
+    resharder = Resharder(plan_model(chunks), dict.fromkeys(roots, (0,)), BUCKET_BYTES, node=rank // 2)
+    wrong, seen, allocations = [], set[str](), Allocations()
+    for index, bucket in enumerate(resharder.buckets):
+        with allocations:
+            flat = resharder.assemble(index).get(0)
+        wrong += [bucket.nbytes > BUCKET_BYTES and len(bucket.tensors) > 1, (flat is not None) != (rank in roots)]
+        for slot in bucket.tensors:
+            seen.add(slot.spec.name)
+            same = flat is None or torch.equal(slot.view(flat), expected[slot.spec.name])
+            wrong += [slot.start % 256 != 0, not same]
+        del flat
+    traffic, largest = resharder.traffic, max(bucket.nbytes for bucket in resharder.buckets)
+    # One bucket, what is received for it, and one message to every other root: never the whole model.
+    wrong += [allocations.largest > max(largest, BUCKET_BYTES), allocations.live > (1 + len(roots)) * largest]
+    wrong += [seen != set(expected), traffic.needed > sum(tensor.nbytes for tensor in expected.values())]
+    sums = torch.tensor([traffic.sent, traffic.received, traffic.needed])
+    dist.all_reduce(sums)
+    return sum([*wrong, len(set(sums.tolist())) > 1])
 
 
 def of_second(folder: str, sizes: dict[str, Any]) -> dict[str, Any]:

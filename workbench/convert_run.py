@@ -57,7 +57,7 @@ def step_folders(run: Path) -> list[Path]:
 def convert(checkpoint: Path, out: Path, source: Path | None, progress: Progress) -> None:
     """One checkpoint, with a bar of its own."""
     from mua.megatron import checkpoint_manifest, offline
-    from mua.megatron.conversion import source_files
+    from mua.megatron.offline import source_files
 
     total = len(checkpoint_manifest.read_manifest(checkpoint)["tensors"])
     with progress.stage(checkpoint.name, total=total) as tensors:

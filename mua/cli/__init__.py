@@ -456,10 +456,10 @@ def convert_megatron_to_hf(
     as_json: AsJson = False,
 ) -> None:
     """Write a checkpoint of any layout as a Hugging Face folder; run again, it continues where it stopped."""
-    import mua.megatron.conversion
+    import mua.megatron.offline
 
     with _told(as_json) as tell:
-        mua.megatron.conversion.convert_to_hf(checkpoint, hf_out, source, config, int(shard_gib * 2**30), force)
+        mua.megatron.offline.convert_to_hf(checkpoint, hf_out, source, config, int(shard_gib * 2**30), force)
         tell({"written": hf_out, "from": checkpoint})
 
 
@@ -473,10 +473,10 @@ def convert_hf_to_megatron(
     as_json: AsJson = False,
 ) -> None:
     """Write a Hugging Face folder as a checkpoint for any layout; run again, it continues where it stopped."""
-    import mua.megatron.conversion
+    import mua.megatron.offline
 
     with _told(as_json) as tell:
-        mua.megatron.conversion.convert_to_megatron(hf_folder, checkpoint_out, dtype, force, allow_nan)
+        mua.megatron.offline.convert_to_megatron(hf_folder, checkpoint_out, dtype, force, allow_nan)
         tell({"written": checkpoint_out, "from": hf_folder})
 
 
@@ -507,10 +507,10 @@ def convert_verify(
     folder: Annotated[Path, argument("FOLDER", "model or checkpoint folder")], as_json: AsJson = False
 ) -> None:
     """Compare every byte of a folder's weights with the checksums they were written with."""
-    import mua.megatron.conversion
+    import mua.megatron.offline
 
     with _told(as_json) as tell:
-        tell({"folder": folder, "intact": True} | mua.megatron.conversion.verify(folder))
+        tell({"folder": folder, "intact": True} | mua.megatron.offline.verify(folder))
 
 
 @command(app)

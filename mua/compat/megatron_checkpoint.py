@@ -7,7 +7,7 @@ manager by spawn, also when the trainer itself does the writing: seconds of star
 imported a second time, and, after ``kill -9`` of the trainer, a process that nobody ends. Here the files of a plan are
 written by :func:`write_bucket`, one tensor after the other; both ends of that queue are in this process, and a plain
 queue serves.
-Goes when: ``tests/unit/test_megatron_compat.py::test_upstream_checkpoint_still_starts_a_manager`` fails.
+Goes when: ``tests/unit/test_megatron_compat.py::test_upstream_still_needs_the_import_hook`` fails.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 from time import monotonic
-from typing import Any, NamedTuple, Protocol, TypeVar, get_args
+from typing import Any, NamedTuple, get_args
 
 import aiohttp
 import numpy as np
@@ -345,21 +345,6 @@ class Slots:
                 given.set_result(None)
                 return
         self._free += 1
-
-
-class Loaded(Protocol):
-    """What a request's engine is chosen by."""
-
-    in_flight: int
-    queued: int
-
-
-Chosen = TypeVar("Chosen", bound=Loaded)
-
-
-def least_loaded(engines: Iterable[Chosen]) -> Chosen:
-    """The engine for a session that has none."""
-    return min(engines, key=lambda engine: engine.in_flight + engine.queued)
 
 
 class Targets:

@@ -50,7 +50,6 @@ from mua.engine.engine_handle import (
     Machine,
     Server,
     Targets,
-    least_loaded,
 )
 from mua.engine.server import RemoteServer, engine_server
 from mua.engine.weight_transfer import SyncReport, WeightGroups, WeightTransfer, all_or_first_error, find_differences
@@ -310,7 +309,7 @@ class EnginePool:
         await asyncio.gather(*(engine.part() for engine in engines))
         self._changed()
 
-    def engines_at_all(self) -> int:
+    def count_engines(self) -> int:
         """Engines there are, up or not."""
         return len(self._engines)
 
@@ -512,7 +511,7 @@ class EnginePool:
             serving = alive
             engine = self._sessions.get(session)
             if engine is None or engine not in serving:
-                engine = least_loaded(serving)
+                engine = min(serving, key=lambda one: one.in_flight + one.queued)
             self._sessions[session] = engine
             self._sessions.move_to_end(session)
             if len(self._sessions) > _MAX_SESSIONS:

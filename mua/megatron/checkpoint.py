@@ -40,8 +40,8 @@ from megatron.core.distributed import DistributedDataParallel
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.storage import WriteResult
 
-from megatron_bridge.convert import hf_tensors
 from megatron_bridge.hf_folder import copy_other_files
+from megatron_bridge.plan import plan_model
 from mua.compat.checkpoint_reading import check_pickles, forget_index, read_random_states
 from mua.compat.megatron_checkpoint import Bucket, buckets_of, finish, write_bucket
 from mua.config.schema import MegatronConfig
@@ -373,7 +373,7 @@ def _plan(partial: Path, networks: Mapping[str, Network], state: str) -> AsyncRe
 
 def _describe(networks: Mapping[str, Network]) -> Json:
     """Shapes of the whole policy under Hugging Face names, its dtype, and the names of all networks."""
-    specs = hf_tensors([chunk.module for chunk in networks[POLICY].wrapped])
+    specs = plan_model([chunk.module for chunk in networks[POLICY].wrapped]).tensors()
     tensors = {spec.name: list(spec.shape) for spec in specs}
     return {"tensors": tensors, "dtype": str(specs[0].dtype), "networks": sorted(networks)}
 

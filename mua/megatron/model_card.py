@@ -130,11 +130,26 @@ def generation_config(exported: ExportedPolicy) -> str:
 def model_card(exported: ExportedPolicy) -> str:
     """``README.md`` of an export, with the front matter that the Hugging Face Hub reads."""
     before, after = evaluations(exported)
-    matter = yaml.safe_dump(_front_matter(exported, after), sort_keys=False, allow_unicode=True, width=1000)
+    matter: Json = {key: value for key, value in _base_matter(exported.base).items() if key in _KEPT}
+    if base := _base_id(exported):
+        matter["base_model"] = base
+    matter |= {"library_name": "transformers", "pipeline_tag": "text-generation"}
+    matter["tags"] = [TAG, "sft" if exported.config.get("sft") else "reinforcement-learning", "tool-use", "multi-turn"]
+    if after:
+        results = [
+            {
+                "task": {"type": "text-generation", "name": "Multi-turn tool use"},
+                "dataset": {"name": one.tasks, "type": "/".join(exported.domains) or "mua", "split": one.split},
+                "metrics": [{"type": "success", "value": round(one.mean, 4), "name": f"success, {one.shown}"}],
+            }
+            for one in after
+        ]
+        matter["model-index"] = [{"name": exported.name, "results": results}]
+    front = yaml.safe_dump(matter, sort_keys=False, allow_unicode=True, width=1000)
     parts = ["# " + _plain(exported.name), *_summary(exported)]
     parts += ["## Evaluation", *_evaluation(exported, before, after)]
     parts += ["## How it was made", "\n".join(f"- {line}" for line in _making(exported)), "## Use", _USE]
-    return f"---\n{matter}---\n\n" + "\n\n".join(parts) + "\n"
+    return f"---\n{front}---\n\n" + "\n\n".join(parts) + "\n"
 
 
 _USE = """\
@@ -176,27 +191,12 @@ def _successes(metrics: Mapping[str, Any]) -> Iterator[Success]:
                 yield Success(found["split"], found["domain"], bool(found["held_out"]), *numbers)
 
 
-def _front_matter(exported: ExportedPolicy, after: list[Success]) -> Json:
-    matter: Json = {key: value for key, value in _base_matter(exported.base).items() if key in _KEPT}
-    if base := _base_id(exported):
-        matter["base_model"] = base
-    matter |= {"library_name": "transformers", "pipeline_tag": "text-generation"}
-    matter["tags"] = [TAG, "sft" if exported.config.get("sft") else "reinforcement-learning", "tool-use", "multi-turn"]
-    results = [
-        {
-            "task": {"type": "text-generation", "name": "Multi-turn tool use"},
-            "dataset": {"name": one.tasks, "type": "/".join(exported.domains) or "mua", "split": one.split},
-            "metrics": [{"type": "success", "value": round(one.mean, 4), "name": f"success, {one.shown}"}],
-        }
-        for one in after
-    ]
-    return matter | ({"model-index": [{"name": exported.name, "results": results}]} if results else {})
-
-
 def _summary(exported: ExportedPolicy) -> Iterator[str]:
     shape = _json(exported.base / "config.json") or {}
     kinds = [_plain(str(kind)) for kind in shape.get("architectures") or () if isinstance(kind, str)]
-    base = _base_id(exported) or _folder_name(exported.base_path) or "a model without a name"
+    lies = exported.base_path  # an earlier run's export is called by that run's folder
+    lies = lies.parent if lies.name == "hf" and lies.parent.name else lies
+    base = _base_id(exported) or lies.name or "a model without a name"
     sft = bool(exported.config.get("sft"))
     how = "Supervised fine-tuning" if sft else "Reinforcement learning"
     within = "recorded conversations" if sft else ", ".join(f"`{_code(name)}`" for name in exported.domains)
@@ -255,11 +255,6 @@ def _making(exported: ExportedPolicy) -> Iterator[str]:
     yield ", ".join(f"{name} {versions[name]}" for name in _VERSIONS if versions.get(name)) or "versions unknown"
     if git := exported.git:
         yield f"commit `{_code(str(git.get('commit')))}`" + (", with changes" if git.get("dirty") else "")
-
-
-def _folder_name(base: Path) -> str:
-    """What a base is called by where it lies; an earlier run's export by that run's folder."""
-    return base.parent.name if base.name == "hf" and base.parent.name else base.name
 
 
 def _base_id(exported: ExportedPolicy) -> str | None:

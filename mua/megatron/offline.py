@@ -15,8 +15,9 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ from megatron.core.dist_checkpointing.core import CheckpointingConfig, save_conf
 from megatron.core.dist_checkpointing.mapping import ShardedTensor, ShardedTensorFactory
 from torch import Tensor
 
-from megatron_bridge.bands import BandPart, bands
+from megatron_bridge.blocks import BandPart, bands
 from megatron_bridge.convert import check_coverage, check_sizes
 from megatron_bridge.hf_config import need, read_hf_config
 from megatron_bridge.hf_folder import (
@@ -37,15 +38,19 @@ from megatron_bridge.hf_folder import (
     verify_hf_folder,
 )
 from megatron_bridge.plan import PlannedParameter, TensorSpec, as_matrix, attach_hf_config, plan_rank
-from megatron_bridge.safetensors_io import SafetensorsFolder
-from megatron_bridge.safetensors_writer import SafetensorsWriter
+from megatron_bridge.safetensors_io import SafetensorsFolder, SafetensorsWriter
 from mua.compat.checkpoint_reading import check_pickles
 from mua.compat.without_cuda import without_cuda
+from mua.config.load import load_config
 from mua.config.schema import MegatronConfig, ModelConfig
 from mua.megatron import checkpoint_manifest
 from mua.megatron.model import build_chunks
+from mua.megatron.model_card import ExportedPolicy, exported_texts
 from mua.megatron.parallel import meta_rank
 from mua.megatron.torch_dist import ChunkSpec, Region, StoredMatrix, TorchDistReader, TorchDistWriter
+from mua.observe.output import CONFIG_FILE, find_config
+from mua.observe.progress import Progress
+from mua.types import Json
 from mua.utils import checksums as sidecars
 from mua.utils.atomic import publish_folder, refuse_overlap, replaceable, staged_folder
 from mua.utils.checksums import Sidecar
@@ -98,13 +103,23 @@ def megatron_to_hf(
         specs = [replace(spec, dtype=reader.dtype(regions[0].key))
                  for parameter, regions in mapping for spec in parameter.sources()]  # fmt: skip
         copy_other_files(source, folder, main_dtype(specs), texts)
+        by_name = {spec.name: spec for spec in specs}
         with (
             closing(Sidecar(folder / sidecars.NAME, job)) as sidecar,
             closing(SafetensorsWriter(folder, specs, max_shard_bytes, sidecar=sidecar)) as writer,
         ):
-            _write_tensors(reader, mapping, writer, {spec.name: spec for spec in specs}, on_bytes)
+            for parameter, regions in mapping:
+                pieces = _pieces(reader, parameter, regions)
+                for name in parameter.packing.sources:
+                    if not writer.has(name):
+                        sink, cols = writer.sink(name), parameter.packing.cols
+                        max_rows = max(1, BUFFER_BYTES // (cols * by_name[name].dtype.itemsize))
+                        for band in bands(name, pieces[name], by_name[name].shape[0], cols, max_rows):
+                            sink.write(_rows(reader, band.pieces, band.rows, cols, by_name[name].dtype))
+                        writer.complete(sink)
+                    on_bytes(by_name[name].nbytes)
             writer.finish()
-        sidecars.seal(folder, writer.layout.header_sizes())
+        sidecars.seal(folder, writer.header_sizes())
         publish_folder(folder, out)
 
 
@@ -171,9 +186,23 @@ def hf_to_megatron(
                 closing(Sidecar(folder / sidecars.NAME, job)) as sidecar,
                 closing(TorchDistWriter(folder, sidecar)) as writer,
             ):
-                _write_chunks(weights, chunks, writer, on_bytes)
+                for parameter, chunk, first_row in chunks:
+                    if not writer.has(chunk):
+                        writer.write(chunk, _read_chunk(weights, parameter, chunk, first_row))
+                    on_bytes(chunk.nbytes)
                 writer.finish([chunk for _, chunk, _ in chunks])
-            _describe(folder, specs, source)
+            # What makes it a checkpoint: upstream's two small files, the state of a run not begun, the manifest.
+            save_config(CheckpointingConfig("torch_dist", 1), str(folder))
+            torch.save({}, folder / "common.pt")
+            state = {"steps": 0, "skipped_steps": 0, "extra": {"step": 0}}
+            (folder / checkpoint_manifest.STATE).write_text(json.dumps(state))
+            content = {
+                "tensors": {spec.name: list(spec.shape) for spec in specs},
+                "dtype": str(main_dtype(specs)),
+                "weights_only": True,
+                "source": str(source.resolve()),
+            }
+            checkpoint_manifest.write_manifest(folder, content)
             publish_folder(folder, out)
 
 
@@ -225,25 +254,6 @@ def _flat(entry: Any) -> Iterator[ShardedTensor]:
             yield from _flat(part)
 
 
-def _write_tensors(
-    reader: TorchDistReader,
-    mapping: _Mapping,
-    writer: SafetensorsWriter,
-    specs: Mapping[str, TensorSpec],
-    on_bytes: OnBytes,
-) -> None:
-    for parameter, regions in mapping:
-        pieces = _pieces(reader, parameter, regions)
-        for name in parameter.packing.sources:
-            if not writer.has(name):
-                sink, cols = writer.sink(name), parameter.packing.cols
-                max_rows = max(1, BUFFER_BYTES // (cols * specs[name].dtype.itemsize))
-                for band in bands(name, pieces[name], specs[name].shape[0], cols, max_rows):
-                    sink.write(_rows(reader, band.pieces, band.rows, cols, specs[name].dtype))
-                writer.complete(sink)
-            on_bytes(specs[name].nbytes)
-
-
 def _pieces(
     reader: TorchDistReader, parameter: PlannedParameter, regions: Sequence[Region]
 ) -> dict[str, list[BandPart[StoredMatrix]]]:
@@ -293,38 +303,16 @@ def _chunks(parameter: PlannedParameter, regions: Sequence[Region]) -> Iterator[
             yield ChunkSpec(region.key, region.global_shape, offsets, sizes, parameter.dtype), region.first_row + start
 
 
-def _write_chunks(
-    weights: SafetensorsFolder,
-    chunks: Sequence[tuple[PlannedParameter, ChunkSpec, int]],
-    writer: TorchDistWriter,
-    on_bytes: OnBytes,
-) -> None:
-    for parameter, chunk, first_row in chunks:
-        if not writer.has(chunk):
-            rows = chunk.nbytes // (parameter.packing.cols * parameter.dtype.itemsize)
-            values = torch.zeros(rows, parameter.packing.cols, dtype=parameter.dtype)
-            for block in parameter.packing.shard_blocks(1, 0):
-                low, high = max(block.shard_row, first_row), min(block.shard_row + block.rows, first_row + rows)
-                if low < high:
-                    target = values[low - first_row : high - first_row]
-                    weights.read(block.source, block.source_row + low - block.shard_row, 0, target)
-            writer.write(chunk, values)
-            del values  # or the next buffer would be made beside this one
-        on_bytes(chunk.nbytes)
-
-
-def _describe(folder: Path, specs: Sequence[TensorSpec], source: Path) -> None:
-    """What makes the folder a checkpoint: upstream's two small files, the state of a run not begun, the manifest."""
-    save_config(CheckpointingConfig("torch_dist", 1), str(folder))
-    torch.save({}, folder / "common.pt")
-    (folder / checkpoint_manifest.STATE).write_text(json.dumps({"steps": 0, "skipped_steps": 0, "extra": {"step": 0}}))
-    content = {
-        "tensors": {spec.name: list(spec.shape) for spec in specs},
-        "dtype": str(main_dtype(specs)),
-        "weights_only": True,
-        "source": str(source.resolve()),
-    }
-    checkpoint_manifest.write_manifest(folder, content)
+def _read_chunk(weights: SafetensorsFolder, parameter: PlannedParameter, chunk: ChunkSpec, first_row: int) -> Tensor:
+    """Values of a chunk, ``[rows, cols]`` of its parameter from ``first_row`` on; padding is zero."""
+    rows = chunk.nbytes // (parameter.packing.cols * parameter.dtype.itemsize)
+    values = torch.zeros(rows, parameter.packing.cols, dtype=parameter.dtype)
+    for block in parameter.packing.shard_blocks(1, 0):
+        low, high = max(block.shard_row, first_row), min(block.shard_row + block.rows, first_row + rows)
+        if low < high:
+            target = values[low - first_row : high - first_row]
+            weights.read(block.source, block.source_row + low - block.shard_row, 0, target)
+    return values
 
 
 def _export_job(checkpoint: Path, max_shard_bytes: int) -> str:
@@ -334,3 +322,109 @@ def _export_job(checkpoint: Path, max_shard_bytes: int) -> str:
 def _job(name: str, *inputs: bytes) -> str:
     """Names a conversion by what it reads and how: only the same one may continue what was interrupted."""
     return f"{name} {hashlib.sha256(b'|'.join(inputs)).hexdigest()}"
+
+
+# ---- for the command line
+
+
+@contextmanager
+def _progress(out: Path, nbytes: int) -> Iterator[OnBytes]:
+    """A line on the terminal that counts the mebibytes of ``nbytes`` that are in place."""
+    with Progress(True) as progress, progress.stage(f"{out.name} (MiB)", total=nbytes >> 20) as stage:
+        done = 0
+
+        def add(count: int) -> None:
+            nonlocal done
+            before, done = done, done + count
+            stage.advance((done >> 20) - (before >> 20))
+
+        yield add
+
+
+def convert_to_hf(
+    checkpoint: Path,
+    out: Path,
+    source: Path | None = None,
+    config: Path | None = None,
+    shard_bytes: int = DEFAULT_SHARD_BYTES,
+    force: bool = False,
+) -> None:
+    """Write ``checkpoint`` as the Hugging Face folder ``out``.
+
+    Args:
+        source: gives configuration and tokenizer; None takes those the checkpoint was converted with, or
+            ``model.path`` of the run's configuration (``config``, by default the one above the checkpoint).
+        shard_bytes: of one weight file, at most.
+        force: replace ``out`` whatever it holds.
+    """
+    files, content = source or source_files(checkpoint, config), checkpoint_manifest.read_manifest(checkpoint)
+    itemsize = 2 if content["dtype"] in ("torch.bfloat16", "torch.float16") else 4
+    nbytes = sum(math.prod(shape) for shape in content["tensors"].values()) * itemsize
+    texts = texts_of(checkpoint, files, content)
+    with _progress(out, nbytes) as on_bytes:
+        megatron_to_hf(
+            checkpoint, out, source=files, max_shard_bytes=shard_bytes, force=force, texts=texts, on_bytes=on_bytes
+        )
+    print(f"{out}: written from {checkpoint}")
+
+
+def convert_to_megatron(
+    source: Path, out: Path, dtype: str | None, force: bool = False, allow_nan: bool = False
+) -> None:
+    """Write the Hugging Face folder ``source`` as a checkpoint that runs of any layout can start from."""
+    with SafetensorsFolder(source) as weights:
+        nbytes = sum(weights.entry(name).nbytes for name in weights.names)
+    with _progress(out, nbytes) as on_bytes:
+        hf_to_megatron(source, out, dtype=dtype, force=force, allow_nan=allow_nan, on_bytes=on_bytes)
+    print(f"{out}: written from {source}")
+
+
+def verify(folder: Path) -> dict[str, int]:
+    """Read a Hugging Face folder or a checkpoint in whole and compare it with the checksums it was written with.
+
+    The number of files or tensors that were read."""
+    if not folder.is_dir():
+        raise ModelError(f"{folder} is no folder; name a model folder or a checkpoint")
+    if (folder / checkpoint_manifest.NAME).exists():
+        content = checkpoint_manifest.read_manifest(folder)
+        checkpoint_manifest.check_files(folder, content)
+        check_pickles(folder)
+        print(f"{folder}: all {len(content['files'])} files are as they were written")
+        return {"files": len(content["files"])}
+    print(f"{folder}: all {(tensors := verify_hf_folder(folder))} tensors are as they were written")
+    return {"tensors": tensors}
+
+
+def source_files(checkpoint: Path, config: Path | None = None) -> Path:
+    """The folder that has config.json and the tokenizer of a checkpoint's model."""
+    own = checkpoint / checkpoint_manifest.HF_FILES
+    if config is None and own.is_dir():
+        return own
+    named = config or find_config(checkpoint)
+    found = load_config(named).model.path
+    if not found.is_dir():
+        raise ModelError(
+            f"{checkpoint}: holds no tokenizer of its own, and {found}, model.path of {named}, is not there; name a "
+            "folder with the model's config.json and tokenizer by --source"
+        )
+    return found
+
+
+def texts_of(checkpoint: Path, files: Path, content: Json) -> dict[str, str]:
+    """The card and generation settings of an export of ``checkpoint``; none of what no run of ours trained.
+
+    Args:
+        files: the folder of its tokenizer.
+        content: its manifest.
+    """
+    trained = content.get("config")
+    if not isinstance(trained, dict):
+        return {}
+    position = content.get("data_position")
+    step = position.get("step") if isinstance(position, dict) else None
+    above = checkpoint.resolve().parents
+    run = next((folder for folder in above if (folder / CONFIG_FILE).is_file()), None)
+    exported = ExportedPolicy(
+        trained, files, step if isinstance(step, int) else 0, run, content.get("git"), content.get("versions")
+    )
+    return exported_texts(exported)

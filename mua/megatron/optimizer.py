@@ -18,8 +18,7 @@ from megatron.core.optimizer.optimizer import ChainedOptimizer
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from torch import Tensor
 
-from mua.compat.megatron_adam import initialize_state
-from mua.compat.megatron_offload import OF_HYBRID, settle_steps, zero_state
+from mua.compat.megatron_optimizer import OF_HYBRID, initialize_state, settle_steps, zero_state
 from mua.config.schema import MegatronConfig, OptimizerConfig
 from mua.megatron.settings import data_parallel_config, optimizer_config
 from mua.utils.collective import gathered

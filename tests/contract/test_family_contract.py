@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from bridge_support import (
     EXAMPLES,
     IDS,
@@ -40,6 +41,7 @@ from megatron_bridge.families import FAMILIES
 from megatron_bridge.family import Family, HfConfig, Sizes
 from megatron_bridge.hf_config import read_hf_config
 from megatron_bridge.plan import plan_model
+from megatron_bridge.save import save_hf
 from mua.config.schema import MegatronConfig
 from mua.utils.errors import BridgeError
 
@@ -93,6 +95,18 @@ def test_import_then_export_is_bit_exact(tmp_path, example, dtype):
     embedding, vocabulary = chunks[0].embedding.word_embeddings.weight, CASES[example]["vocab_size"]
     assert len(embedding) > vocabulary
     assert not embedding[vocabulary:].any()
+
+
+@pytest.mark.parametrize("example", ["qwen2 untied", "glm4_moe biases"])
+def test_a_saved_folder_loads_in_transformers(tmp_path, example):
+    hf = write_hf_model(EXAMPLES[example], tmp_path / "source", torch.bfloat16)
+    out, chunks = tmp_path / "out", loaded(tmp_path / "source", torch.bfloat16)
+    save_hf(chunks, out, source=tmp_path / "source", max_shard_bytes=20_000)
+    assert len(list(out.glob("*.safetensors"))) > 3
+    again, report = transformers.AutoModelForCausalLM.from_pretrained(out, output_loading_info=True)
+    assert not any(report[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    state = again.state_dict()
+    assert all(torch.equal(state[name], tensor.float()) for name, tensor in hf.state_dict().items())
 
 
 @every_family

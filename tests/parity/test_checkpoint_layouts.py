@@ -189,7 +189,7 @@ def fail_on_rank_1(model: str, root: str) -> list[str]:
 
     with backend(Path(model), tensor_parallel=2) as built, pytest.MonkeyPatch.context() as patched:
         if dist.get_rank() == 1:
-            patched.setattr("megatron_bridge.safetensors_writer.os.pwrite", full)
+            patched.setattr("megatron_bridge.safetensors_io.os.pwrite", full)
         with pytest.raises(ModelError) as folder:
             built.save_hf(Path(root) / "hf")
         built.save(checkpoint_folder(Path(root), 1), {}, background=True)

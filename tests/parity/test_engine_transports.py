@@ -17,7 +17,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import transformers
-from test_reshard import Layout, loaded_source
+from test_reshard import loaded_source
 
 from mua.config.schema import EngineConfig
 from mua.engine import SamplingParams
@@ -44,8 +44,8 @@ KINDS = {
     | {"num_attention_heads": 8, "num_key_value_heads": 4},
 }
 LAYOUTS = {
-    "dense": (Layout(tp=2, dp=2), Layout(pp=2, dp=2), Layout(tp=2, pp=2), Layout(tp=2, cp=2)),
-    "moe": (Layout(dp=4, ep=2), Layout(tp=2, dp=2, ep=2)),
+    "dense": ("TP2 DP2", "PP2 DP2", "TP2 PP2", "TP2 CP2"),
+    "moe": ("DP4 EP2", "TP2 DP2 EP2"),
 }
 
 
@@ -107,7 +107,7 @@ def _greedy_by_transformers(folder: Path) -> list[int]:
 
 
 def sync_layouts(
-    folders: tuple[Path, Path], layouts: Sequence[Layout], logs: Path, engine: dict[str, Any]
+    folders: tuple[Path, Path], layouts: Sequence[str], logs: Path, engine: dict[str, Any]
 ) -> dict[str, Any]:
     """On every rank: one layout after the other, each synced twice; rank 0 says what the engines then hold."""
     config = EngineConfig(
@@ -126,9 +126,7 @@ def sync_layouts(
     return {}
 
 
-async def _lead(
-    folders: tuple[Path, Path], layouts: Sequence[Layout], logs: Path, config: EngineConfig
-) -> dict[str, Any]:
+async def _lead(folders: tuple[Path, Path], layouts: Sequence[str], logs: Path, config: EngineConfig) -> dict[str, Any]:
     from mua.engine.pool import EnginePool
 
     async with EnginePool(config, dtype="float32", context_length=CONTEXT, seed=1, log_folder=logs) as pool:

@@ -1,6 +1,6 @@
 """Buckets of whole tensors from the shards of two gloo ranks, over a plan made by hand: every byte, whoever feeds.
 
-Layouts of real models, and the bounds on memory, are in tests/parity/test_reshard.py.
+Layouts of real models, and the bounds on memory, are in tests/parity/test_megatron_layouts.py.
 """
 
 from __future__ import annotations

@@ -19,11 +19,10 @@ from safetensors.torch import load_file, save_file
 
 from megatron_bridge.hf_folder import verify_hf_folder
 from megatron_bridge.plan import TensorSpec
-from megatron_bridge.safetensors_io import INDEX, SafetensorsFolder
-from megatron_bridge.safetensors_writer import SafetensorsWriter
+from megatron_bridge.safetensors_io import INDEX, SafetensorsFolder, SafetensorsWriter
 from mua.utils.errors import BridgeError
 
-DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
+DTYPES = [torch.bfloat16, torch.float64]
 
 
 def tensors_of(dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
@@ -102,7 +101,7 @@ def test_reading_in_small_steps_and_into_a_strided_target(tmp_path, monkeypatch)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("max_bytes", [1, 100, 1 << 20])
+@pytest.mark.parametrize("max_bytes", [1, 1 << 20])
 def test_written_shards_are_read_by_the_library(tmp_path, dtype, max_bytes):
     tensors = tensors_of(dtype)
     writer = SafetensorsWriter(tmp_path, specs_of(tensors), max_bytes)
@@ -157,12 +156,6 @@ def test_damaged_files_are_refused_by_name(tmp_path, damage, reason):
         SafetensorsFolder(tmp_path)
 
 
-def test_a_dtype_that_no_model_has_is_refused(tmp_path):
-    save_file({"a": torch.ones(2, dtype=torch.int32)}, tmp_path / "model.safetensors")
-    with pytest.raises(BridgeError, match=r"model\.safetensors: a has dtype I32; supported"):
-        SafetensorsFolder(tmp_path)
-
-
 def test_a_file_that_shrinks_while_it_is_read(tmp_path):
     path = tmp_path / "model.safetensors"
     save_file(tensors_of(), path)
@@ -184,14 +177,14 @@ def test_folders_without_usable_weights(tmp_path):
     (tmp_path / INDEX).write_text("{}", encoding="utf-8")
     with pytest.raises(BridgeError, match="is not a safetensors index"):
         SafetensorsFolder(tmp_path)
-
-
-def test_a_tensor_in_two_files_is_refused(tmp_path):
-    for name in ("one.safetensors", "two.safetensors"):
-        save_file({"a": torch.ones(1)}, tmp_path / name)
-    weight_map = {"a": "one.safetensors", "b": "two.safetensors"}
+    save_file({"b": torch.ones(1), "c": torch.ones(1)}, tmp_path / "two.safetensors")
+    weight_map = {"b": "gone.safetensors", "c": "two.safetensors"}
     (tmp_path / INDEX).write_text(json.dumps({"weight_map": weight_map}), encoding="utf-8")
-    with pytest.raises(BridgeError, match="a is in both"):
+    with pytest.raises(BridgeError, match="b is in both"):
+        SafetensorsFolder(tmp_path)
+    (tmp_path / INDEX).unlink()
+    save_file({"a": torch.ones(2, dtype=torch.int32)}, tmp_path / "model.safetensors")
+    with pytest.raises(BridgeError, match="a has dtype I32"):
         SafetensorsFolder(tmp_path)
 
 
@@ -204,23 +197,6 @@ def test_a_folder_keeps_every_byte_that_is_not_a_weight(tmp_path):
     assert not (out / "pytorch_model.bin").exists()
     assert_same(loaded(out), tensors)
     assert [path.name for path in out.parent.iterdir()] == ["out"]
-
-
-def test_config_names_the_dtype_that_was_written(tmp_path):
-    source = model_folder(tmp_path / "source", tensors_of())
-    tensors = tensors_of(torch.bfloat16)
-    write_hf_folder(tensors.items(), specs_of(tensors), tmp_path / "out", source=source)
-    before, after = ((folder / "config.json").read_bytes() for folder in (source, tmp_path / "out"))
-    assert after == before.replace(b"float32", b"bfloat16")
-
-
-def test_writing_over_the_source_itself(tmp_path):
-    source = model_folder(tmp_path / "source", tensors_of())
-    changed = {name: tensor + 1 for name, tensor in tensors_of().items()}
-    write_hf_folder(changed.items(), specs_of(changed), source, source=source)
-    assert_same(loaded(source), changed)
-    assert (source / "tokenizer.json").exists()
-    assert [path.name for path in tmp_path.iterdir()] == ["source"]
 
 
 def test_folders_that_are_no_models_are_never_replaced(tmp_path):
@@ -330,12 +306,3 @@ def test_a_full_disk_is_one_error_and_leaves_nothing(tmp_path, full_disk):
         write_hf_folder(large.items(), specs_of(large), out, source=source)
     assert_same(loaded(out), {"old": torch.ones(2)})
     assert [path.name for path in full_disk.iterdir()] == ["out"]
-
-
-def test_an_unwritable_target_is_one_error(tmp_path):
-    tensors = tensors_of()
-    source = model_folder(tmp_path / "source", tensors)
-    blocker = tmp_path / "file"
-    blocker.write_text("", encoding="utf-8")
-    with pytest.raises(BridgeError, match=r"cannot write .*: (Not a directory|File exists); nothing was changed"):
-        write_hf_folder(tensors.items(), specs_of(tensors), blocker / "out", source=source)

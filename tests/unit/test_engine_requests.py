@@ -42,11 +42,6 @@ async def test_stop_token_ends_the_turn_and_is_part_of_it(engine_pool: EnginePoo
     assert len(found.logprobs) == len(found.versions) == n
 
 
-async def test_length_ends_the_turn(engine_pool: EnginePool) -> None:
-    found = await engine_pool.generate(PROMPT, SamplingParams(0.0, 1, ()), session="a", deadline_s=60)
-    assert (found.finish, len(found.ids)) == ("length", 1)
-
-
 async def test_deadline_raises_and_aborts_on_the_engine(engine_pool: EnginePool) -> None:
     greedy, started = replace(ENDLESS, temperature=0.0, max_new_tokens=256), time.perf_counter()
     whole = await engine_pool.generate(PROMPT, greedy, session="whole", deadline_s=300)
@@ -115,8 +110,3 @@ async def test_second_turn_hits_the_prefix_cache(engine_pool: EnginePool) -> Non
     assert metrics["engine/prefix_cache_hit_rate"] == pytest.approx(
         (first.cached_tokens + second.cached_tokens) / prompts
     )
-
-
-async def test_memory_release_needs_the_memory_saver(engine_pool: EnginePool) -> None:
-    with pytest.raises(EngineError, match="memory_saver"):
-        await engine_pool.release_memory(["weights"])

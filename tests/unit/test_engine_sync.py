@@ -175,25 +175,12 @@ async def test_an_update_that_is_given_up_closes_the_source_too() -> None:
     assert source.closed
 
 
-def test_overlap_counts_only_what_both_intervals_share() -> None:
-    assert SyncReport(assembling=[(0, 2), (3, 5)], loading=[(1, 4)]).overlap_seconds == pytest.approx(2)
-    assert SyncReport(assembling=[(0, 1)], loading=[(1, 2)]).overlap_seconds == 0
-
-
 def test_what_the_engine_fuses_in_one_call_stays_in_one_bucket() -> None:
     names = ["q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "o_proj"]
     specs = [TensorSpec(f"model.layers.0.self_attn.{name}.weight", (16, 16), torch.float32) for name in names]
     layouts = lay_out(specs, 1024, together=fused_key)
     found = [[slot.spec.name.split(".")[4] for slot in layout.tensors] for layout in layouts]
     assert found == [["q_a_proj", "kv_a_proj_with_mqa"], ["q_b_proj"], ["o_proj"]]
-
-
-def test_a_bucket_without_gaps_has_every_tensor_at_a_multiple_of_its_element() -> None:
-    dtypes = [torch.uint8, torch.float32, torch.bfloat16, torch.float64]
-    specs = [TensorSpec(f"t{number}", (3,), dtype) for number, dtype in enumerate(dtypes)]
-    (layout,) = lay_out(specs, 4096, alignment=1)
-    assert layout.nbytes == layout.payload_bytes == 45
-    assert all(slot.start % slot.spec.dtype.itemsize == 0 for slot in layout.tensors)
 
 
 def test_two_buffers_take_turns() -> None:

@@ -5,7 +5,6 @@ Not covered: the receiving side (tests/parity/test_engine_parity.py) and CUDA ha
 
 from __future__ import annotations
 
-import pickletools
 import signal
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
@@ -54,15 +53,6 @@ def test_buckets_carry_every_tensor_bit_for_bit(shapes: list[tuple[int, torch.dt
         seen |= {name: tensor.clone() for name, tensor in unpack(bucket).items()}
     assert list(seen) == list(tensors)
     assert all(torch.equal(seen[name], tensors[name]) and seen[name].dtype == tensors[name].dtype for name in tensors)
-
-
-def test_handles_name_nothing_of_sglang() -> None:
-    (bucket,) = TensorSource({"t": torch.zeros(3)}).buckets([HERE])
-    assert isinstance(bucket, WeightBucket)
-    opcodes = pickletools.genops(pybase64.b64decode(bucket.handles[0][0]))
-    names = {argument for code, argument, _ in opcodes if code.name == "SHORT_BINUNICODE"}
-    assert "SimpleNamespace" in names
-    assert not any("sglang" in name or "mua" in name for name in names)
 
 
 def test_upstream_shares_new_memory_by_a_private_name() -> None:

@@ -18,7 +18,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from torch._dynamo.testing import CompileCounterWithBackend
 from torch.nn.attention.flex_attention import flex_attention
 from torch.nn.attention.varlen import varlen_attn
 
@@ -88,19 +87,6 @@ def test_a_token_is_in_few_tiles_however_deep_the_tree() -> None:
         parts[tile.queries] += 1
     assert len(found) == 30 + 29
     assert parts.max() == 2
-
-
-def test_a_group_is_one_triangle_a_member_and_one_rectangle() -> None:
-    prompt = [0] * 50
-    found = tiles(layout_of([[[*prompt, answer, *[1] * 9] for answer in range(1, 9)]]))
-    assert sum(tile.causal for tile in found) == 8
-    (rectangle,) = (tile for tile in found if not tile.causal)
-    assert (rectangle.queries, rectangle.keys) == (slice(60, 130), slice(0, 50))
-
-
-def test_turns_that_go_on_are_one_triangle() -> None:
-    conversation = list(range(40))
-    assert len(tiles(layout_of([[conversation[:end] for end in range(4, 41, 4)]]))) == 1
 
 
 def test_nodes_out_of_order_are_refused() -> None:
@@ -253,24 +239,6 @@ def test_compiled_flex_attention_is_the_same_and_compiled_once() -> None:
         expected = attend_tiles(query, key, value, tiles(layout), 0.3)
         torch.testing.assert_close(output, expected, rtol=1e-4, atol=1e-5)
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("size", "heads", "groups"), [(1, 8, 1), (1, 4, 4), (2, 8, 2)])
-def test_rows_of_all_lengths_are_traced_once(size: int, heads: int, groups: int) -> None:
-    """As on CUDA, but without the kernel: a trace a row would end at torch's limit of eight."""
-    counter = CompileCounterWithBackend("eager")
-    traced = attention.compiled(counter)
-    lengths = (1, 128, 100, 1024, 257, 1, 129, 777, 2048)
-    layouts = [NodePlaces.of((-(-n // (2 * size)) * 2 * size,), (n,), ()) for n in lengths]
-    layouts += [layout_of([[[0] * 160 + [1 + answer] * 40 for answer in range(answers)]]) for answers in (3, 5)]
-    for layout in layouts:
-        queries = layout.stops[-1] // size
-        query = torch.randn(queries, heads, 16)
-        key, value = torch.randn(2, layout.stops[-1], groups, 16)
-        mask = attention.block_mask(layout, size, size - 1, torch.device("cpu"))
-        assert attention.attend_block_sparse(query, key, value, mask, 0.3, traced).shape == query.shape
-    assert counter.frame_count == 1
 
 
 def test_upstream_flex_attention_has_no_backward_pass_on_the_cpu() -> None:

@@ -60,11 +60,6 @@ def test_reference_stays_where_the_policy_began(folder: Path) -> None:
     assert not any(np.array_equal(a, b) for a, b in zip(policy, reference, strict=True) if len(a) > 1)
 
 
-def test_reference_must_be_asked_for(folder: Path) -> None:
-    with backend(folder) as built, pytest.raises(ValueError, match="with_reference=True"):
-        built.log_probabilities(make_batch().sequences, 1.0, reference=True)
-
-
 def test_log_probabilities_come_in_the_given_order_and_begin_with_zero(folder: Path) -> None:
     sequences = make_batch().sequences
     with backend(folder) as built:
@@ -130,15 +125,6 @@ def test_learning_rate_follows_the_schedule(folder: Path) -> None:
     with backend(folder, optimizer=schedule, total_steps=5) as built:
         rates = [built.train_step(make_batch(), CrossEntropyLoss())["train/lr"] for _ in range(6)]
     assert rates == pytest.approx([0.0, 0.5, 1.0, 0.7, 0.4, 0.1])
-
-
-def test_learning_rate_zero_keeps_every_weight(folder: Path) -> None:
-    with backend(folder, optimizer=OptimizerConfig(learning_rate=0.0)) as built:
-        before = exported(built)
-        for _ in range(3):
-            built.train_step(make_batch(), CrossEntropyLoss())
-        for name, values in exported(built).items():
-            assert np.array_equal(values, before[name]), name
 
 
 def test_too_long_a_sequence_and_a_trained_first_token_are_refused(folder: Path) -> None:

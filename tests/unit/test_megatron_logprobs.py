@@ -121,14 +121,6 @@ def test_bfloat16_is_reduced_in_float32_and_added_up_in_it(
     assert apart < 1e-2
 
 
-def test_inputs_are_left_as_they_are(group: dist.ProcessGroup) -> None:
-    hidden, weight, ids, predictors, _ = inputs()
-    before = hidden.clone(), weight.clone()
-    log_probabilities(hidden, weight, ids, 1.0, predictors=predictors, vocab_size=VALID, group=group)
-    assert torch.equal(hidden, before[0])
-    assert torch.equal(weight, before[1])
-
-
 @pytest.mark.parametrize("temperature", [0.0, -1.0, float("nan")])
 def test_temperature_must_be_positive(group: dist.ProcessGroup, temperature: float) -> None:
     hidden, weight, ids, predictors, _ = inputs()
@@ -182,25 +174,6 @@ class Largest(TorchDispatchMode):
             if isinstance(tensor, Tensor) and tensor.ndim >= 2 and self.vocabulary in (*tensor.shape[-2:],):
                 self.tokens = max(self.tokens, tensor.numel() // self.vocabulary)
         return result
-
-
-def test_no_logits_of_all_tokens_exist(group: dist.ProcessGroup, monkeypatch: pytest.MonkeyPatch) -> None:
-    tokens, hidden, vocabulary, in_chunk = 400, 8, 1000, 16
-    monkeypatch.setattr(logprobs, "CHUNK_ELEMENTS", in_chunk * vocabulary)
-    states, weight = (
-        torch.randn(tokens, hidden, requires_grad=True),
-        torch.randn(vocabulary, hidden, requires_grad=True),
-    )
-    ids, predictors = torch.randint(vocabulary, (tokens,)), torch.arange(tokens)
-    with Largest(vocabulary) as seen:
-        values, entropy = log_probabilities(
-            states, weight, ids, 1.0, predictors=predictors, vocab_size=vocabulary, group=group
-        )
-        (values.sum() + entropy.sum()).backward()
-    assert seen.tokens == in_chunk
-    with Largest(vocabulary) as seen:
-        (states @ weight.T).log_softmax(-1)
-    assert seen.tokens == tokens  # what the watch would have seen
 
 
 def test_a_training_step_forms_no_logits_of_a_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ import transformers
 from torch import Tensor
 
 from mua.algorithms.losses import CrossEntropyLoss, LossTerms, TokenTensors
-from mua.megatron.moe import GroupedExperts, takes
+from mua.megatron.moe import GroupedExperts
 from tests.megatron_support import OPTIMIZER, backend, gradients, make_batch, write_model
 
 EXPERTS, CHOSEN, LAYERS = 8, 2, 2
@@ -111,12 +111,6 @@ def test_experts_in_one_product_are_experts_one_after_the_other(dtype: str, fold
             assert not own.any()
 
 
-def test_what_the_grouped_product_cannot_take_goes_one_after_the_other() -> None:
-    assert takes(torch.zeros(3, 32), 24)
-    assert not takes(torch.zeros(3, 32), 23)
-    assert not takes(torch.zeros(3, 30, dtype=torch.bfloat16), 24)
-
-
 @pytest.mark.parametrize("settings", [{}, {"recompute": "full"}, {"max_tokens_per_microbatch": 512}])
 def test_load_counts_every_token_once_and_no_padding(settings: dict[str, Any], folder: Path) -> None:
     _, logits = router_logits(folder)
@@ -138,13 +132,6 @@ def test_load_counts_every_token_once_and_no_padding(settings: dict[str, Any], f
     entropies = [float(torch.special.entr(share).sum() / np.log(EXPERTS)) for share in shares]
     assert metrics["train/moe/load_entropy"] == pytest.approx(np.mean(entropies))
     assert not {"train/moe/aux_loss", "train/moe/z_loss"} & metrics.keys()
-
-
-def test_a_batch_without_tokens_has_no_load(folder: Path) -> None:
-    with backend(folder) as built:
-        metrics = built.train_step(make_batch(()), CrossEntropyLoss())
-    assert metrics["train/grad_norm"] == 0
-    assert not [key for key in metrics if key.startswith("train/moe/")]
 
 
 def test_a_trained_network_is_freed(folder: Path) -> None:

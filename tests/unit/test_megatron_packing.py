@@ -7,7 +7,6 @@ Does not cover that they train alike whatever the plan (tests/parity/test_megatr
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import asdict
 from typing import Any
 
@@ -15,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -70,27 +69,6 @@ def test_every_sequence_is_packed_once_within_capacity(
     )
 
 
-@given(lengths=st.lists(st.integers(1, 50), min_size=1, max_size=60), ranks=st.integers(1, 4))
-def test_number_of_micro_batches_is_near_the_fewest_possible(lengths: list[int], ranks: int) -> None:
-    # First-fit-decreasing needs at most 11/9 of the optimum plus 6/9 (Dosa, 2007); ranks round up.
-    fewest = -(-sum(lengths) // 64)
-    largest = 11 / 9 * max(fewest, sum(length > 32 for length in lengths)) * 2 + 1 + ranks
-    assert plan_microbatches(lengths, 64, ranks).count <= largest
-
-
-@settings(deadline=None)
-@given(lengths=st.lists(st.integers(1, 50), min_size=1, max_size=7), rows=st.integers(1, 3))
-def test_micro_batches_are_within_grahams_bound_of_the_best(lengths: list[int], rows: int) -> None:
-    """Longest processing time first: the most expensive is at most 4/3 - 1/(3 m) of the best's (Graham, 1969)."""
-    costs = costs_of(lengths)
-    most_expensive = spent_by(lengths, costs, 1000, rows).max()
-    best = min(
-        max(sum(c for c, place in zip(costs, places, strict=True) if place == taken) for taken in range(rows))
-        for places in itertools.product(range(rows), repeat=len(costs))
-    )
-    assert most_expensive <= (4 / 3 - 1 / (3 * rows)) * best
-
-
 @given(lengths=lengths, ranks=st.integers(1, 5), capacity=st.integers(50, 120))
 def test_micro_batches_that_run_together_are_as_even_as_their_order_allows(
     lengths: list[int], ranks: int, capacity: int
@@ -139,17 +117,6 @@ def test_balance_by_work_evens_out_what_tokens_leave_uneven() -> None:
     assert uneven(costs, lockstep=True)[1] < 1.02
 
 
-def test_few_sequences_are_spread_over_ranks_instead_of_packed_into_one_micro_batch() -> None:
-    plan = plan_microbatches([10, 10, 10, 10], 100, 2)
-    assert [len(taken) for rank in plan.microbatches for taken in rank] == [2, 2]
-
-
-def test_ranks_without_sequences_get_empty_micro_batches() -> None:
-    plan = plan_microbatches([7], 100, 3)
-    assert sorted(len(taken) for rank in plan.microbatches for taken in rank) == [0, 0, 1]
-    assert plan_microbatches([], 100, 2).count == 2
-
-
 def test_too_long_a_sequence_names_the_key() -> None:
     with pytest.raises(MuaError, match=r"sequence 1 has 101 tokens.*megatron\.max_tokens_per_microbatch 100"):
         plan_microbatches([5, 101], 100, 1)
@@ -189,19 +156,6 @@ def test_a_trees_work_counts_shared_tokens_once_and_every_token_all_it_attends_t
     assert work_of(found, 0) >= expected  # runs too short to be shared, or in another micro-batch, are computed again
     if found.plan.tokens == len(prefixes):
         assert work_of(found, 0) == expected
-
-
-def test_common_prefixes_are_balanced_by_what_they_save() -> None:
-    random = np.random.default_rng(0)
-    shared = random.integers(0, 50, 40).tolist()
-    alike = [[*shared, 100 + i, *random.integers(0, 50, 7).tolist()] for i in range(3)]
-    apart = [random.integers(200, 250, 21).tolist() for _ in range(3)]
-    found = packed(alike + apart, merge_prefixes=True, data_parallel=2)
-    # 64 tokens in one tree cost little more than 63 in three sequences, though they are 144 without merging.
-    assert found.merged_share == pytest.approx(80 / 207)
-    assert found.balance.imbalance_flops == pytest.approx(
-        max(work_of(found, r) for r in (0, 1)) / (sum(work_of(found, r) for r in (0, 1)) / 2)
-    )
 
 
 def test_load_balance_by_hand() -> None:

@@ -20,9 +20,8 @@ from megatron_bridge.plan import transformer_config_kwargs
 from mua.config.schema import ExperimentConfig, MegatronConfig, ModelConfig, OptimizerConfig
 from mua.megatron import settings
 from mua.megatron.architecture import Workload
-from mua.megatron.capabilities import Capabilities, implementation_of
 from mua.megatron.packing import Alignment, pack
-from mua.megatron.settings import Options
+from mua.megatron.settings import Capabilities, Options, implementation_of
 from mua.utils.errors import ConfigError
 from tests.planned_support import EXPERTS, SHAPE
 from tools.goldens import installed
@@ -47,21 +46,90 @@ def test_implementation(implementation: str, machine: Capabilities, expected: st
     assert implementation_of(MegatronConfig.model_validate({"implementation": implementation}), machine) == expected
 
 
+BARE_CPU = Capabilities(cuda=False, transformer_engine="2.20.2")
+OLD, NEW, ODD = (Capabilities(cuda=True, transformer_engine=version) for version in ("1.13.0", "3.0", "main"))
+AMPERE = dataclasses.replace(GPU, compute=(8, 0))
+KERNELLESS, NAMESAKE = (dataclasses.replace(GPU, apex=apex) for apex in ("without kernel", "other package"))  # type: ignore[arg-type]
+FUSED_GRADIENTS = {"gradient_accumulation_fusion": True}
+
+
 @pytest.mark.parametrize(
-    ("implementation", "machine", "message"),
+    ("asked", "machine", "named"),
     [
-        ("transformer_engine", BARE_GPU, r"not installed; install constraints/gpu-py312-cu\.txt .* auto or local"),
-        ("transformer_engine", CPU, "not installed"),
-        ("transformer_engine", Capabilities(cuda=False, transformer_engine="2.20.2"), "needs a CUDA device"),
-        ("auto", Capabilities(cuda=True, transformer_engine="1.13.0"), r"is 1\.13\.0, .* needs .*>=2\.9\.0,<3"),
-        ("auto", Capabilities(cuda=True, transformer_engine="3.0"), r"is 3\.0, .* needs .*>=2\.9\.0,<3"),
-        ("auto", Capabilities(cuda=True, transformer_engine="main"), "'main' of Transformer Engine cannot be read"),
+        (
+            {"implementation": "transformer_engine"},
+            BARE_GPU,
+            r"megatron\.implementation .*constraints/gpu-py312-cu\.txt",
+        ),
+        ({"implementation": "transformer_engine"}, BARE_CPU, "CUDA"),
+        ({"implementation": "auto"}, OLD, r"1\.13\.0.*>=2\.9\.0,<3"),
+        ({"implementation": "auto"}, NEW, r"3\.0.*>=2\.9\.0,<3"),
+        ({"implementation": "auto"}, ODD, "'main'"),
+        ({"rope_fusion": True}, CPU, "rope_fusion .*CUDA"),
+        ({"moe_permute_fusion": True}, BARE_GPU, "moe_permute_fusion .*Transformer Engine"),
+        ({"fp8": "hybrid"}, BARE_GPU, r"megatron\.fp8 .*Transformer Engine"),
+        ({"fp8": "hybrid"}, AMPERE, r"9\.0 .*8\.0"),
+        ({"cuda_graphs": True, "recompute": "none"}, CPU, r"megatron\.cuda_graphs"),
+        (FUSED_GRADIENTS, GPU, "Apex is not installed"),
+        (FUSED_GRADIENTS, NAMESAKE, "PyPI's, not NVIDIA's"),
+        (FUSED_GRADIENTS, KERNELLESS, "fused_weight_gradient_mlp_cuda"),
     ],
 )
-def test_unusable_transformer_engine_is_one_error(implementation: str, machine: Capabilities, message: str) -> None:
-    config = MegatronConfig.model_validate({"implementation": implementation})
-    with pytest.raises(ConfigError, match=rf"^megatron\.implementation {implementation}: .*{message}"):
-        implementation_of(config, machine)
+def test_what_the_machine_lacks_is_one_error(asked: dict[str, Any], machine: Capabilities, named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        Options.of(MegatronConfig(**asked), machine)
+
+
+OFFLOADED_EXPERTS = {"offload_activations": ["moe_act"], "recompute": "selective", "recompute_modules": ["moe"]}
+
+
+@pytest.mark.parametrize(
+    ("asked", "named"),
+    [
+        ({"implementation": "local", "fp8": "e4m3"}, "fp8 .*implementation"),
+        ({"overlap_param_gather": True, "distributed_optimizer": False}, "distributed_optimizer"),
+        ({"overlap_param_gather": True, "overlap_grad_reduce": False}, "overlap_grad_reduce"),
+        ({"tp_comm_overlap": True}, "tp_comm_overlap .*tensor_parallel"),
+        ({"tp_comm_overlap": True, "tensor_parallel": 2, "context_parallel": 2}, "context_parallel"),
+        ({"cuda_graphs": True, "merge_prefixes": True}, "cuda_graphs .*merge_prefixes"),
+        ({"cuda_graphs": True, "recompute": "full"}, "cuda_graphs .*recompute"),
+        ({"cuda_graphs": True, "recompute": "selective"}, "cuda_graphs .*recompute"),
+        ({"moe_router_fusion": True, "routing_replay": "check"}, "routing_replay"),
+        ({"fp8_param_gather": True}, "fp8_param_gather .*fp8"),
+        ({"offload_activations": ["qkv_linear"], "recompute": "full"}, "recompute"),
+        ({"offload_activations": ["attn_proj"]}, "attn_proj .*core_attn"),
+        (OFFLOADED_EXPERTS, "moe_act .*recompute_modules"),
+    ],
+)
+def test_what_does_not_go_together_is_one_error(asked: dict[str, Any], named: str) -> None:
+    with pytest.raises(ValueError, match=named):
+        MegatronConfig(**asked)
+
+
+LOW = {"exp_avg_dtype": "bfloat16"}
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "megatron", "dtype", "named"),
+    [
+        (LOW, {}, "bfloat16", "exp_avg_dtype .*precision_aware"),
+        (LOW | {"precision_aware": True, "cpu_offload_fraction": 0.5}, {}, "bfloat16", "cpu_offload_fraction"),
+        ({"precision_aware": True}, {"distributed_optimizer": False}, "bfloat16", "distributed_optimizer"),
+        ({"cpu_offload_fraction": 1.0}, {}, "float32", r"cpu_offload_fraction .*model\.dtype"),
+        ({"precision_aware": True, "main_grads_dtype": "bfloat16"}, {}, "bfloat16", "grad_reduce_in_fp32"),
+        ({"precision_aware": True}, {"grad_reduce_in_fp32": False}, "bfloat16", "grad_reduce_in_fp32"),
+        ({"cpu_offload_fraction": 0.5}, {"fp8": "hybrid", "fp8_param_gather": True}, "bfloat16", "fp8_param_gather"),
+    ],
+)
+def test_optimizers_that_cannot_be_are_one_error(
+    optimizer: dict[str, Any], megatron: dict[str, Any], dtype: str, named: str
+) -> None:
+    experiment = {
+        "name": "x", "output": "x", "model": {"path": "x", "dtype": dtype}, "environment": {"name": "retail"},
+        "trainer": {"steps": 1}, "optimizer": optimizer, "megatron": megatron,
+    }  # fmt: skip
+    with pytest.raises(ValueError, match=named):
+        ExperimentConfig.model_validate(experiment)
 
 
 def test_this_machine_can_be_another_for_a_while() -> None:
@@ -86,99 +154,6 @@ def test_what_is_left_open_takes_what_the_machine_has(machine: Capabilities, on:
     assert not Options.of(replayed, machine, experts=True).moe_router_fusion
     plain = MegatronConfig(data_parallel=2, distributed_optimizer=False)
     assert not Options.of(plain, machine).overlap_param_gather
-
-
-@pytest.mark.parametrize(
-    ("asked", "machine", "message"),
-    [
-        ({"rope_fusion": True}, CPU, "rope_fusion needs Transformer Engine's layers, and there is no CUDA device here"),
-        ({"moe_permute_fusion": True}, BARE_GPU, "there is no Transformer Engine here; leave .* or install it"),
-        ({"fp8": "hybrid"}, BARE_GPU, "megatron.fp8 needs Transformer Engine"),
-        (
-            {"fp8": "hybrid"},
-            dataclasses.replace(GPU, compute=(8, 0)),
-            r"needs a GPU of compute capability 9\.0 \(Hopper\) or later; this one has 8\.0",
-        ),
-        ({"cuda_graphs": True, "recompute": "none"}, CPU, "megatron.cuda_graphs needs a CUDA device"),
-        (
-            {"gradient_accumulation_fusion": True},
-            GPU,
-            r"Apex is not installed \(PyPI's package of that name is",
-        ),
-        (
-            {"gradient_accumulation_fusion": True},
-            dataclasses.replace(GPU, apex="other package"),
-            "apex that is installed is PyPI's, not NVIDIA's; uninstall it",
-        ),
-        (
-            {"gradient_accumulation_fusion": True},
-            dataclasses.replace(GPU, apex="without kernel"),
-            "without its kernel fused_weight_gradient_mlp_cuda; install",
-        ),
-    ],
-)
-def test_what_the_machine_lacks_is_one_error(asked: dict[str, Any], machine: Capabilities, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        Options.of(MegatronConfig(**asked), machine)
-
-
-@pytest.mark.parametrize(
-    ("asked", "message"),
-    [
-        ({"implementation": "local", "fp8": "e4m3"}, "fp8 needs Transformer Engine: set implementation to auto"),
-        ({"overlap_param_gather": True, "distributed_optimizer": False}, "needs distributed_optimizer: true"),
-        ({"overlap_param_gather": True, "overlap_grad_reduce": False}, "needs overlap_grad_reduce"),
-        ({"tp_comm_overlap": True}, "tp_comm_overlap needs tensor_parallel above 1"),
-        ({"tp_comm_overlap": True, "tensor_parallel": 2, "context_parallel": 2}, "needs context_parallel 1"),
-        ({"cuda_graphs": True, "merge_prefixes": True}, "cuda_graphs does not go with merge_prefixes"),
-        ({"cuda_graphs": True, "recompute": "full"}, "cuda_graphs replays MLPs; recompute them no more"),
-        ({"cuda_graphs": True, "recompute": "selective"}, "cuda_graphs replays MLPs; recompute them no more"),
-        ({"moe_router_fusion": True, "routing_replay": "check"}, "does not go with routing_replay"),
-        ({"fp8_param_gather": True}, "fp8_param_gather needs fp8"),
-        ({"offload_activations": ["qkv_linear"], "recompute": "full"}, "does not go with recompute: full"),
-        ({"offload_activations": ["attn_proj"]}, "attn_proj needs core_attn too"),
-        (
-            {"offload_activations": ["moe_act"], "recompute": "selective", "recompute_modules": ["moe"]},
-            "moe_act lies inside recompute_modules moe",
-        ),
-    ],
-)
-def test_what_does_not_go_together_is_one_error(asked: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        MegatronConfig(**asked)
-
-
-@pytest.mark.parametrize(
-    ("optimizer", "megatron", "dtype", "message"),
-    [
-        ({"exp_avg_dtype": "bfloat16"}, {}, "bfloat16", "exp_avg_dtype bfloat16 needs precision_aware: true"),
-        (
-            {"exp_avg_dtype": "bfloat16", "precision_aware": True, "cpu_offload_fraction": 0.5},
-            {},
-            "bfloat16",
-            "must be float32 with cpu_offload_fraction",
-        ),
-        ({"precision_aware": True}, {"distributed_optimizer": False}, "bfloat16", "distributed_optimizer: true"),
-        ({"cpu_offload_fraction": 1.0}, {}, "float32", "cpu_offload_fraction needs model.dtype bfloat16"),
-        ({"precision_aware": True, "main_grads_dtype": "bfloat16"}, {}, "bfloat16", "grad_reduce_in_fp32 false"),
-        ({"precision_aware": True}, {"grad_reduce_in_fp32": False}, "bfloat16", "grad_reduce_in_fp32 true"),
-        (
-            {"cpu_offload_fraction": 0.5},
-            {"fp8": "hybrid", "fp8_param_gather": True},
-            "bfloat16",
-            "does not go with megatron.fp8_param_gather",
-        ),
-    ],
-)
-def test_optimizers_that_cannot_be_are_one_error(
-    optimizer: dict[str, Any], megatron: dict[str, Any], dtype: str, message: str
-) -> None:
-    experiment = {
-        "name": "x", "output": "x", "model": {"path": "x", "dtype": dtype}, "environment": {"name": "retail"},
-        "trainer": {"steps": 1}, "optimizer": optimizer, "megatron": megatron,
-    }  # fmt: skip
-    with pytest.raises(ValueError, match=message):
-        ExperimentConfig.model_validate(experiment)
 
 
 def config_of(model: dict[str, Any] = SHAPE, dtype: str = "bfloat16", **megatron: Any) -> Any:
@@ -212,14 +187,9 @@ def test_options_reach_megatron() -> None:
     assert (away.fine_grained_activation_offloading, away.offload_modules) == (True, ["qkv_linear", "core_attn"])
     with pytest.raises(ConfigError, match=r"fp8 needs model\.dtype bfloat16"):
         config_of(dtype="float32", fp8="e4m3")
-
-
-def test_recomputing_the_experts_activation_alone_wants_grouped_experts() -> None:
-    megatron = MegatronConfig(implementation="local", recompute="selective", recompute_modules=["moe_act"])
-    with pytest.raises(ConfigError, match="moe_act needs Transformer Engine's grouped experts; take moe"):
-        settings.transformer_config(
-            transformer_config_kwargs(SHAPE | EXPERTS), ModelConfig(path=Path("x")), megatron, CPU
-        )
+    local = MegatronConfig(implementation="local", recompute="selective", recompute_modules=["moe_act"])
+    with pytest.raises(ConfigError, match="moe_act needs Transformer Engine"):
+        settings.transformer_config(transformer_config_kwargs(SHAPE | EXPERTS), ModelConfig(path=Path("x")), local, CPU)
 
 
 def test_options_reach_buckets_and_optimizer() -> None:

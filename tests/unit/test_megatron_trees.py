@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mua.megatron.trees import Forest, group_by_prefix, join_forests, merge_prefixes
+from mua.megatron.trees import Forest, group_by_prefix, merge_prefixes
 from mua.types import Int32Array
 from mua.utils.errors import MuaError
 
@@ -75,18 +75,6 @@ def test_a_common_prefix_stays_together() -> None:
     prefix, other = [1] * 20, [2] * 20
     sequences = [[*prefix, 5], [*other, 5], [*prefix, 6], [*other, 6]]
     assert sorted(map(sorted, group_by_prefix(arrays(sequences), 25))) == [[0, 2], [1, 3]]
-
-
-def test_forests_side_by_side() -> None:
-    ids = arrays([[1, 2, 3], [1, 2, 4], [7, 8]])
-    forest = join_forests([merge_prefixes(ids[:2]), merge_prefixes(ids[2:])])
-    assert_spells(forest, ids)
-    assert forest.tokens == 6
-
-
-def test_no_sequences_make_no_nodes() -> None:
-    assert merge_prefixes([]) == join_forests([]) == Forest((), ())
-    assert group_by_prefix([], 10) == []
 
 
 def test_a_sequence_longer_than_a_row_is_named() -> None:

@@ -232,8 +232,7 @@ def parameters(config: dict[str, Any]) -> nn.Module:
 
 def write_source(folder: Path, config: dict[str, Any]) -> int:
     """A random model folder; bytes of its weights."""
-    from megatron_bridge.convert import hf_tensors
-    from megatron_bridge.plan import attach_hf_config
+    from megatron_bridge.plan import attach_hf_config, plan_model
 
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
     from tests.exported_tensors import write_hf_folder
@@ -244,7 +243,7 @@ def write_source(folder: Path, config: dict[str, Any]) -> int:
     with torch.device("meta"):
         model: Any = parameters(config)
     attach_hf_config([model], config)
-    specs = hf_tensors([model])
+    specs = plan_model([model]).tensors()
     generator = torch.Generator().manual_seed(1)
     tensors = ((spec.name, torch.randn(spec.shape, generator=generator).to(spec.dtype)) for spec in specs)
     write_hf_folder(tensors, specs, folder, source=seed, max_shard_bytes=SHARD_BYTES)

@@ -37,7 +37,7 @@ from typing import Protocol
 
 from mua.config.load import load_config
 from mua.config.schema import ExperimentConfig
-from mua.engine.engine_handle import Slots, least_loaded
+from mua.engine.engine_handle import Slots
 from mua.launch.plan.gpu_memory import EngineBytes, engine_bytes, reference_bytes
 from mua.launch.plan.layout import gpus_per_node
 from mua.launch.plan.links import plan_sync
@@ -422,7 +422,7 @@ class Simulation:
             context, sampled = 0, list[tuple[int, int]]()
             for turn in episode.turns:
                 context += turn.prompt
-                engine = engine or least_loaded(self._engines)
+                engine = engine or min(self._engines, key=lambda one: one.in_flight + one.queued)
                 await engine.generate(ordinal, session, episode.shared, context, max(1, turn.sampled))
                 context += turn.sampled
                 sampled.append((self._version, turn.sampled))

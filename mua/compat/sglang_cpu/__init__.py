@@ -19,9 +19,6 @@ from pathlib import Path
 
 from mua.utils.cores import given_cores
 
-SGLANG_VERSION = "0.5.23"
-"""The release the shim was written and tested against."""
-
 SHIM = Path(__file__).parent / "shim"
 
 ATTENTION_BACKEND = "mua_invariant"

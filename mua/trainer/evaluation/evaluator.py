@@ -209,7 +209,7 @@ def servable(config: ExperimentConfig) -> ExperimentConfig:
     if not (checkpoint / _MANIFEST).is_file():
         return config
     from mua.megatron import checkpoint_manifest, offline  # these load Megatron-Core
-    from mua.megatron.conversion import convert_to_hf
+    from mua.megatron.offline import convert_to_hf
 
     out = config.output / "policies" / f"{checkpoint.name}-{json_digest(checkpoint_manifest.read_manifest(checkpoint))}"
     if not offline.is_converted(checkpoint, out):

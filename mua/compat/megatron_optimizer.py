@@ -1,0 +1,410 @@
+"""What Megatron-Core's optimizers get wrong: without Transformer Engine, without CUDA, and in checkpoints.
+
+**An Adam whose checkpoints Megatron-Core's distributed optimizer can load without Transformer Engine or Apex.**
+Upstream: megatron-core 0.19.2, ``megatron/core/optimizer``. Without either package it falls back to
+``torch.optim.AdamW``, which trains, but whose state holds one step count a parameter; the distributed optimizer's
+loading code expects the fused optimizers' form, one count a parameter group. It asserts on a fresh state, or resumes
+with the count at zero. :class:`GroupStepAdam` has the fused optimizers' surface over torch's own fused kernel.
+Needed on any device without those packages. Goes when:
+``tests/unit/test_megatron_compat.py::test_upstream_adam_fallback_still_cannot_resume`` fails.
+
+**Megatron-Core's optimizer that updates a share of the weights on the CPU, on a machine that has nothing but a CPU.**
+Upstream: megatron-core 0.19.2, ``megatron/core/optimizer/cpu_offloading/hybrid_optimizer.py``. It tells what is to be
+offloaded from what is already on the host by ``is_cuda``, so that without CUDA everything counts as on the host and
+the first step looks for copies that were never made. Here the first share of the weights is offloaded wherever they
+are, so that copying to the host, both updates and copying back run as on a GPU. Applied without CUDA only.
+Needed anywhere are :func:`zero_state`, as upstream fills the state it is about to load by a step with random gradients
+and cannot save one that was never stepped, and :func:`settle_steps`.
+Goes when: ``tests/unit/test_megatron_optimizer.py`` passes without it.
+
+**A distributed optimizer's state in a checkpoint, without a copy of the whole of it on every rank.**
+Upstream: megatron-core 0.19.2, ``megatron/core/optimizer/distrib_optimizer.py``. Its ``fully_reshardable`` form, the
+only one that any layout can read, gathers main weights and moments of the whole data-parallel group into the host
+memory of every rank of it, 12 bytes per parameter of a model-parallel shard on each, and as many again for copies on
+the way; the first rank alone writes. A rank that loads takes as much. On one H200 a save took 33 bytes of host memory
+per parameter, and a policy of 2.4 billion could not be saved on a machine of 126 GiB (docs/benchmarks/gpu.md).
+
+Here a parameter's state belongs to the rank that holds most of it. It comes from there as it is, on its device, and
+:func:`mua.compat.megatron_checkpoint.write_bucket` copies it to the host as it is written. Of the few parameters that
+lie on several ranks the others send their parts. A rank loads what it holds a part of. The files hold the same tensors
+under the same names.
+Goes when: ``tests/unit/test_megatron_compat.py::test_upstream_still_gathers_the_optimizer_on_every_rank`` fails.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import wraps
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.optim.adam import adam
+from torch.optim.adamw import adamw
+
+
+class GroupStepAdam(torch.optim.Optimizer):
+    """Adam (Kingma and Ba, 2015), with decoupled weight decay if ``adam_w_mode``; ``step`` is kept a group.
+
+    The state of a parameter is ``exp_avg`` and ``exp_avg_sq``, both of the parameter's shape and dtype.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        adam_w_mode: bool = True,
+        capturable: bool = False,
+    ) -> None:
+        if capturable:
+            raise ValueError("an optimizer in a CUDA graph needs Transformer Engine or Apex")
+        self._kernel = adamw if adam_w_mode else adam
+        # bias_correction is read by Megatron-Core when it restores a group.
+        super().__init__(
+            params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "bias_correction": True}
+        )
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
+        """One update of every parameter that has a gradient."""
+        for group in self.param_groups:
+            parameters = [p for p in group["params"] if p.grad is not None]
+            if not parameters:
+                continue
+            group["step"] = group.get("step", 0) + 1
+            states = [self.state[parameter] for parameter in parameters]
+            for parameter, state in zip(parameters, states, strict=True):
+                if "exp_avg" not in state:
+                    state.update(exp_avg=torch.zeros_like(parameter), exp_avg_sq=torch.zeros_like(parameter))
+            self._kernel(
+                parameters,
+                [p.grad for p in parameters],
+                [state["exp_avg"] for state in states],
+                [state["exp_avg_sq"] for state in states],
+                [],
+                [torch.tensor(float(group["step"] - 1), device=p.device) for p in parameters],
+                fused=True,
+                foreach=False,
+                capturable=False,
+                differentiable=False,
+                amsgrad=False,
+                maximize=False,
+                beta1=group["betas"][0],
+                beta2=group["betas"][1],
+                **{key: group[key] for key in ("lr", "weight_decay", "eps")},
+            )
+
+
+def initialize_state(part: Any) -> None:
+    """Gives the parameters of Megatron's optimizer ``part`` that were in no step yet the state they begin with.
+
+    Upstream: megatron-core 0.19.2, ``megatron/core/optimizer/__init__.py``. Its ``init_state_fn`` calls
+    ``initialize_state(p)`` of a precision-aware Adam; Transformer Engine's takes a second argument without default,
+    whether only the bits that a bfloat16 weight lacks are kept, so that such an optimizer could not be resumed.
+    Goes when: ``tests/unit/test_megatron_compat.py::test_upstream_initializes_a_precise_adam_by_one_argument`` fails.
+    """
+    adam = part.optimizer
+    if not part.config.use_precision_aware_optimizer:
+        part.init_state_fn(adam, part.config)
+        return
+    for group in adam.param_groups:
+        for parameter in group["params"]:
+            if not adam.state[parameter]:
+                adam.initialize_state(parameter, adam.store_param_remainders and parameter.dtype == torch.bfloat16)
+
+
+def repair_optimizer(module: Any, without_cuda: bool) -> None:
+    """Gives the imported ``megatron.core.optimizer`` the Adam above where it fell back to torch's."""
+    if module.USING_PYTORCH_OPTIMIZER:
+        module.USING_PYTORCH_OPTIMIZER, module.Adam = False, GroupStepAdam
+
+
+@contextmanager
+def plain_adam() -> Iterator[None]:
+    """Megatron builds its optimizers of the Adam above, whatever fused ones are installed, until the end of the block.
+
+    Upstream: Transformer Engine 2.20.2, ``pytorch/optimizers/fused_adam.py``, puts a tensor on CUDA as it is built, and
+    ``mua plan``, which needs the optimizer's tensors on the meta device alone, ended with ``No CUDA GPUs are
+    available`` wherever Transformer Engine is installed.
+    Goes when: Transformer Engine's FusedAdam can be built without CUDA.
+    """
+    from megatron.core import optimizer as optimizers  # this file repairs it while it is imported
+
+    before = optimizers.USING_PYTORCH_OPTIMIZER, optimizers.Adam
+    optimizers.USING_PYTORCH_OPTIMIZER, optimizers.Adam = False, GroupStepAdam
+    try:
+        yield
+    finally:
+        optimizers.USING_PYTORCH_OPTIMIZER, optimizers.Adam = before
+
+
+def joined(high: torch.Tensor, low: torch.Tensor) -> torch.Tensor:
+    """Float32 weights from bfloat16 ones and the int16 bits that Transformer Engine's Adam keeps of them.
+
+    The bits are the float32 pattern's lower half as a signed number; where it is negative the bfloat16 weight is one
+    bit higher, so that it is the nearest one (``AdamFunctorMasterParamRemainder`` of Transformer Engine at 0608bde).
+    """
+    bits = (high.view(torch.int16).to(torch.int32) << 16) + low.to(torch.int32)
+    return bits.view(torch.float32)
+
+
+def split(weights: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """What :func:`joined` joins: float32 weights as bfloat16 ones and int16 bits."""
+    bits = weights.contiguous().view(torch.int32)
+    low = ((bits & 0xFFFF) ^ 0x8000) - 0x8000
+    return ((bits - low) >> 16).to(torch.int16).view(torch.bfloat16), low.to(torch.int16)
+
+
+def repair_distributed_optimizer(module: Any, without_cuda: bool) -> None:
+    """Makes the imported ``megatron.core.optimizer.distrib_optimizer`` take its fused-Adam paths, and its checkpoints
+    hold float32 weights, whatever its Adam keeps of them.
+
+    Upstream: megatron-core 0.19.2, ``megatron/core/optimizer/distrib_optimizer.py``. Its ``fully_reshardable`` form
+    takes the remainders of a precision-aware Adam for the weights, saves them as float32 and on loading gives them
+    as such to Transformer Engine, which asserts on int16. Whole weights are also what an optimizer of other types or of
+    another implementation reads. Of a float32 parameter Transformer Engine updates the parameter, not its copy.
+    Goes when: ``tests/unit/test_megatron_compat.py::test_a_precise_adam_is_saved_with_whole_weights`` fails.
+    """
+    repair_sharded_state(module)
+    if not module.HAVE_APEX_OR_TE:
+        module.HAVE_APEX_OR_TE = module.USING_APEX_OPTIMIZER = True
+        module.Adam = GroupStepAdam
+    optimizer, hybrid = module.DistributedOptimizer, module.HybridDeviceOptimizer
+    read, write = optimizer._get_main_param_and_optimizer_states, optimizer._set_main_param_and_optimizer_states
+    load = optimizer.load_parameter_state_from_fully_reshardable
+
+    def own(self: Any, model_param: Any) -> tuple[Any, Any]:
+        """A rank's part of a parameter, and what its Adam keeps as the main one."""
+        group, place = self.model_param_group_index_map[model_param]
+        parameter = self.optimizer.param_groups[group]["params"][place]
+        main = None if isinstance(self.optimizer, hybrid) else self.optimizer.state[parameter].get("master_param")
+        return parameter, main
+
+    @wraps(read)
+    def read_whole(self: Any, model_param: Any) -> Any:
+        tensors, (parameter, main) = read(self, model_param), own(self, model_param)
+        if main is not None and parameter.dtype == torch.float32:
+            return tensors | {"param": parameter}
+        if main is not None and main.dtype == torch.int16:
+            return tensors | {"param": joined(parameter, main)}
+        return tensors
+
+    @wraps(write)
+    @torch.no_grad()
+    def write_whole(self: Any, model_param: Any, tensors: Any) -> None:
+        parameter, main = own(self, model_param)
+        if main is not None and main.dtype == torch.int16:
+            # Also the weight: another optimizer's was rounded to even where it lay halfway.
+            high, low = split(tensors["param"])
+            parameter.copy_(high)
+            tensors = tensors | {"param": low}
+        write(self, model_param, tensors)
+
+    @wraps(load)
+    def load_and_gather(self: Any, state_dict: Any) -> None:
+        load(self, state_dict)
+        if getattr(self.optimizer, "store_param_remainders", False):
+            for chunk in self.model_chunks:
+                chunk.start_param_sync(force_sync=True)
+
+    optimizer.load_parameter_state_from_fully_reshardable = load_and_gather
+    optimizer._get_main_param_and_optimizer_states = read_whole
+    optimizer._set_main_param_and_optimizer_states = write_whole
+
+
+# ---- an optimizer that is partly on the CPU
+
+OF_HYBRID = (
+    "offload_fraction", "cpu_optimizer_cls", "gpu_optimizer_cls", "param_update_in_fp32", "pin_cpu_grads",
+    "pin_cpu_params", "overlap_cpu_optimizer_d2h_h2d", "fused",
+)  # fmt: skip
+"""What upstream keeps in parameter groups, classes among it, that no checkpoint needs to hold."""
+
+
+def repair_offload(module: Any, without_cuda: bool) -> None:
+    """Gives the imported ``hybrid_optimizer`` the division below."""
+    if without_cuda:
+        module.HybridDeviceOptimizer._get_sub_optimizer_param_groups = _divided
+
+
+def zero_state(optimizer: Any) -> None:
+    """Moments of zero, and no step made, where a ``HybridDeviceOptimizer`` has no state yet."""
+    for part in optimizer.sub_optimizers:
+        for group in part.param_groups:
+            for parameter in group["params"]:
+                state = part.state[parameter]
+                if "exp_avg" not in state:
+                    state.update(exp_avg=torch.zeros_like(parameter), exp_avg_sq=torch.zeros_like(parameter))
+                    if part in optimizer.cpu_optimizers:  # torch's own counts steps for each parameter
+                        state["step"] = torch.zeros((), dtype=torch.float32)
+    optimizer._sync_sub_optimizers_state_to_hdo()
+
+
+def settle_steps(optimizer: Any) -> None:
+    """Gives the count of steps that was loaded to the part on the device, which counts them on.
+
+    Upstream leaves it in the whole's parameter groups and copies it from there before every step, so that the
+    correction of the moments' bias would stay as it was at the first step after a checkpoint.
+    """
+    counts = [group.pop("step") for group in optimizer.param_groups if "step" in group]
+    if optimizer.gpu_optimizer is not None and counts:
+        for group in optimizer.gpu_optimizer.param_groups:
+            group["step"] = counts[0]
+
+
+def _divided(self: Any, offload_fraction: float) -> tuple[Any, ...]:
+    """Groups updated on the host and on the device, and how their tensors belong to the model's."""
+    wanted = offload_fraction * sum(p.numel() for group in self.param_groups for p in group["params"])
+    host: list[dict[str, Any]] = []
+    device: list[dict[str, Any]] = []
+    copies, originals, in_fp32, taken = {}, {}, {}, 0
+    for group in self.param_groups:
+        away, here = ({**group, "params": []} for _ in range(2))
+        for parameter in group["params"]:
+            own, offloaded = parameter, taken < wanted
+            if offloaded or (self.param_update_in_fp32 and own.dtype != torch.float32):
+                own = own.detach().clone().float() if self.param_update_in_fp32 else own.detach().clone()
+            if own.dtype != parameter.dtype:
+                in_fp32[parameter] = own
+            if offloaded:
+                taken += parameter.numel()
+                copies[parameter], originals[own] = own, parameter
+            (away if offloaded else here)["params"].append(own)
+        host += [away] if away["params"] else []
+        device += [here] if here["params"] else []
+    return host, device, copies, originals, in_fp32
+
+
+# ---- state in checkpoints
+
+
+@dataclass(frozen=True, slots=True)
+class HeldPiece:
+    """Elements ``start`` to ``end`` of a parameter, whose state a rank of the data-parallel group holds."""
+
+    rank: int
+    start: int
+    end: int
+
+    @property
+    def size(self) -> int:
+        return self.end - self.start
+
+
+def pieces_of(first: int, end: int, shard: int) -> list[HeldPiece]:
+    """The ranks' pieces of the elements ``first`` to ``end`` of a bucket of which each rank holds ``shard``, in order.
+
+    The elements of a piece count from the parameter's first.
+    """
+    ranks = range(first // shard, -(-end // shard))
+    return [HeldPiece(rank, max(first, rank * shard) - first, min(end, (rank + 1) * shard) - first) for rank in ranks]
+
+
+def owner_of(pieces: Sequence[HeldPiece]) -> int:
+    """The rank that writes a parameter: the first of those with most of it."""
+    return max(pieces, key=lambda piece: piece.size).rank
+
+
+def repair_sharded_state(module: Any) -> None:
+    """Replaces the state in model space of the imported ``megatron.core.optimizer.distrib_optimizer``."""
+    from megatron.core.dist_checkpointing.dict_utils import nested_values
+    from megatron.core.dist_checkpointing.mapping import ShardedTensorFactory
+    from megatron.core.dist_checkpointing.utils import extract_sharded_tensors_and_factories
+
+    upstream = module.DistributedOptimizer.sharded_param_state_fully_reshardable
+
+    @wraps(upstream)
+    def of_owners(
+        self: Any, model_sharded_state_dict: Any, is_loading: bool = False, metadata: Any = None
+    ) -> dict[int, dict[str, Any]]:
+        """By a parameter's number its sharded tensors by name: the owner's to save, or those of every holder to load.
+
+        Parameters without any are left out: upstream takes an empty entry for state that ranks should have in common,
+        and warns of each. Collective over the data-parallel group when saving.
+        """
+        described = {
+            entry.data: entry
+            for entry in nested_values(extract_sharded_tensors_and_factories(model_sharded_state_dict)[0])
+        }
+        found: dict[int, dict[str, Any]] = {}
+        rank, ranks = self.data_parallel_group.rank(), self.data_parallel_group.size()
+        index = -1
+        for buffer in self.buffers:
+            for parameter, (start, end, number) in buffer.param_index_map.items():
+                index += 1
+                bucket = buffer.buckets[number]
+                pieces = pieces_of(start - bucket.offset, end - bucket.offset, bucket.grad_data.numel() // ranks)
+                entry, owner = described[parameter], owner_of(pieces)
+                if is_loading:
+                    held = any(piece.rank == rank for piece in pieces)
+                    names = ("param", *self.optimizer_state_keys) if held else ()
+                    state = {name: torch.empty(parameter.numel(), dtype=torch.float32) for name in names}
+                else:
+                    state = _collected(self, parameter, pieces, owner)
+                if not state:
+                    continue
+                replica = (*entry.replica_id[:-1], 0 if rank == owner else 1 + rank)
+                found[index] = {
+                    name: _described(entry, name, value.reshape(entry.data.shape), replica)
+                    for name, value in state.items()
+                }
+        return found
+
+    def _described(entry: Any, name: str, value: Tensor, replica: tuple[int, ...]) -> Any:
+        changed: dict[str, Any] = {
+            "key": f"optimizer.state.{name}.{entry.key}", "data": value, "replica_id": replica
+        }  # fmt: skip
+        if not isinstance(entry, ShardedTensorFactory):
+            changed["dtype"] = value.dtype
+        described = replace(entry, **changed)
+        described.validate_metadata_integrity()
+        return described
+
+    module.DistributedOptimizer.sharded_param_state_fully_reshardable = of_owners
+
+
+@torch.no_grad()
+def _collected(optimizer: Any, parameter: Any, pieces: Sequence[HeldPiece], owner: int) -> dict[str, Tensor]:
+    """On ``owner`` a parameter's main weight and moments, flat float32; nothing on other ranks, which send theirs.
+
+    What lies on one rank is not copied, but for what a precision-aware optimizer makes anew: that waits on the host.
+    """
+    group = optimizer.data_parallel_group
+    rank, alone = group.rank(), len(pieces) == 1
+    if alone and rank != owner:
+        return {}
+    own: dict[str, Tensor] = {}
+    if any(piece.rank == rank for piece in pieces):
+        own = {
+            name: value.detach() for name, value in optimizer._get_main_param_and_optimizer_states(parameter).items()
+        }
+    made = optimizer.config.use_precision_aware_optimizer_no_fp8_or_ds_fp8 or not alone
+    state = {}
+    for name in ("param", *optimizer.optimizer_state_keys):
+        whole = own[name].float() if alone else _gathered(own.get(name), parameter, pieces, owner, group)
+        if rank == owner:
+            state[name] = whole.cpu() if made else whole
+    return state
+
+
+def _gathered(part: Tensor | None, parameter: Tensor, pieces: Sequence[HeldPiece], owner: int, group: Any) -> Tensor:
+    """One tensor of a parameter from the ranks' parts of it; on others than ``owner`` it holds nothing of use."""
+    rank, options = group.rank(), {"dtype": torch.float32, "device": parameter.device}
+    whole = torch.empty(parameter.numel() if rank == owner else 0, **options)  # type: ignore[call-overload]
+    for piece in pieces:
+        if rank == piece.rank:
+            assert part is not None
+            sent = part.to(parameter.device, torch.float32).contiguous()
+        else:
+            sent = torch.empty(piece.size, **options)  # type: ignore[call-overload]
+        if piece.rank != owner:
+            dist.broadcast(sent, dist.get_global_rank(group, piece.rank), group=group)
+        if rank == owner:
+            whole[piece.start : piece.end] = sent
+    return whole
