@@ -330,7 +330,7 @@ class RolloutService:
         """The counters of engines, teacher, users' and judges' endpoints since the last call; what the last step had to
         choose from, and what the curriculum knows."""
         of_teacher = self._teacher.metrics() if self._teacher is not None else {}
-        of_samplers = self._job_queue.metrics() if self._job_queue is not None else {}
+        of_samplers = {} if self._job_queue is None else {"rollout/samplers/alive": float(self._job_queue.alive)}
         return self._pool.metrics() | self._services.metrics() | of_teacher | of_samplers | self._of_step
 
     # ---- inside
