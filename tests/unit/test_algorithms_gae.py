@@ -14,7 +14,6 @@ import torch
 
 from mua.algorithms.batch import make_batch
 from mua.algorithms.gae import clipped_value_loss, discounts_of_tokens, estimate_advantages, gae, rewards_of_tokens
-from mua.algorithms.losses import TokenTensors, ValueLoss, finish_metrics
 from mua.config.schema import AlgorithmConfig
 from mua.types import Group, Outcome, Provenance, Segment, TrainBatch, Trajectory
 
@@ -228,27 +227,3 @@ def test_value_loss_and_its_gradient(clip: float | None) -> None:
         assert value.grad[i].item() == pytest.approx(slope, abs=1e-5)
         assert clipped[i].item() == (slope == 0)
     assert bool(clipped.any()) == (clip is not None)
-
-
-def test_the_loss_of_a_batch_weighs_its_tokens() -> None:
-    random = np.random.default_rng(1)
-    weights, old, target, values = (torch.tensor(random.random(6), dtype=torch.float32) for _ in range(4))
-    nothing = torch.zeros(6)
-    tokens = TokenTensors(weights, nothing, nothing, nothing, old_values=old, returns=target)
-    terms = ValueLoss(clip=0.1)(values, tokens)
-    expected = sum(
-        w * value_loss(v, o, r, 0.1)
-        for w, v, o, r in zip(*(t.tolist() for t in (weights, values, old, target)), strict=True)
-    )
-    metrics = finish_metrics(terms.sums, terms.maxima)
-    assert terms.loss.item() == pytest.approx(expected, rel=1e-5)
-    assert metrics["train/critic/vf_loss"] == pytest.approx(expected, rel=1e-5)
-    assert metrics["train/critic/values"] == pytest.approx(values.mean().item())
-    assert metrics["train/critic/returns"] == pytest.approx(target.mean().item())
-    halves = [ValueLoss(clip=0.1)(values[part], _part(tokens, part)) for part in (slice(0, 2), slice(2, 6))]
-    assert sum(half.loss.item() for half in halves) == pytest.approx(expected, rel=1e-5)
-
-
-def _part(tokens: TokenTensors, part: slice) -> TokenTensors:
-    names = ("weights", "advantages", "behavior_logprobs", "old_logprobs", "old_values", "returns")
-    return TokenTensors(**{name: getattr(tokens, name)[part] for name in names})
