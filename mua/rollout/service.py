@@ -287,15 +287,15 @@ class RolloutService:
     ) -> list[Trajectory]:
         """``samples`` trajectories of each of ``tasks``, in their order; the episodes that ``mua eval`` plays too."""
         placed = [place for task in tasks for place in evaluation_places(task, samples)]
-        found: dict[tuple[str, str, int], Trajectory] = {}
+        found: dict[tuple[int, int], Trajectory] = {}
 
         def keep(place: Placed, trajectory: Trajectory) -> None:
-            found[_name(place)] = trajectory
+            found[place.ordinal, place.sample] = trajectory
             if on_episode is not None:
                 on_episode()
 
         self.each(placed, temperature=temperature, on_trajectory=keep)
-        return [found[_name(place)] for place in placed]
+        return [found[place.ordinal, place.sample] for place in placed]
 
     def each(
         self, episodes: Sequence[Placed], *, temperature: float, on_trajectory: Callable[[Placed, Trajectory], None]
@@ -520,10 +520,6 @@ class RolloutService:
         except BaseException:
             future.cancel()
             raise
-
-
-def _name(place: Placed) -> tuple[str, str, int]:
-    return place.task.domain, place.task.id, place.sample
 
 
 def refill_metrics(rollout_batch: RolloutBatch, algorithm: AlgorithmConfig) -> dict[str, float]:
