@@ -51,31 +51,33 @@ def train_offline(config: ExperimentConfig, preemption: Preemption = Preemption(
         preemption.check()
         return
     with learner, Run(config, learner) as run:
-        with run.saved_on_leaving(), StoredBatches(config, run.position) as batches:
-            with run.progress.stage("train", total=config.trainer.steps - run.step) as progress:
-                for step in range(run.step, config.trainer.steps):
-                    preemption.check()
-                    with run.timeline.phase("read"):
-                        groups = batches.read(step)
-                    members = [trajectory for group in groups for trajectory in group.trajectories]
-                    few = too_few_scored(members, config.trainer.min_scored_share)
-                    run.scored(step, few)
-                    version = batches.newest_version + 1 + step
-                    done = DoneStep(step, groups, [] if few else groups, few, Learned())
-                    done.metrics |= learn(config, learner, done.usable, version=version, timeline=run.timeline)
-                    done.metrics |= rollout_metrics(
-                        groups, divide_by_std=config.algorithm.divide_by_std, version=version
-                    )
-                    done.metrics |= trainer_metrics(run.timeline.take(), (TrainerPhase.BATCH,))
-                    if config.trainer.after_step is not None:
-                        HookObserver(config.trainer.after_step).stepped(done)
-                    run.position = batches.position
-                    run.log(step, done.metrics)
-                    run.log_episodes(step, groups)
-                    if run.learned and run.due(config.trainer.save_every, step):
-                        run.save(step)
-                    progress.advance(note=done.note)
-        run.export(config.trainer.steps)
+        steps, by_std = config.trainer.steps, config.algorithm.divide_by_std
+        with (
+            run.saved_on_leaving(),
+            StoredBatches(config, run.position) as batches,
+            run.progress.stage("train", total=steps - run.step) as progress,
+        ):
+            for step in range(run.step, steps):
+                preemption.check()
+                with run.timeline.phase("read"):
+                    groups = batches.read(step)
+                members = [trajectory for group in groups for trajectory in group.trajectories]
+                few = too_few_scored(members, config.trainer.min_scored_share)
+                run.scored(step, few)
+                version = batches.newest_version + 1 + step
+                done = DoneStep(step, groups, [] if few else groups, few, Learned())
+                done.metrics |= learn(config, learner, done.usable, version=version, timeline=run.timeline)
+                done.metrics |= rollout_metrics(groups, divide_by_std=by_std, version=version)
+                done.metrics |= trainer_metrics(run.timeline.take(), (TrainerPhase.BATCH,))
+                if config.trainer.after_step is not None:
+                    HookObserver(config.trainer.after_step).stepped(done)
+                run.position = batches.position
+                run.log(step, done.metrics)
+                run.log_episodes(step, groups)
+                if run.learned and run.due(config.trainer.save_every, step):
+                    run.save(step)
+                progress.advance(note=done.note)
+        run.export(steps)
 
 
 class StoredBatches:
