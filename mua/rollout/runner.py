@@ -383,22 +383,14 @@ class UnscoredEpisodes:
         )
 
 
-def unscored_among(trajectories: Sequence[Trajectory]) -> UnscoredEpisodes | None:
-    """What kept some of ``trajectories`` from being scored; None where all are."""
+def too_few_scored(trajectories: Sequence[Trajectory], share: float = 0.0) -> UnscoredEpisodes | None:
+    """What kept some of ``trajectories`` from being scored, where fewer than ``share`` of them, or none, are."""
     unscored = [t for t in trajectories if not t.scored]
-    if not unscored:
+    if not unscored or len(trajectories) - len(unscored) >= max(1, share * len(trajectories)):
         return None
     ((outcome, passing), _) = Counter((t.outcome, t.passing) for t in unscored).most_common(1)[0]
     last = next(t for t in reversed(unscored) if (t.outcome, t.passing) == (outcome, passing))
     return UnscoredEpisodes(len(trajectories), len(unscored), outcome, last.error, passing)
-
-
-def too_few_scored(trajectories: Sequence[Trajectory], share: float = 0.0) -> UnscoredEpisodes | None:
-    """:func:`unscored_among`, where fewer than ``share`` of ``trajectories``, or none, could be scored; else None."""
-    found = unscored_among(trajectories)
-    if found is None or found.total - found.unscored >= max(1, share * found.total):
-        return None
-    return found
 
 
 def require_scored(trajectories: Sequence[Trajectory]) -> Sequence[Trajectory]:
