@@ -15,7 +15,8 @@ import torch
 from mua.algorithms.batch import make_batch
 from mua.algorithms.gae import clipped_value_loss, discounts_of_tokens, estimate_advantages, gae, rewards_of_tokens
 from mua.config.schema import AlgorithmConfig
-from mua.types import Group, Outcome, Provenance, Segment, TrainBatch, Trajectory
+from mua.types import Group, Outcome, Segment, TrainBatch, Trajectory
+from tests.segments import segment_of
 
 
 def brute_force(rewards: Any, values: Any, discounts: Any, lam: float) -> list[float]:
@@ -73,15 +74,8 @@ def test_rewards_follow_the_last_token_of_their_turn() -> None:
 
 def segment(provenance: str, turns: str, seed: int = 0) -> Segment:
     """One letter a token: S sampled, anything else somebody's."""
-    length = len(provenance)
-    sampled = np.array([letter == "S" for letter in provenance])
-    return Segment(
-        ids=np.random.default_rng(seed).integers(0, 50, length).astype(np.int32),
-        provenance=np.where(sampled, Provenance.SAMPLED, Provenance.USER).astype(np.uint8),
-        logprobs=np.where(sampled, -1.0, 0.0).astype(np.float32),
-        version=np.where(sampled, 0, -1).astype(np.int32),
-        turn=np.array([int(turn) for turn in turns], dtype=np.int32),
-    )
+    ids = np.random.default_rng(seed).integers(0, 50, len(provenance))
+    return segment_of([letter == "S" for letter in provenance], ids=ids, turn=[int(turn) for turn in turns])
 
 
 def trajectory(segments: list[Segment], turn_rewards: list[float], sample: int = 0) -> Trajectory:

@@ -21,7 +21,8 @@ from mua.algorithms.losses import PolicyLoss, TokenTensors
 from mua.config.schema import AlgorithmConfig
 from mua.rollout.runner import Position, RolloutBatch
 from mua.rollout.service import refill_metrics
-from mua.types import Group, Json, Outcome, Provenance, Segment, Trajectory
+from mua.types import Group, Json, Outcome, Trajectory
+from tests.segments import segment_of
 
 
 def said(text: str) -> Json:
@@ -90,10 +91,8 @@ def member(
     turns: list[Json], reward: float = 0.0, *, outcome: Outcome = Outcome.USER_STOP, success: bool | None = None
 ) -> Trajectory:
     """A trajectory of ``turns`` that is rewarded at its end."""
-    n = len(turns) * TOKENS
-    turn = np.repeat(np.arange(len(turns), dtype=np.int32), TOKENS)
-    ids, zero = np.arange(n, dtype=np.int32), np.zeros(n, np.int32)
-    segment = Segment(ids, np.full(n, Provenance.SAMPLED, np.uint8), np.full(n, -1.0, np.float32), zero, turn)
+    turn = np.repeat(np.arange(len(turns)), TOKENS)
+    segment = segment_of([True] * len(turn), turn=turn)
     rewards = [0.0] * (len(turns) - 1) + [reward] if turns else [reward]
     won = reward > 0.5 if success is None else success
     segments = [segment] if turns else []

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-import numpy as np
 import pytest
 from disk_support import largest_file
 
@@ -27,8 +26,9 @@ from mua.trainer.learner import Learner
 from mua.trainer.preempt import Preemption
 from mua.trainer.rl import Training
 from mua.trainer.run_folder import Run
-from mua.types import Group, Outcome, Provenance, Segment, TrainBatch, Trajectory
+from mua.types import Group, Outcome, TrainBatch, Trajectory
 from mua.utils.errors import DiskError, RunStopped, exit_status
+from tests.segments import segment_of
 
 STEPS, SIZE = 8, 4
 
@@ -37,9 +37,7 @@ def episode(sample: int, outcome: Outcome = Outcome.USER_STOP, *, passing: bool 
     if not outcome.scored:
         said = f"{outcome} of {sample}"
         return Trajectory("task", 0, sample, [], [], 0.0, False, outcome, error=said, passing=passing)
-    int32, float32 = np.arange(3, dtype=np.int32), np.zeros(3, np.float32)
-    provenance = np.array([0, Provenance.SAMPLED, Provenance.SAMPLED], np.uint8)
-    segment = Segment(int32, provenance, float32, int32 * 0, int32 * 0)
+    segment = segment_of([False, True, True], logprobs=0.0)
     reward = float(sample % 2)
     return Trajectory("task", 0, sample, [segment], [reward], reward, bool(reward), outcome)
 
