@@ -47,7 +47,7 @@ from mua.environment.manager import EnvironmentManager
 from mua.environment.protocol import Task
 from mua.environment.selection import Selection
 from mua.environment.user import User
-from mua.rollout.agent import EpisodeSetting, Policy, TokenPolicy
+from mua.rollout.agent import ChatPolicy, EpisodeSetting, TokenPolicy
 from mua.rollout.episode import Episode, EpisodeResult
 from mua.rollout.external import ExternalEpisode
 from mua.rollout.gateway.launch import check_agent
@@ -113,7 +113,7 @@ class EpisodeRunner:
         family: ChatFamily | None,
         sampler: Sampler | None,
         services: Services,
-        policy: Policy | None = None,
+        policy: TokenPolicy | ChatPolicy | None = None,
         *,
         pauses: Pauses | None = None,
         recorder: Recorder | None = None,
