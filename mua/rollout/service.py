@@ -12,7 +12,7 @@ without a teacher)::
       └─► TaskStream.task(ordinal)            which task stands at a position        curriculum.py
             └─► GroupScheduler                a slot for the position's group        scheduler.py
                   └─► EpisodeRunner.group     ``group_size`` episodes, retries       runner.py
-                        └─► EnvironmentManager.instance + UserFactory.make + Policy.agent
+                        └─► EnvironmentManager.instance + UserFactory.make + TokenPolicy.agent
                               └─► Episode.run agent, tools and user take turns       episode.py, agent.py
                                     └─► EpisodeResult ─► Trajectory ─► Group (─► Teacher.scored, teacher.py)
                                           └─► take() ─► RolloutBatch ─► trainer
