@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -106,6 +106,11 @@ class PolicyLoss:
     recomputed old ones would be the current policy's own. They are taken from this very forward pass, and
     ``tokens.old_logprobs`` is not read."""
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """All ranks are sent the loss at every step: only what is not the default."""
+        plain = AlgorithmConfig()
+        return _policy_loss, ({name: value for name, value in self.config if value != getattr(plain, name)},)
+
     def __call__(self, logprobs: Tensor, entropy: Tensor, tokens: TokenTensors) -> LossTerms:
         """See :class:`LossFunction`. Raises ``ValueError`` without a reference."""
         config, current = self.config, logprobs.detach()
@@ -169,6 +174,10 @@ class PolicyLoss:
             raise wrong_result(key, path, "gave NaN or infinity")
         nothing = torch.zeros_like(loss, dtype=torch.bool)
         return PerToken(loss, nothing, nothing)
+
+
+def _policy_loss(settings: Mapping[str, Any]) -> PolicyLoss:
+    return PolicyLoss(AlgorithmConfig().model_copy(update=settings))
 
 
 @dataclass(frozen=True, slots=True)

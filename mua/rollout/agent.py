@@ -99,13 +99,6 @@ class Agent(Protocol):
         """Tokens as the requests tell them (``prompt_tokens``, ``cached_tokens``, ...), and ``policy_cost``."""
 
 
-class Policy(Protocol):
-    """Makes one agent an episode."""
-
-    def agent(self, setting: EpisodeSetting, *, session: str, seed: int) -> Agent:
-        """The agent of the episode that ``session`` names; ``seed`` feeds the sampling seeds of its turns."""
-
-
 class Pace:
     """The turns that ended lately, over all episodes of a run; of one event loop.
 
@@ -165,6 +158,7 @@ class TokenPolicy:
     """What all episodes know of turns that ended."""
 
     def agent(self, setting: EpisodeSetting, *, session: str, seed: int) -> Agent:
+        """The agent of the episode that ``session`` names; ``seed`` feeds the sampling seeds of its turns."""
         return TokenAgent(self, setting, session, seed)
 
 
@@ -334,6 +328,7 @@ class ChatPolicy:
     """Whether the policy is given its reasoning back, as models that reason between tool calls expect."""
 
     def agent(self, setting: EpisodeSetting, *, session: str, seed: int) -> Agent:
+        """As :meth:`TokenPolicy.agent`."""
         return ChatAgent(self, setting, seed)
 
 

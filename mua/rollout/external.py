@@ -43,7 +43,7 @@ from mua.environment.user import User
 from mua.rollout.agent import EpisodeSetting, TokenPolicy, sample_tokens
 from mua.rollout.episode import Episode, EpisodeResult
 from mua.rollout.gateway.chat_calls import ChatCall, Refused, ServedTurn
-from mua.rollout.gateway.launch import AgentEnd, AgentTask, run_agent
+from mua.rollout.gateway.launch import BY_SIGNAL, AgentEnd, AgentTask, run_agent
 from mua.rollout.gateway.serving import GatewayServer
 from mua.rollout.gateway.session import GatewaySession, Seed
 from mua.store.recorder import NotedRequest, current_episode, noting
@@ -163,7 +163,7 @@ class ExternalEpisode(Episode):
             if self._heard_last == "turn" and not self._turn.tool_calls and not self._turn.errors:
                 self._agent.messages.append(self._turn.message())  # its last words are said, though nobody answers
             return Outcome.AGENT_END
-        if self._heard_last == "turn" and not end.killed:
+        if self._heard_last == "turn" and end.status <= BY_SIGNAL:
             return Outcome.LENGTH if self._turn.truncated else Outcome.MALFORMED
         raise EnvironmentFault(self._crash(end, f"failed with status {end.status}"))
 

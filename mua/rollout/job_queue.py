@@ -141,10 +141,6 @@ class JobQueue:
 
         return Group(ordinal, task.id, await asyncio.to_thread(from_store))
 
-    def metrics(self) -> dict[str, float]:
-        """``rollout/samplers/alive``: processes that roll out, the trainer's own among them."""
-        return {"rollout/samplers/alive": float(self.alive)}
-
     def own_sampler_ended(self, work: asyncio.Task[str]) -> None:
         """The trainer's own sampler has ended; with an error, so do the groups under way."""
         if not work.cancelled() and (error := work.exception()) is not None:

@@ -47,7 +47,7 @@ from mua.environment.manager import EnvironmentManager
 from mua.environment.protocol import Task
 from mua.environment.selection import Selection
 from mua.environment.user import User
-from mua.rollout.agent import EpisodeSetting, Policy, TokenPolicy
+from mua.rollout.agent import ChatPolicy, EpisodeSetting, TokenPolicy
 from mua.rollout.episode import Episode, EpisodeResult
 from mua.rollout.external import ExternalEpisode
 from mua.rollout.gateway.launch import check_agent
@@ -113,7 +113,7 @@ class EpisodeRunner:
         family: ChatFamily | None,
         sampler: Sampler | None,
         services: Services,
-        policy: Policy | None = None,
+        policy: TokenPolicy | ChatPolicy | None = None,
         *,
         pauses: Pauses | None = None,
         recorder: Recorder | None = None,
@@ -383,22 +383,14 @@ class UnscoredEpisodes:
         )
 
 
-def unscored_among(trajectories: Sequence[Trajectory]) -> UnscoredEpisodes | None:
-    """What kept some of ``trajectories`` from being scored; None where all are."""
+def too_few_scored(trajectories: Sequence[Trajectory], share: float = 0.0) -> UnscoredEpisodes | None:
+    """What kept some of ``trajectories`` from being scored, where fewer than ``share`` of them, or none, are."""
     unscored = [t for t in trajectories if not t.scored]
-    if not unscored:
+    if not unscored or len(trajectories) - len(unscored) >= max(1, share * len(trajectories)):
         return None
     ((outcome, passing), _) = Counter((t.outcome, t.passing) for t in unscored).most_common(1)[0]
     last = next(t for t in reversed(unscored) if (t.outcome, t.passing) == (outcome, passing))
     return UnscoredEpisodes(len(trajectories), len(unscored), outcome, last.error, passing)
-
-
-def too_few_scored(trajectories: Sequence[Trajectory], share: float = 0.0) -> UnscoredEpisodes | None:
-    """:func:`unscored_among`, where fewer than ``share`` of ``trajectories``, or none, could be scored; else None."""
-    found = unscored_among(trajectories)
-    if found is None or found.total - found.unscored >= max(1, share * found.total):
-        return None
-    return found
 
 
 def require_scored(trajectories: Sequence[Trajectory]) -> Sequence[Trajectory]:

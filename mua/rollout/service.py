@@ -12,7 +12,7 @@ without a teacher)::
       └─► TaskStream.task(ordinal)            which task stands at a position        curriculum.py
             └─► GroupScheduler                a slot for the position's group        scheduler.py
                   └─► EpisodeRunner.group     ``group_size`` episodes, retries       runner.py
-                        └─► EnvironmentManager.instance + UserFactory.make + Policy.agent
+                        └─► EnvironmentManager.instance + UserFactory.make + TokenPolicy.agent
                               └─► Episode.run agent, tools and user take turns       episode.py, agent.py
                                     └─► EpisodeResult ─► Trajectory ─► Group (─► Teacher.scored, teacher.py)
                                           └─► take() ─► RolloutBatch ─► trainer
@@ -287,15 +287,15 @@ class RolloutService:
     ) -> list[Trajectory]:
         """``samples`` trajectories of each of ``tasks``, in their order; the episodes that ``mua eval`` plays too."""
         placed = [place for task in tasks for place in evaluation_places(task, samples)]
-        found: dict[tuple[str, str, int], Trajectory] = {}
+        found: dict[tuple[int, int], Trajectory] = {}
 
         def keep(place: Placed, trajectory: Trajectory) -> None:
-            found[_name(place)] = trajectory
+            found[place.ordinal, place.sample] = trajectory
             if on_episode is not None:
                 on_episode()
 
         self.each(placed, temperature=temperature, on_trajectory=keep)
-        return [found[_name(place)] for place in placed]
+        return [found[place.ordinal, place.sample] for place in placed]
 
     def each(
         self, episodes: Sequence[Placed], *, temperature: float, on_trajectory: Callable[[Placed, Trajectory], None]
@@ -330,7 +330,7 @@ class RolloutService:
         """The counters of engines, teacher, users' and judges' endpoints since the last call; what the last step had to
         choose from, and what the curriculum knows."""
         of_teacher = self._teacher.metrics() if self._teacher is not None else {}
-        of_samplers = self._job_queue.metrics() if self._job_queue is not None else {}
+        of_samplers = {} if self._job_queue is None else {"rollout/samplers/alive": float(self._job_queue.alive)}
         return self._pool.metrics() | self._services.metrics() | of_teacher | of_samplers | self._of_step
 
     # ---- inside
@@ -520,10 +520,6 @@ class RolloutService:
         except BaseException:
             future.cancel()
             raise
-
-
-def _name(place: Placed) -> tuple[str, str, int]:
-    return place.task.domain, place.task.id, place.sample
 
 
 def refill_metrics(rollout_batch: RolloutBatch, algorithm: AlgorithmConfig) -> dict[str, float]:

@@ -121,12 +121,12 @@ class ChatFamily(ABC):
     def history(self, messages: Sequence[Json], tools: Sequence[ToolSchema]) -> list[TextSpan]:
         """A whole conversation as the official template writes it, assistant turns as ``TEMPLATE``."""
 
-    @abstractmethod
     def rewrites(self, messages: Sequence[Json], since: int) -> bool:
         """Whether the template now writes an assistant turn at index ``since`` or later otherwise than sampled.
 
         Called after a message was added; True starts a new segment.
         """
+        return False
 
     def closing(self, ids: Int32Array) -> list[TextSpan]:
         """What stands between the assistant turn of ``ids`` and the next message."""

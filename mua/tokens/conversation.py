@@ -112,7 +112,8 @@ class Conversation:
         ``reasoning_content``, what could not be read in ``tool_call_errors``."""
         self._tools = tuple(tools)
         self._streams = [_TokenStream()]
-        self._turns = 0
+        self.turns = 0
+        """Assistant turns so far, over all segments."""
         self._prompted = False
         self._owed: list[TextSpan] = []
         """What the template puts behind the last assistant turn; appended with the next message."""
@@ -152,7 +153,7 @@ class Conversation:
             self.length,
             tuple(self._owed),
             self._as_sampled_since,
-            self._turns,
+            self.turns,
         )
 
     def fork(self, mark: Mark) -> Self:
@@ -167,7 +168,7 @@ class Conversation:
         provenance[provenance == Provenance.SAMPLED] = Provenance.TEMPLATE
         turn = shared.column("turn")[: mark.tokens]
         other._streams[0].extend(shared.column("ids")[: mark.tokens], provenance, turn)
-        other._owed, other._turns = list(mark.owed), mark.turns
+        other._owed, other.turns = list(mark.owed), mark.turns
         other._as_sampled_since = mark.as_sampled_since
         return other
 
@@ -235,11 +236,6 @@ class Conversation:
         return self._streams[-1].routed
 
     @property
-    def turns(self) -> int:
-        """Assistant turns so far, over all segments."""
-        return self._turns
-
-    @property
     def trained_segments(self) -> int:
         """Segments before the current one that :meth:`segments` will hold; the number there of the current one, if
         anything is sampled in it."""
@@ -283,10 +279,10 @@ class Conversation:
                 f"the engine stopped without a stop token of the family {self.family.name} "
                 f"{self.family.stop_token_ids}; request them as stop_token_ids and keep them in the output"
             )
-        self._turns = self._turns if number is None else number
-        turn = self.family.parse(generation.ids, turn=self._turns)
+        self.turns = self.turns if number is None else number
+        turn = self.family.parse(generation.ids, turn=self.turns)
         stream = self._streams[-1]
-        stream.extend(generation.ids, Provenance.SAMPLED, self._turns, generation.logprobs, generation.versions)
+        stream.extend(generation.ids, Provenance.SAMPLED, self.turns, generation.logprobs, generation.versions)
         if generation.experts is not None:
             stream.experts.append(generation.experts)
         self._close_turn(turn.message(), generation.ids)
@@ -324,7 +320,7 @@ class Conversation:
         What follows is :meth:`rewrite`.
         """
         turn = self.add_sampled(generation)
-        self._turns -= 1
+        self.turns -= 1
         return turn
 
     def rewrite(self, messages: Sequence[Json]) -> None:
@@ -335,7 +331,7 @@ class Conversation:
         self._require(prompted=False)
         ids, provenance = self.family.codec.encode(self.family.history(messages, self._tools))
         self._streams.append(_TokenStream())
-        self._streams[-1].extend(ids, provenance, self._turns)
+        self._streams[-1].extend(ids, provenance, self.turns)
         self._owed = []
         # Turns behind the last user message keep their reasoning in it, which the user's next message takes away.
         self._as_sampled_since = 1 + max((i for i, one in enumerate(messages) if one["role"] == "user"), default=-1)
@@ -354,11 +350,11 @@ class Conversation:
         """
         segments = [stream.segment() for stream in self._streams]
         for segment in segments:
-            segment.turn[segment.loss_mask & (segment.turn >= self._turns)] = self._turns - 1
+            segment.turn[segment.loss_mask & (segment.turn >= self.turns)] = self.turns - 1
         return [segment for segment in segments if segment.loss_mask.any()] or segments[-1:]
 
     def _append(self, spans: Sequence[TextSpan]) -> None:
-        self._streams[-1].extend(*self.family.codec.encode(spans), self._turns)
+        self._streams[-1].extend(*self.family.codec.encode(spans), self.turns)
 
     def _append_after_turn(self, spans: Sequence[TextSpan]) -> None:
         self._append([*self._owed, *spans])
@@ -367,7 +363,7 @@ class Conversation:
     def _close_turn(self, message: Json, ids: Int32Array) -> None:
         self.messages.append(message)
         self._owed = self.family.closing(ids)
-        self._turns += 1
+        self.turns += 1
         self._prompted = False
 
     def _require(self, *, prompted: bool) -> None:
@@ -392,7 +388,7 @@ class Conversation:
                     f"({turn.errors[0].message if turn.errors else counted}); calls belong into tool_calls, reasoning "
                     "into reasoning_content, and a malformed turn is no demonstration"
                 )
-            self._streams[-1].extend(ids, provenance if trained else Provenance.TEMPLATE, self._turns)
+            self._streams[-1].extend(ids, provenance if trained else Provenance.TEMPLATE, self.turns)
             self._close_turn(message, ids)
         elif message["role"] == "user":
             self.add_user(message["content"])

@@ -98,9 +98,6 @@ class _Qwen(ChatFamily):
     def _turns_with_think_block(self, messages: Sequence[Json]) -> set[int]:
         return set()
 
-    def rewrites(self, messages: Sequence[Json], since: int) -> bool:
-        return False
-
 
 class Qwen25(_Qwen):
     """Qwen2.5-Instruct: never thinks; a default system prompt where none is given."""

@@ -37,13 +37,12 @@ from mua.utils.seeds import derived_seed
 log = logging.getLogger(__name__)
 
 
-def train_offline(config: ExperimentConfig, preemption: Preemption | None = None) -> None:
+def train_offline(config: ExperimentConfig, preemption: Preemption = Preemption()) -> None:
     """Train the policy of ``config`` on the groups of ``config.offline``; its Hugging Face folder is ``<output>/hf``.
 
     Raises :class:`Preempted` on every rank when ``preemption`` is requested before the last step is done;
     the same call continues the run.
     """
-    preemption = preemption or Preemption()
     check_hooks(config)
     init_distributed(config)
     learner = Learner.for_rl(config)
@@ -52,30 +51,33 @@ def train_offline(config: ExperimentConfig, preemption: Preemption | None = None
         preemption.check()
         return
     with learner, Run(config, learner) as run:
-        with run.saved_on_leaving(), StoredBatches(config, run.position) as batches:
-            algorithm = config.algorithm
-            with run.progress.stage("train", total=config.trainer.steps - run.step) as progress:
-                for step in range(run.step, config.trainer.steps):
-                    preemption.check()
-                    with run.timeline.phase("read"):
-                        groups = batches.read(step)
-                    members = [trajectory for group in groups for trajectory in group.trajectories]
-                    few = too_few_scored(members, config.trainer.min_scored_share)
-                    run.scored(step, few)
-                    version = batches.newest_version + 1 + step
-                    done = DoneStep(step, groups, [] if few else groups, few, Learned())
-                    done.metrics |= learn(config, learner, done.usable, version=version, timeline=run.timeline)
-                    done.metrics |= rollout_metrics(groups, divide_by_std=algorithm.divide_by_std, version=version)
-                    done.metrics |= trainer_metrics(run.timeline.take(), (TrainerPhase.BATCH,))
-                    if config.trainer.after_step is not None:
-                        HookObserver(config.trainer.after_step).stepped(done)
-                    run.position = batches.position
-                    run.log(step, done.metrics)
-                    run.log_episodes(step, groups)
-                    if run.learned and run.due(config.trainer.save_every, step):
-                        run.save(step)
-                    progress.advance(note=done.note)
-        run.export(config.trainer.steps)
+        steps, by_std = config.trainer.steps, config.algorithm.divide_by_std
+        with (
+            run.saved_on_leaving(),
+            StoredBatches(config, run.position) as batches,
+            run.progress.stage("train", total=steps - run.step) as progress,
+        ):
+            for step in range(run.step, steps):
+                preemption.check()
+                with run.timeline.phase("read"):
+                    groups = batches.read(step)
+                members = [trajectory for group in groups for trajectory in group.trajectories]
+                few = too_few_scored(members, config.trainer.min_scored_share)
+                run.scored(step, few)
+                version = batches.newest_version + 1 + step
+                done = DoneStep(step, groups, [] if few else groups, few, Learned())
+                done.metrics |= learn(config, learner, done.usable, version=version, timeline=run.timeline)
+                done.metrics |= rollout_metrics(groups, divide_by_std=by_std, version=version)
+                done.metrics |= trainer_metrics(run.timeline.take(), (TrainerPhase.BATCH,))
+                if config.trainer.after_step is not None:
+                    HookObserver(config.trainer.after_step).stepped(done)
+                run.position = batches.position
+                run.log(step, done.metrics)
+                run.log_episodes(step, groups)
+                if run.learned and run.due(config.trainer.save_every, step):
+                    run.save(step)
+                progress.advance(note=done.note)
+        run.export(steps)
 
 
 class StoredBatches:

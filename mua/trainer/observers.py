@@ -31,7 +31,7 @@ from mua.observe.diagnosis.verdict import Alarms
 from mua.observe.metrics_log import METRICS_FILE, read_metrics, without_evaluation
 from mua.observe.provenance import provenance
 from mua.observe.timeline import Timeline, TrainerPhase, episode_metrics, overlap_efficiency, trainer_metrics
-from mua.rollout.runner import UnscoredEpisodes, unscored_among
+from mua.rollout.runner import UnscoredEpisodes, too_few_scored
 from mua.rollout.service import RolloutService
 from mua.store.blobs import pack_arrays
 from mua.store.retention import pruning
@@ -91,7 +91,7 @@ class DoneStep:
     def note(self) -> str:
         """What the line of progress says. Without a scored episode there is no reward, and none is shown."""
         words = [f"{name} {self.metrics[key]:.3f}" for name, key in _SHOWN.items() if key in self.metrics]
-        if (failed := unscored_among(self.trajectories)) is not None:
+        if (failed := too_few_scored(self.trajectories, 1.0)) is not None:
             lost = f"{failed.unscored} of {failed.total} episodes failed, most as {failed.outcome}"
             words.append(lost + (", trained on nothing" if self.few is not None else ""))
         return ", ".join(words)

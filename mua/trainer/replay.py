@@ -112,67 +112,62 @@ def replay(output: Path, step: int, overrides: Sequence[str] = (), *, store: str
             learner.worker_loop()
             return None
         with learner, tempfile.TemporaryDirectory(prefix="mua-replay-") as spare:
-            of_run = _Replay(recorded, stored_uses, configs, learner, output, Path(spare))
-            return of_run.result(changed, list(overrides))
+            origin = checkpoint_folder(output / "checkpoints", start)
+            if start == 0:  # the policy that the run began with, to come back to
+                origin = Path(spare) / "step_00000000"
+                learner.save(origin, {"step": 0})
+            return _compare(recorded, stored_uses, configs, learner, origin, changed, list(overrides))
 
 
-class _Replay:
-    def __init__(
-        self, recorded: list[StoredStep], stored_uses: StoredUses, configs: dict[int, ExperimentConfig],
-        learner: Learner, output: Path, spare: Path,
-    ) -> None:  # fmt: skip
-        self._recorded, self._uses, self._configs, self._learner = recorded, stored_uses, configs, learner
-        self._start, self._step = recorded[0].step, recorded[-1].step
-        self._from = checkpoint_folder(output / "checkpoints", self._start)
-        if self._start == 0:  # the policy that the run began with, to come back to
-            self._from = spare / "step_00000000"
-            learner.save(self._from, {"step": 0})
+def _compare(
+    recorded: list[StoredStep], stored_uses: StoredUses, configs: dict[int, ExperimentConfig], learner: Learner,
+    origin: Path, changed: ExperimentConfig, overrides: list[str],
+) -> Json:  # fmt: skip
+    """What :func:`replay` found, from the checkpoint ``origin`` on."""
+    asked = recorded[-1]
 
-    def result(self, changed: ExperimentConfig, overrides: list[str]) -> Json:
-        asked = self._recorded[-1]
-        self._learner.watch_gradients(keep=bool(overrides))
-        metrics, learned, drifted = self._pass(self._configs[self._step])
-        exact = _same_arrays(self._uses, learned, asked)
-        found: Json = {
-            "step": self._step,
-            "from": self._start,
-            "groups": len(asked.groups),
-            "layout": asked.layout,
-            "stored": {name: asked.metrics[name] for name in SHOWN if name in asked.metrics},
-            "replayed": {name: metrics[name] for name in SHOWN if name in metrics},
-            "gradients": {"stored": asked.gradients, "replayed": learned.digests},
-            "same_gradients": _same_digests(asked.gradients, learned.digests),
-            "same_batch": exact,
-            "drifted_steps": drifted,
-            "within_tolerance": all(
-                math.isclose(asked.metrics[name], metrics[name], rel_tol=TOLERANCE, abs_tol=1e-7)
-                for name in COMPARED
-                if name in metrics and name in asked.metrics
-            ),
-        }
-        if overrides:
-            self._learner.hold_gradients()
-            others, anew, _ = self._pass(changed)
-            found["changed"] = {
-                "overrides": overrides,
-                "metrics": {name: others[name] for name in SHOWN if name in others},
-                "cosines": self._learner.gradient_cosines(),
-                **_differences(learned, anew),
-            }
-        return found
-
-    def _pass(self, last: ExperimentConfig) -> tuple[Json, Learned, list[int]]:
+    def run(last: ExperimentConfig) -> tuple[Json, Learned, list[int]]:
         """From the checkpoint to the step, which is done as ``last`` says; metrics, what the loss read, and the steps
         on the way whose gradients were others than the stored ones."""
-        self._learner.load(self._from)
+        learner.load(origin)
         drifted = []
-        for recorded in self._recorded:
-            own = last if recorded.step == self._step else self._configs[recorded.step]
+        for one in recorded:
             learned = Learned(keeps_logprobs=True)
-            metrics = learn(own, self._learner, recorded.groups, version=recorded.version, learned=learned)
-            if recorded.step != self._step and _same_digests(recorded.gradients, learned.digests) is False:
-                drifted.append(recorded.step)
+            own = last if one is asked else configs[one.step]
+            metrics = learn(own, learner, one.groups, version=one.version, learned=learned)
+            if one is not asked and _same_digests(one.gradients, learned.digests) is False:
+                drifted.append(one.step)
         return metrics, learned, drifted
+
+    learner.watch_gradients(keep=bool(overrides))
+    metrics, learned, drifted = run(configs[asked.step])
+    found: Json = {
+        "step": asked.step,
+        "from": recorded[0].step,
+        "groups": len(asked.groups),
+        "layout": asked.layout,
+        "stored": {name: asked.metrics[name] for name in SHOWN if name in asked.metrics},
+        "replayed": {name: metrics[name] for name in SHOWN if name in metrics},
+        "gradients": {"stored": asked.gradients, "replayed": learned.digests},
+        "same_gradients": _same_digests(asked.gradients, learned.digests),
+        "same_batch": _same_arrays(stored_uses, learned, asked),
+        "drifted_steps": drifted,
+        "within_tolerance": all(
+            math.isclose(asked.metrics[name], metrics[name], rel_tol=TOLERANCE, abs_tol=1e-7)
+            for name in COMPARED
+            if name in metrics and name in asked.metrics
+        ),
+    }
+    if overrides:
+        learner.hold_gradients()
+        others, anew, _ = run(changed)
+        found["changed"] = {
+            "overrides": overrides,
+            "metrics": {name: others[name] for name in SHOWN if name in others},
+            "cosines": learner.gradient_cosines(),
+            **_differences(learned, anew),
+        }
+    return found
 
 
 def stored_step(connection: Connection, run: str, step: int, *, experts: bool = False) -> StoredStep:

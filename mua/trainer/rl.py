@@ -65,13 +65,12 @@ from mua.utils.hooks import check_hooks
 log = logging.getLogger(__name__)
 
 
-def train(config: ExperimentConfig, preemption: Preemption | None = None) -> None:
+def train(config: ExperimentConfig, preemption: Preemption = Preemption()) -> None:
     """Train the policy of ``config`` and leave its Hugging Face folder in ``<output>/hf``.
 
     Raises :class:`Preempted` on every rank when ``preemption`` is requested before the last step is done; the same
     call continues the run.
     """
-    preemption = preemption or Preemption()
     check_sampling(config.rollout)
     _start(config)
     algorithm = config.algorithm

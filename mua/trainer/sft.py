@@ -22,13 +22,12 @@ from mua.trainer.run_folder import Run
 from mua.utils.errors import Preempted
 
 
-def fine_tune(config: ExperimentConfig, preemption: Preemption | None = None) -> None:
+def fine_tune(config: ExperimentConfig, preemption: Preemption = Preemption()) -> None:
     """Fine-tune the policy of ``config`` and leave its Hugging Face folder in ``<output>/hf``.
 
     Raises :class:`Preempted` on every rank when ``preemption`` is requested before the last step is done; the same
     call continues the run.
     """
-    preemption = preemption or Preemption()
     assert config.sft is not None, "the command line checks that the section is there"
     init_distributed(config)
     # Alone, what is wrong with the data is found before the model is built. Other ranks would wait for it in silence.
@@ -39,48 +38,39 @@ def fine_tune(config: ExperimentConfig, preemption: Preemption | None = None) ->
         preemption.check()
         return
     conversations, held_out = sets or load_sets(config, load_family_of(config.model))
-    with learner, Run(config, learner) as run:
-        with run.saved_on_leaving():
-            loop(config, learner, run, conversations, held_out, preemption)
-        run.export(config.trainer.steps)
-
-
-def loop(
-    config: ExperimentConfig, learner: Learner, run: Run, conversations: Conversations, held_out: Conversations,
-    preemption: Preemption,
-) -> None:  # fmt: skip
-    """The run from ``run.step`` to its end, or to the safe point after ``preemption``."""
-    assert config.sft is not None
     batch_size = config.sft.batch_size
+    with learner, Run(config, learner) as run:
 
-    def validate() -> dict[str, float]:
-        with run.timeline.phase("validate"):
-            return validation_metrics(learner, held_out, batch_size, preemption)
+        def validate() -> dict[str, float]:
+            with run.timeline.phase("validate"):
+                return validation_metrics(learner, held_out, batch_size, preemption)
 
-    if run.unlogged is not None:
-        run.log(run.step - 1, run.unlogged | validate())
-    tokens = [sum(len(segment) for segment in segments) for segments in conversations]
-    by_length, shown = sorted(range(len(tokens)), key=tokens.__getitem__), dict[str, float]()
-    with run.progress.stage("fine-tune", total=config.trainer.steps - run.step) as progress:
-        for step in range(run.step, config.trainer.steps):
-            preemption.check()
-            short = step < config.sft.short_first_steps
-            pool = by_length[: max(1, len(by_length) // 4)] if short else by_length
-            chosen = batch_members(pool, batch_size, step, config.seed)
-            with run.timeline.phase("train"):
-                batch = sft_batch([segment for i in chosen for segment in conversations[i]])
-                metrics = learner.train_step(batch, CrossEntropyLoss())
-            if run.due(config.sft.validate_every, step):
-                try:
-                    metrics |= validate()
-                except Preempted:
-                    run.save(step, unlogged=metrics)
-                    raise
-            run.log(step, metrics | trainer_metrics(run.timeline.take(), ()))
-            if run.due(config.trainer.save_every, step):
-                run.save(step)
-            shown |= {name: metrics[name] for name in ("train/loss", "eval/loss") if name in metrics}
-            progress.advance(note=", ".join(f"{name} {value:.3f}" for name, value in shown.items()))
+        with run.saved_on_leaving():
+            if run.unlogged is not None:
+                run.log(run.step - 1, run.unlogged | validate())
+            tokens = [sum(len(segment) for segment in segments) for segments in conversations]
+            by_length, shown = sorted(range(len(tokens)), key=tokens.__getitem__), dict[str, float]()
+            with run.progress.stage("fine-tune", total=config.trainer.steps - run.step) as progress:
+                for step in range(run.step, config.trainer.steps):
+                    preemption.check()
+                    short = step < config.sft.short_first_steps
+                    pool = by_length[: max(1, len(by_length) // 4)] if short else by_length
+                    chosen = batch_members(pool, batch_size, step, config.seed)
+                    with run.timeline.phase("train"):
+                        batch = sft_batch([segment for i in chosen for segment in conversations[i]])
+                        metrics = learner.train_step(batch, CrossEntropyLoss())
+                    if run.due(config.sft.validate_every, step):
+                        try:
+                            metrics |= validate()
+                        except Preempted:
+                            run.save(step, unlogged=metrics)
+                            raise
+                    run.log(step, metrics | trainer_metrics(run.timeline.take(), ()))
+                    if run.due(config.trainer.save_every, step):
+                        run.save(step)
+                    shown |= {name: metrics[name] for name in ("train/loss", "eval/loss") if name in metrics}
+                    progress.advance(note=", ".join(f"{name} {value:.3f}" for name, value in shown.items()))
+        run.export(config.trainer.steps)
 
 
 def validation_metrics(

@@ -17,10 +17,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mua.algorithms.batch import adjust_batch, make_batch
+from mua.algorithms.batch import adjust_batch
 from mua.algorithms.losses import PolicyLoss, TokenTensors
 from mua.config.schema import AlgorithmConfig
-from mua.types import Group, Outcome, Provenance, Segment, TrainBatch, TrainSequence, Trajectory
+from mua.types import TrainBatch, TrainSequence
 
 VERSION = 7
 
@@ -54,17 +54,6 @@ def batch_of(*sequences: TrainSequence, tokens: float | None = None) -> TrainBat
 
 def config(**changes: Any) -> AlgorithmConfig:
     return AlgorithmConfig(**changes)
-
-
-def test_weights_of_the_mismatch_multiply_advantages():
-    plain = batch_of(sequence([-1.0 + math.log(3.0)] * 2, [-1.0] * 2, [1.0, 1.0]))
-    cut, metrics = adjust_batch(plain, config(correction="truncate", correction_high=2.0), VERSION)
-    np.testing.assert_allclose(cut.sequences[0].advantages, [0.0, 2.0, 2.0], rtol=1e-6)
-    assert (metrics["train/tis"], metrics["train/tis_clipfrac"]) == pytest.approx((2.0, 1.0))
-    masked, metrics = adjust_batch(plain, config(correction="mask", correction_low=0.5, correction_high=2.0), VERSION)
-    assert not masked.sequences[0].advantages.any()
-    assert metrics["train/tis_clipfrac"] == 1.0
-    np.testing.assert_array_equal(masked.sequences[0].weights, plain.sequences[0].weights)
 
 
 def test_a_kl_penalty_is_taken_from_the_advantage_before_it_is_weighed():
@@ -280,21 +269,6 @@ def test_every_estimator_can_be_taken_from_the_advantage(estimator: str, value: 
     setting = config(kl_in="reward", kl_coefficient=0.5, kl_estimator=estimator)
     found, _ = adjust_batch(plain, setting, VERSION)
     np.testing.assert_allclose(found.sequences[0].advantages, [0.0, 2.0 - 0.5 * value], rtol=1e-5)
-
-
-def test_versions_and_trajectories_reach_the_batch():
-    def segment(version: int) -> Segment:
-        provenance = np.array([Provenance.USER, Provenance.SAMPLED, Provenance.USER], dtype=np.uint8)
-        zeros = np.zeros(3, dtype=np.int32)
-        return Segment(zeros, provenance, zeros.astype(np.float32), np.array([-1, version, -1], np.int32), zeros)
-
-    members = [
-        Trajectory("t", 0, i, [segment(v) for v in versions], [0.0], 0.0, False, Outcome.USER_STOP)
-        for i, versions in enumerate([[3, 5], [4]])
-    ]
-    batch = make_batch([Group(0, "t", members)], config(), 1.0)
-    assert [s.version.tolist() for s in batch] == [[-1, 3], [-1, 5], [-1, 4]]
-    assert [s.trajectory for s in batch] == [0, 0, 1]
 
 
 @pytest.mark.parametrize("changes", [{"loss": "sapo"}, {"correction_level": "sequence"}])

@@ -19,23 +19,16 @@ from pydantic import ValidationError
 from mua.algorithms.advantage import leave_one_out, trajectory_score, turn_credits
 from mua.algorithms.batch import make_batch, make_batches, sft_batch, split_minibatches
 from mua.config.schema import AlgorithmConfig
-from mua.types import Group, Outcome, Provenance, Segment, TrainBatch, Trajectory
+from mua.types import Group, Outcome, Segment, TrainBatch, Trajectory
+from tests.segments import segment_of
 
 TOKEN_MEAN = AlgorithmConfig(aggregation="token_mean")
 
 
 def segment(mask: list[bool], start: int = 0) -> Segment:
     """Ids count up from ``start`` so that a token can be told apart; log-probability of id k is -k / 100."""
-    n = len(mask)
-    sampled = np.array(mask, dtype=bool)
-    ids = np.arange(start, start + n, dtype=np.int32)
-    return Segment(
-        ids=ids,
-        provenance=np.where(sampled, Provenance.SAMPLED, Provenance.USER).astype(np.uint8),
-        logprobs=np.where(sampled, -ids / 100, 0).astype(np.float32),
-        version=np.where(sampled, 3, -1).astype(np.int32),
-        turn=np.zeros(n, dtype=np.int32),
-    )
+    ids = np.arange(start, start + len(mask))
+    return segment_of(mask, ids=ids, logprobs=-ids / 100, version=3)
 
 
 def trajectory(masks: list[list[bool]], reward: float = 0.0, outcome: Outcome = Outcome.USER_STOP) -> Trajectory:

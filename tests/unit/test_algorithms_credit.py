@@ -68,19 +68,6 @@ def test_spreading_is_userrls_formula_while_credits_are_not_negative(rewards, na
         np.testing.assert_allclose(found, [turn[0] for turn in expected], rtol=1e-9, atol=1e-12)
 
 
-@given(REWARDS, NAMES, st.floats(-3, 3), st.data())
-def test_the_robust_form_keeps_the_mean_size_of_an_advantage(rewards, name, advantage, data):
-    tokens = np.array(data.draw(st.lists(st.integers(1, 5), min_size=len(rewards), max_size=len(rewards))))
-    credits = turn_credits(rewards, name)
-    found = spread_advantage(advantage, credits, tokens)
-    if np.abs(credits).sum() > 0:
-        counted = tokens[credits != 0]
-        mean = float((np.abs(found[credits != 0]) * counted).sum() / counted.sum())
-        assert mean == pytest.approx(abs(advantage), rel=1e-9, abs=1e-12)
-    else:
-        assert not found.any()
-
-
 def test_a_negative_sum_of_credits_turns_the_literal_form_round_but_not_the_robust_one():
     credits, tokens = np.array([-1.0, 0.5]), np.array([1, 1])
     assert spread_advantage(1.0, credits, tokens).tolist() == pytest.approx([-4 / 3, 2 / 3])

@@ -21,7 +21,8 @@ from mua.algorithms.batch import adjust_batch, make_batch
 from mua.algorithms.distillation import distillation_advantages, reverse_kl
 from mua.algorithms.losses import PolicyLoss, TokenTensors
 from mua.config.schema import AlgorithmConfig, DistillationConfig
-from mua.types import Group, Outcome, Provenance, Segment, TrainBatch, Trajectory
+from mua.types import Group, Outcome, TrainBatch, Trajectory
+from tests.segments import segment_of
 
 WORDS, LENGTH = 3, 3
 PREFIXES = [prefix for n in range(LENGTH) for prefix in itertools.product(range(WORDS), repeat=n)]
@@ -78,11 +79,8 @@ def sampled(
     words: tuple[int, ...], logprobs: np.ndarray, teacher: np.ndarray, reward: float = 0.0, sample: int = 0
 ) -> Trajectory:
     """The words behind one token of a prompt."""
-    n = len(words)
-    provenance = np.array([Provenance.USER] + [Provenance.SAMPLED] * n, dtype=np.uint8)
-    zeros = np.zeros(n + 1, dtype=np.int32)
-    segment = Segment(
-        np.array([0, *words], dtype=np.int32), provenance, np.array([0, *logprobs], dtype=np.float32), zeros, zeros,
+    segment = segment_of(
+        [False, *[True] * len(words)], ids=[0, *words], logprobs=np.array([0, *logprobs]),
         teacher_logprobs=np.array([0, *teacher], dtype=np.float32),
     )  # fmt: skip
     return Trajectory("t", 0, sample, [segment], [reward], reward, reward > 0, Outcome.USER_STOP)

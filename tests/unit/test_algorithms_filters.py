@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 
 from mua.algorithms.batch import filter_groups, make_batch, shape_scores
 from mua.config.schema import AlgorithmConfig, ShapingConfig
-from mua.types import Group, Outcome, Provenance, Segment, Trajectory
+from mua.types import Group, Outcome, Trajectory
+from tests.segments import segment_of
 
 
 def member(reward: float, *, turns: int = 1, tokens: int = 1, outcome: Outcome = Outcome.USER_STOP) -> Trajectory:
-    ids, zero = np.arange(tokens, dtype=np.int32), np.zeros(tokens, np.int32)
-    segment = Segment(ids, np.full(tokens, Provenance.SAMPLED, np.uint8), np.zeros(tokens, np.float32), zero, zero)
+    segment = segment_of([True] * tokens, logprobs=0.0)
     rewards = [0.0] * (turns - 1) + [reward]
     return Trajectory("t", 0, 0, [segment], rewards, reward, reward > 0.5, outcome)
 

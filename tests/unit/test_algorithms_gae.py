@@ -14,9 +14,9 @@ import torch
 
 from mua.algorithms.batch import make_batch
 from mua.algorithms.gae import clipped_value_loss, discounts_of_tokens, estimate_advantages, gae, rewards_of_tokens
-from mua.algorithms.losses import TokenTensors, ValueLoss, finish_metrics
 from mua.config.schema import AlgorithmConfig
-from mua.types import Group, Outcome, Provenance, Segment, TrainBatch, Trajectory
+from mua.types import Group, Outcome, Segment, TrainBatch, Trajectory
+from tests.segments import segment_of
 
 
 def brute_force(rewards: Any, values: Any, discounts: Any, lam: float) -> list[float]:
@@ -74,15 +74,8 @@ def test_rewards_follow_the_last_token_of_their_turn() -> None:
 
 def segment(provenance: str, turns: str, seed: int = 0) -> Segment:
     """One letter a token: S sampled, anything else somebody's."""
-    length = len(provenance)
-    sampled = np.array([letter == "S" for letter in provenance])
-    return Segment(
-        ids=np.random.default_rng(seed).integers(0, 50, length).astype(np.int32),
-        provenance=np.where(sampled, Provenance.SAMPLED, Provenance.USER).astype(np.uint8),
-        logprobs=np.where(sampled, -1.0, 0.0).astype(np.float32),
-        version=np.where(sampled, 0, -1).astype(np.int32),
-        turn=np.array([int(turn) for turn in turns], dtype=np.int32),
-    )
+    ids = np.random.default_rng(seed).integers(0, 50, len(provenance))
+    return segment_of([letter == "S" for letter in provenance], ids=ids, turn=[int(turn) for turn in turns])
 
 
 def trajectory(segments: list[Segment], turn_rewards: list[float], sample: int = 0) -> Trajectory:
@@ -228,27 +221,3 @@ def test_value_loss_and_its_gradient(clip: float | None) -> None:
         assert value.grad[i].item() == pytest.approx(slope, abs=1e-5)
         assert clipped[i].item() == (slope == 0)
     assert bool(clipped.any()) == (clip is not None)
-
-
-def test_the_loss_of_a_batch_weighs_its_tokens() -> None:
-    random = np.random.default_rng(1)
-    weights, old, target, values = (torch.tensor(random.random(6), dtype=torch.float32) for _ in range(4))
-    nothing = torch.zeros(6)
-    tokens = TokenTensors(weights, nothing, nothing, nothing, old_values=old, returns=target)
-    terms = ValueLoss(clip=0.1)(values, tokens)
-    expected = sum(
-        w * value_loss(v, o, r, 0.1)
-        for w, v, o, r in zip(*(t.tolist() for t in (weights, values, old, target)), strict=True)
-    )
-    metrics = finish_metrics(terms.sums, terms.maxima)
-    assert terms.loss.item() == pytest.approx(expected, rel=1e-5)
-    assert metrics["train/critic/vf_loss"] == pytest.approx(expected, rel=1e-5)
-    assert metrics["train/critic/values"] == pytest.approx(values.mean().item())
-    assert metrics["train/critic/returns"] == pytest.approx(target.mean().item())
-    halves = [ValueLoss(clip=0.1)(values[part], _part(tokens, part)) for part in (slice(0, 2), slice(2, 6))]
-    assert sum(half.loss.item() for half in halves) == pytest.approx(expected, rel=1e-5)
-
-
-def _part(tokens: TokenTensors, part: slice) -> TokenTensors:
-    names = ("weights", "advantages", "behavior_logprobs", "old_logprobs", "old_values", "returns")
-    return TokenTensors(**{name: getattr(tokens, name)[part] for name in names})

@@ -21,7 +21,8 @@ from mua.algorithms.losses import PolicyLoss, TokenTensors
 from mua.config.schema import AlgorithmConfig
 from mua.rollout.runner import Position, RolloutBatch
 from mua.rollout.service import refill_metrics
-from mua.types import Group, Json, Outcome, Provenance, Segment, Trajectory
+from mua.types import Group, Json, Outcome, Trajectory
+from tests.segments import segment_of
 
 
 def said(text: str) -> Json:
@@ -90,10 +91,8 @@ def member(
     turns: list[Json], reward: float = 0.0, *, outcome: Outcome = Outcome.USER_STOP, success: bool | None = None
 ) -> Trajectory:
     """A trajectory of ``turns`` that is rewarded at its end."""
-    n = len(turns) * TOKENS
-    turn = np.repeat(np.arange(len(turns), dtype=np.int32), TOKENS)
-    ids, zero = np.arange(n, dtype=np.int32), np.zeros(n, np.int32)
-    segment = Segment(ids, np.full(n, Provenance.SAMPLED, np.uint8), np.full(n, -1.0, np.float32), zero, turn)
+    turn = np.repeat(np.arange(len(turns)), TOKENS)
+    segment = segment_of([True] * len(turn), turn=turn)
     rewards = [0.0] * (len(turns) - 1) + [reward] if turns else [reward]
     won = reward > 0.5 if success is None else success
     segments = [segment] if turns else []
@@ -141,17 +140,6 @@ def test_turn_efficiency_gives_equal_successes_a_gradient_by_their_turns() -> No
     # Among failures the longer one is preferred, with the opposite sign.
     failures = [replace(m, turn_rewards=[0.0] * len(m.turn_rewards), reward=0.0, success=False) for m in members]
     close(gradients(failures, config(shaping={"turn_efficiency": 0.3})), [[0.45], [-0.45] * 3, [0.0] * 2])
-
-
-def test_the_overlong_penalty_turns_the_gradient_of_a_success_round() -> None:
-    members = [member(different(1), 0.5), member(different(4), 1.0)]
-    close(gradients(members, config()), [[0.5], [-0.5] * 4])
-    # 8 tokens against a limit of 8: the whole penalty of 1; 2 tokens: none. Scores 0.5 and 0.
-    found = gradients(members, config(shaping={"overlong_tokens": 8, "overlong_buffer": 4}))
-    close(found, [[-0.5], [0.5] * 4])
-    # Half-way into the buffer: half the penalty, and with it scores 0.5 and 0.5.
-    found = gradients(members, config(shaping={"overlong_tokens": 10, "overlong_buffer": 4}))
-    close(found, [[0.0], [0.0] * 4])
 
 
 FAULTY = [called(errors=1), said("Hm."), said("Hm.")]
@@ -237,28 +225,6 @@ def test_no_result_depends_on_the_order_of_members_or_on_faults_beside_them(
     assert trained(scored_alone) == expected
     assert usable(scored_alone, chosen) == verdict
     assert verdict == (len(group.scored) >= 2 and any(any(a) for a in expected.values()))
-
-
-@pytest.mark.parametrize(
-    ("rewards", "faults", "advantage", "expected"),
-    [
-        ([0.0, 1.0], 0, "grpo", True),
-        ([1.0, 1.0], 0, "grpo", False),
-        ([0.0, 0.0], 2, "grpo", False),
-        ([1.0], 3, "none", False),  # one survivor of a fault says nothing about its task
-        ([], 4, "none", False),
-        ([1.0, 1.0], 0, "none", True),
-        ([0.0, 0.0], 0, "none", False),
-        ([1.0, 1.0], 0, "gae", True),
-        ([1.0], 1, "gae", False),
-    ],
-)
-def test_faults_fill_no_group_and_a_group_without_an_advantage_is_not_usable(
-    rewards: list[float], faults: int, advantage: str, expected: bool
-) -> None:
-    members = [member(different(1), r) for r in rewards]
-    members += [member(different(1), 0.0, outcome=Outcome.ENGINE_ERROR) for _ in range(faults)]
-    assert usable(Group(0, "t", members), config(advantage=advantage)) is expected
 
 
 def test_penalties_of_turns_make_a_group_usable_and_unusable() -> None:

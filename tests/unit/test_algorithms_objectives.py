@@ -15,7 +15,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mua.algorithms.correction import band_bounds, correction_weights, in_band, mismatch_metrics
+from mua.algorithms.correction import band_bounds, correction_weights, in_band
 from mua.algorithms.objectives import OBJECTIVES, PerToken, kl_estimate, sequence_log_ratio
 from mua.config.schema import AlgorithmConfig
 
@@ -243,16 +243,3 @@ def test_a_token_leaves_the_band_only_on_the_side_its_advantage_pulls_to():
     ]  # fmt: skip
     ratio, advantages, age, stays = (np.array(column, dtype=np.float64) for column in zip(*cases, strict=True))
     assert in_band(np.log(ratio), advantages, age, band).tolist() == stays.astype(bool).tolist()
-
-
-def test_mismatch_in_numbers():
-    found = mismatch_metrics(np.log([0.5, 0.25]), np.log([0.25, 0.25]))
-    assert found == pytest.approx(
-        {
-            "train_rollout_logprob_abs_diff": math.log(2) / 2,
-            "train_rollout_logprob_abs_diff_max": math.log(2),
-            "train_rollout_kl_k3": (1 - math.log(2)) / 2,
-            "token_mult_prob_error": 1.5,
-        }
-    )
-    assert mismatch_metrics(np.zeros(0), np.zeros(0)) == {}

@@ -22,6 +22,7 @@ from mua.megatron.microbatch import predictions
 from mua.megatron.packing import PlannedMicrobatch
 from mua.megatron.trees import merge_prefixes
 from mua.types import Group, Outcome, Provenance, Segment, TrainBatch, TrainSequence, Trajectory
+from tests.segments import segment_of
 
 HEAD = 7
 """Tokens of instructions and question, which every segment begins with."""
@@ -41,13 +42,8 @@ def stream(parts: list[tuple[int, int, bool]], seed: int) -> Segment:
     turn = np.concatenate([np.full(count, number, np.int32) for count, number, _ in parts])
     ids = np.random.default_rng(seed).integers(100, 200, len(turn)).astype(np.int32)
     ids[:HEAD] = np.arange(HEAD)
-    return Segment(
-        ids=ids,
-        provenance=np.where(sampled, Provenance.SAMPLED, Provenance.TEMPLATE).astype(np.uint8),
-        logprobs=np.where(sampled, -1.0 - (ids % 7) / 10, 0.0).astype(np.float32),
-        version=np.where(sampled, 3, -1).astype(np.int32),
-        turn=turn,
-    )
+    logprobs = -1.0 - (ids % 7) / 10
+    return segment_of(sampled, ids=ids, logprobs=logprobs, version=3, turn=turn, others=Provenance.TEMPLATE)
 
 
 def rewritten(sample: int, rewards: tuple[float, ...] = REWARDS) -> Trajectory:

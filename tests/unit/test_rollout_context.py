@@ -125,22 +125,6 @@ async def test_no_token_is_made_up_lost_or_trained_twice(family: ChatFamily, str
     assert segments > 12
 
 
-async def test_reasoning_goes_with_the_users_next_message_after_a_rewrite_in_mid_turn() -> None:
-    # Without reasoning of its own, the turn behind the rewrite gives no cause to write history anew.
-    thoughts = ["<think>\nsecret\n</think>\n\n", "<think>\nsecret\n</think>\n\n", "", ""]
-    said = [LOOK, OWNER, "Which order?", "Done."]
-    result, sampler = await rewritten(
-        *[thought + text for thought, text in zip(thoughts, said, strict=True)],
-        family=FAMILIES[1], user=FixedUser("That one.", "bye"), strategy="discard_tool_results", every_turns=2,
-        keep_results=1, max_rewrites=1,
-    )  # fmt: skip
-    check_streams(result, sampler)
-    prompts = [FAMILIES[1].decode(request.prompt) for request in sampler.requests]
-    assert [prompt.count("secret") for prompt in prompts] == [0, 1, 2, 0]  # as the template has it
-    assert [prompt.count(REMOVED) for prompt in prompts] == [0, 0, 1, 1]
-    assert len(result.segments) == 3
-
-
 async def test_a_rewrite_by_tokens_lets_an_episode_outlive_its_window() -> None:
     budgets, texts = {"b_max_tokens": 900, "b_max_turns": 30}, [LOOK] * 40
     whole, _ = await rewritten(*texts, **budgets)

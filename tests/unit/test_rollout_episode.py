@@ -29,7 +29,6 @@ from tests.rollout_fixtures import VERSION, FixedUser, ScriptedSampler, TestDesk
 from tests.tokens_fixtures import chat_family
 
 QWEN = chat_family("qwen3", False)
-THINKING = chat_family("qwen3", True)
 CANCEL = generate("train", 77, "cancel")
 ORDER: str = CANCEL.data["known"]["order"]
 NAME: str = CANCEL.data["known"]["name"]
@@ -154,17 +153,6 @@ async def test_too_many_malformed_calls_end_the_episode(bad: str) -> None:
     assert repeated_turns(result.messages) == [False, True, True]
 
 
-async def test_an_error_of_the_tool_itself_is_not_malformed() -> None:
-    wrong = call("get_order", order="Z99")
-    result, _ = await play(wrong, wrong, CANCELLED, "Done.", max_malformed=0)
-    assert observations(result)[0] == '{"error": "no such order"}'
-    assert result.outcome is Outcome.USER_STOP
-    assert result.metrics["tool_errors/get_order"] == 2.0
-    assert result.metrics["malformed"] == 0.0
-    assert malformed_turns(result.messages) == [False] * 4
-    assert repeated_turns(result.messages) == [False, True, False, False]
-
-
 async def test_the_last_action_within_max_turns_is_executed() -> None:
     result, sampler = await play(CANCELLED, max_turns=1)
     assert (result.outcome, result.evaluation.success) == (Outcome.MAX_TURNS, True)
@@ -250,28 +238,6 @@ async def test_the_loss_mask_is_exactly_what_was_sampled() -> None:
         assert segment.ids[: len(seen)].tolist() == seen  # what the engine saw is a prefix of what is trained
         assert mask[len(request.prompt) : len(seen)].all()
         assert set(segment.turn[len(request.prompt) : len(seen)]) == {turn}
-
-
-async def test_a_thinking_policy_gets_a_new_segment_where_its_reasoning_is_dropped() -> None:
-    texts = (
-        "<think>\nfirst thought\n</think>\n\nWhat is the order number?",
-        f"<think>\nsecond thought\n</think>\n\n{CANCELLED}",
-        "<think>\nthird thought\n</think>\n\nDone.",
-    )
-    user = FixedUser("It is mine.", "bye")
-    result, sampler = await play(*texts, family=THINKING, user=user)
-    assert (result.outcome, result.evaluation.success) == (Outcome.USER_STOP, True)
-    assert user.told == ["What is the order number?", "Done."]
-    first, second = (THINKING.decode(segment.ids) for segment in result.segments)
-    assert "first thought" in first
-    assert "first thought" not in second
-    assert "What is the order number?" in second
-    assert "second thought" in second  # a tool's result is no new query: the reasoning stays
-    assert "third thought" in second
-    sampled = [segment.ids[segment.loss_mask] for segment in result.segments]
-    generations = [request.generation.ids for request in sampler.requests]
-    np.testing.assert_array_equal(np.concatenate(sampled), np.concatenate(generations))
-    assert [len(ids) for ids in sampled] == [len(generations[0]), len(generations[1]) + len(generations[2])]
 
 
 async def test_metrics_count_calls_errors_and_tokens() -> None:

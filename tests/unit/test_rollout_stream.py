@@ -200,18 +200,6 @@ def test_kinds_that_fail_come_more_often_and_none_is_forgotten() -> None:
         assert drawn[kind] / 3000 == pytest.approx(weight / sum(weights.values()), abs=0.03)
 
 
-def test_cases_of_a_kind_are_told_apart() -> None:
-    every = [
-        Task(f"{case}/{i}", "toy", "train", {"kind": "refused", "case": case})
-        for case in ("known", "unlearnt")
-        for i in range(50)
-    ]
-    stream = TaskStream([(1.0, every)], 0, KINDS)
-    drawn = Counter(one.split("/")[0] for one in learn_kinds(stream, {"known": 1, "unlearnt": 0}, range(3000)))
-    known, unlearnt = (0.1 + 0.9 * p for p in (1 / 18, 17 / 18))
-    assert drawn["known"] / 3000 == pytest.approx(known / (known + unlearnt), abs=0.03)
-
-
 def test_every_kind_comes_soon_again() -> None:
     """Drawn at random, one of twelve equal kinds is missing from 30 draws in a row in 0.07 of all cases."""
     kinds = {f"kind {i}": 30 for i in range(12)}

@@ -227,21 +227,6 @@ def test_only_whole_plain_turns_count_as_told_to_the_user() -> None:
     assert Transcript(talk.messages).told_user() == ["Fine."]
 
 
-def test_calls_out_of_order_are_refused() -> None:
-    family = chat_family("qwen3", False)
-    talk = Conversation.begin(family, system=None, tools=[], user="hi")
-    with pytest.raises(RuntimeError):
-        talk.add_sampled(generation(sampled(family, "x")))
-    with pytest.raises(RuntimeError):
-        talk.add_tool_results(["x"])
-    assert talk.prompt_ids().tolist() == talk.prompt_ids().tolist()
-    with pytest.raises(RuntimeError):
-        talk.add_user("x")
-    talk.add_sampled(generation(sampled(family, "x")))
-    with pytest.raises(RuntimeError):
-        talk.prompt_ids()
-
-
 def test_ids_beyond_the_vocabulary_are_kept_though_they_have_no_text() -> None:
     family = chat_family("qwen3", False)
     talk = Conversation.begin(family, system=None, tools=[], user="hi")

@@ -132,17 +132,6 @@ def test_the_state_decides_and_not_the_link(tmp_path: Path, moment: str) -> None
         assert link.readlink() == Path("step_00000004")
 
 
-def test_a_best_checkpoint_that_was_removed_is_spoken_of_no_more(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    continued(config(tmp_path))
-    (tmp_path / "checkpoints" / "step_00000004").rename(tmp_path / "elsewhere")
-    with Run(config(tmp_path), Counted()) as run:  # type: ignore[arg-type]
-        assert run.best is None
-    assert "step_00000004 was the best checkpoint and is gone" in caplog.text
-    assert names(tmp_path) == ["step_00000008"]
-
-
 def test_an_evaluation_that_a_new_start_makes_up_for_may_be_the_best(tmp_path: Path) -> None:
     engines, done = Evaluated(peaked), []
 

@@ -13,23 +13,22 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-import numpy as np
 import pytest
 from disk_support import largest_file
 
 from mua.config.schema import ExperimentConfig
 from mua.engine.weight_transfer import SyncReport
 from mua.observe.metrics_log import read_metrics
-from mua.rollout.runner import Position, RolloutBatch, UnscoredEpisodes, require_scored, too_few_scored
+from mua.rollout.runner import Position, RolloutBatch, require_scored
 from mua.rollout.service import RolloutService
 from mua.store.traces import read_traces
 from mua.trainer.learner import Learner
-from mua.trainer.observers import DoneStep, Learned
 from mua.trainer.preempt import Preemption
 from mua.trainer.rl import Training
 from mua.trainer.run_folder import Run
-from mua.types import Group, Outcome, Provenance, Segment, TrainBatch, Trajectory
+from mua.types import Group, Outcome, TrainBatch, Trajectory
 from mua.utils.errors import DiskError, RunStopped, exit_status
+from tests.segments import segment_of
 
 STEPS, SIZE = 8, 4
 
@@ -38,9 +37,7 @@ def episode(sample: int, outcome: Outcome = Outcome.USER_STOP, *, passing: bool 
     if not outcome.scored:
         said = f"{outcome} of {sample}"
         return Trajectory("task", 0, sample, [], [], 0.0, False, outcome, error=said, passing=passing)
-    int32, float32 = np.arange(3, dtype=np.int32), np.zeros(3, np.float32)
-    provenance = np.array([0, Provenance.SAMPLED, Provenance.SAMPLED], np.uint8)
-    segment = Segment(int32, provenance, float32, int32 * 0, int32 * 0)
+    segment = segment_of([False, True, True], logprobs=0.0)
     reward = float(sample % 2)
     return Trajectory("task", 0, sample, [segment], [reward], reward, bool(reward), outcome)
 
@@ -202,17 +199,6 @@ def test_a_fault_that_does_not_pass_is_not_tried_again_nor_any_of_a_deterministi
         train(config, StandIn(), rollouts(ALL, NONE if deterministic else refused))
     assert exit_status(error.value) == (75 if deterministic else 2)
     assert saved(tmp_path) == {"step_00000001": 1}
-
-
-def test_what_the_line_of_progress_says() -> None:
-    def said(metrics: dict[str, float], members: Sequence[Trajectory], few: UnscoredEpisodes | None = None) -> str:
-        return DoneStep(0, [Group(0, "task", list(members))], [], few, Learned(), metrics=metrics).note
-
-    shown = {"rollout/reward/mean": 0.5, "rollout/success": 0.5}
-    assert said(shown, ALL) == "reward 0.500, success 0.500"
-    some = [*ALL, episode(4, Outcome.TIMEOUT)]
-    assert said(shown, some) == "reward 0.500, success 0.500, 1 of 5 episodes failed, most as timeout"
-    assert said({}, NONE, too_few_scored(NONE)) == "4 of 4 episodes failed, most as judge_error, trained on nothing"
 
 
 def test_the_commonest_fault_decides_what_is_said() -> None:

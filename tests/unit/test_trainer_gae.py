@@ -15,8 +15,9 @@ from mua.config.schema import ExperimentConfig
 from mua.megatron.checkpoint import checkpoint_folder
 from mua.trainer.learner import Learner
 from mua.trainer.rl import learn
-from mua.types import Group, Outcome, Provenance, Segment, Trajectory
+from mua.types import Group, Outcome, Trajectory
 from tests.megatron_support import VOCAB, exported, write_model
+from tests.segments import segment_of
 
 
 def config_of(folder: Path) -> ExperimentConfig:
@@ -43,16 +44,9 @@ def trajectory(ordinal: int, sample: int) -> Trajectory:
     random = np.random.default_rng([ordinal, sample])
     segments = []
     for first in (0, 2):
-        sampled = np.array([0, 0, 1, 1, 0, 1, 1, 1], dtype=bool)
-        segments.append(
-            Segment(
-                ids=random.integers(0, VOCAB, 8).astype(np.int32),
-                provenance=np.where(sampled, Provenance.SAMPLED, Provenance.TOOL).astype(np.uint8),
-                logprobs=np.where(sampled, -4.6, 0.0).astype(np.float32),
-                version=np.where(sampled, 0, -1).astype(np.int32),
-                turn=np.array([0, 0, 0, 0, 1, 1, 1, 1], dtype=np.int32) + first,
-            )
-        )
+        turn = np.array([0, 0, 0, 0, 1, 1, 1, 1]) + first
+        ids = random.integers(0, VOCAB, 8)
+        segments.append(segment_of([0, 0, 1, 1, 0, 1, 1, 1], ids=ids, logprobs=-4.6, turn=turn))
     rewards = [0.0, 0.0, 0.0, float(sample) + 0.5]
     return Trajectory("t", ordinal, sample, segments, rewards, sum(rewards), bool(sample), Outcome.USER_STOP)
 

@@ -26,8 +26,9 @@ from mua.rollout.runner import Position, RolloutBatch
 from mua.trainer import rl
 from mua.trainer.preempt import Preemption
 from mua.trainer.run_folder import Run
-from mua.types import Group, Outcome, Provenance, Segment, TrainBatch, Trajectory
+from mua.types import Group, Outcome, TrainBatch, Trajectory
 from mua.utils.errors import ConfigError, EngineError
+from tests.segments import segment_of
 
 VOCABULARY = 7
 TEMPERATURE = 0.5
@@ -119,13 +120,7 @@ def sampled(table: Table, ordinal: int, sample: int, version: int) -> Trajectory
     mask = np.arange(len(ids)) > 1
     with torch.no_grad():
         logprobs = table.log_probabilities(ids, TEMPERATURE).numpy()
-    segment = Segment(
-        ids=ids,
-        provenance=np.where(mask, Provenance.SAMPLED, Provenance.USER).astype(np.uint8),
-        logprobs=np.where(mask, logprobs, 0).astype(np.float32),
-        version=np.where(mask, version, -1).astype(np.int32),
-        turn=np.zeros(len(ids), np.int32),
-    )
+    segment = segment_of(mask, ids=ids, logprobs=logprobs, version=version)
     reward = float(sample)
     return Trajectory("t", ordinal, sample, [segment], [reward], reward, sample > 0, Outcome.USER_STOP)
 

@@ -309,39 +309,25 @@ def response_events(turn: ServedTurn, call: ChatCall) -> Iterator[Json]:
 
 
 def _item_events(item: Json, place: Json) -> Iterator[Json]:
-    index = {"output_index": place["output_index"]}
+    """One item of the output: added, its text piece by piece, done."""
+    index, part, logprobs = {"output_index": place["output_index"]}, None, dict[str, Any]()
     if item["type"] == "function_call":
-        arguments = item["arguments"]
-        parts = [
-            *_pieces("response.function_call_arguments.delta", arguments, place),
-            {"type": "response.function_call_arguments.done", "arguments": arguments, "name": item["name"], **place},
-        ]
+        name, at, text = "function_call_arguments", place, item["arguments"]
         empty: Json = {"arguments": ""}
-    elif item["type"] == "message":
-        (part,) = item["content"]
-        at = place | {"content_index": 0}
-        logprobs: Json = {"logprobs": []}
-        parts = [
-            {"type": "response.content_part.added", "part": part | {"text": ""}, **at},
-            *_pieces("response.output_text.delta", part["text"], at | logprobs),
-            {"type": "response.output_text.done", "text": part["text"], **at, **logprobs},
-            {"type": "response.content_part.done", "part": part, **at},
-        ]
-        empty = {"content": []}
+        done: Json = {"arguments": text, "name": item["name"]}
     else:
-        (part,), at = item["summary"], place | {"summary_index": 0}
-        parts = [
-            {"type": "response.reasoning_summary_part.added", "part": part | {"text": ""}, **at},
-            *_pieces("response.reasoning_summary_text.delta", part["text"], at),
-            {"type": "response.reasoning_summary_text.done", "text": part["text"], **at},
-            {"type": "response.reasoning_summary_part.done", "part": part, **at},
-        ]
-        empty = {"summary": []}
+        field, block, name = "summary", "reasoning_summary_part", "reasoning_summary_text"
+        if item["type"] == "message":
+            field, block, name, logprobs = "content", "content_part", "output_text", {"logprobs": []}
+        (part,), at, empty = item[field], place | {f"{field}_index": 0}, {field: []}
+        text, done = part["text"], {"text": part["text"]}
     status = {"status": "in_progress"} if "status" in item else {}
     yield {"type": "response.output_item.added", "item": item | empty | status, **index}
-    yield from parts
+    if part is not None:
+        yield {"type": f"response.{block}.added", "part": part | {"text": ""}, **at}
+    for start in range(0, len(text), PIECE):
+        yield {"type": f"response.{name}.delta", "delta": text[start : start + PIECE], **at, **logprobs}
+    yield {"type": f"response.{name}.done", **done, **at, **logprobs}
+    if part is not None:
+        yield {"type": f"response.{block}.done", "part": part, **at}
     yield {"type": "response.output_item.done", "item": item, **index}
-
-
-def _pieces(kind: str, text: str, place: Json) -> Iterator[Json]:
-    return ({"type": kind, "delta": text[at : at + PIECE], **place} for at in range(0, len(text), PIECE))

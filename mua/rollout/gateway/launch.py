@@ -31,7 +31,8 @@ _INHERITED = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "TZ")
 _MOST_LOG = 1 << 20
 _TAIL = 4096
 _KILL_SECONDS = 10.0
-_BY_SIGNAL = 128
+BY_SIGNAL = 128
+"""A higher status is that of a signal, which no library raises on what a policy says."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +61,6 @@ class AgentEnd:
     """Of its standard output; what a function gave, as JSON."""
     error: str
     """The end of its standard error, or what it raised."""
-
-    @property
-    def killed(self) -> bool:
-        """Whether a signal ended it, which no library raises on what a policy says."""
-        return self.status > _BY_SIGNAL
 
 
 def check_agent(config: AgentConfig) -> Callable[[AgentTask], Any] | None:
