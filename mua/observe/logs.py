@@ -93,7 +93,10 @@ def logging_to(output: Path, verb: str, *, one_of_many: bool = False) -> Iterato
         yield
         log.info("mua %s is done", verb)
     except BaseException as error:
-        _keep_error(handler, error, verb)
+        quiet = isinstance(error, KeyboardInterrupt)  # into the file alone: the command line says it on the terminal
+        level, trace = (logging.WARNING, None) if quiet else (logging.ERROR, (type(error), error, error.__traceback__))
+        message = f"mua {verb} ends: {type(error).__name__}: {error}"
+        handler.handle(logging.LogRecord("mua", level, __file__, 0, message, None, trace))
         raise
     finally:
         for one in filter(None, (handler, terminal)):
@@ -101,12 +104,3 @@ def logging_to(output: Path, verb: str, *, one_of_many: bool = False) -> Iterato
         handler.close()
         for name, level in levels.items():
             logging.getLogger(name).setLevel(level)
-
-
-def _keep_error(handler: logging.Handler, error: BaseException, verb: str) -> None:
-    """Into the file alone: the command line says it on the terminal."""
-    quiet = isinstance(error, KeyboardInterrupt)
-    message = f"mua {verb} ends: {type(error).__name__}: {error}"
-    trace = None if quiet else (type(error), error, error.__traceback__)
-    record = logging.LogRecord("mua", logging.WARNING if quiet else logging.ERROR, __file__, 0, message, None, trace)
-    handler.handle(record)

@@ -59,19 +59,6 @@ def test_json_is_all_that_stands_on_standard_output(words: tuple[str, ...]) -> N
     assert json.loads(result.stdout)
 
 
-def test_secrets_stay_masked_in_json(tmp_path: Path) -> None:
-    key = "user={kind: llm, llm: {base_url: 'http://me:sesame@h/v1', model: m, api_key: sk-1}}"
-    result = mua_("config", "show", "demo", key, "--json")
-    assert (result.exit_code, "sk-1" in result.stdout, "sesame" in result.stdout) == (0, False, False)
-
-
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_completion_prints_its_script(shell: str) -> None:
-    result = mua_(env={"_MUA_COMPLETE": f"source_{shell}"})
-    assert result.exit_code == 0
-    assert "_MUA_COMPLETE" in result.stdout
-
-
 @pytest.mark.parametrize(
     ("typed", "offered"),
     [

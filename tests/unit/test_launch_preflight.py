@@ -31,7 +31,7 @@ from mua.launch.checks import Check, run_check
 from mua.launch.checks.node import RunNode, check_endpoint, check_open_files, check_teacher, check_versions
 from mua.launch.preflight import check_table
 from mua.launch.serve import Service, publish_address, withdraw_address
-from mua.observe.provenance import capture_environment, without_secrets
+from mua.observe.provenance import capture_environment
 from mua.types import Json
 from mua.utils.masking import HIDDEN
 
@@ -175,17 +175,6 @@ def test_two_ranks_check_each_other(recipe: Path, tmp_path: Path) -> None:
     assert not list((tmp_path / "out").iterdir())
 
 
-@pytest.mark.slow
-def test_a_failure_is_status_2_and_named(recipe: Path, tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "mua.cli", "doctor", "preflight", recipe, f"model.path={tmp_path}/nowhere"],
-        capture_output=True, text=True, timeout=240,
-    )  # fmt: skip
-    assert done.returncode == 2
-    assert done.stdout.startswith("failure  model")
-    assert "preflight: 1 failed" in done.stderr
-
-
 def test_the_record_holds_no_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_API_KEY", "0123456789abcdef")
     monkeypatch.setenv("HARMLESS", "sk-0123456789abcdef")
@@ -197,11 +186,6 @@ def test_the_record_holds_no_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert record["command"] == ["mua", f"user.llm.api_key={HIDDEN}", "trainer.steps=1"]
     assert record["packages"]["torch"]
     assert record["commit"] is None or len(record["commit"]) == 40
-
-
-def test_credentials_inside_text_are_without_secrets() -> None:
-    assert without_secrets("http://me:pw@host/v1") == f"http://{HIDDEN}@host/v1"
-    assert without_secrets("PATH=/bin") == "PATH=/bin"
 
 
 def test_the_address_file_comes_whole_and_goes_with_its_own_server(tmp_path: Path) -> None:

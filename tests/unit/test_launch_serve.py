@@ -100,15 +100,6 @@ def test_a_server_that_ends_is_named_and_its_address_removed(service: Service, r
     assert not service.address_file.exists()
 
 
-def test_a_server_that_ends_while_it_starts_is_named(service: Service, runs: Callable[..., None]) -> None:
-    runs("import sys; sys.exit(4)")
-    with pytest.raises(
-        EngineError, match="the server exited while starting with status 4; its log stands above"
-    ) as raised:
-        serve(service)
-    assert raised.value.passing
-
-
 def test_the_deadline_of_the_start_is_named(
     tmp_path: Path, runs: Callable[..., None], started: Callable[[], list[psutil.Process]]
 ) -> None:

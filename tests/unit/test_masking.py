@@ -21,8 +21,8 @@ from mua.environment.endpoint.chat import ChatRequest
 from mua.environment.endpoint.services import ChatClient
 from mua.launch.checks.node import check_endpoint
 from mua.trainer.evaluation.store import policy_of, setting_of
-from mua.utils.errors import ConfigError, EngineError, UserFault
-from mua.utils.masking import HIDDEN, below, credentials, mask_credentials
+from mua.utils.errors import EngineError, UserFault
+from mua.utils.masking import HIDDEN, below, mask_credentials
 
 PASSWORD, KEY = "hunter2-4711", "k3y-very-secret"
 URL = f"https://me:{PASSWORD}@host:8000/v1?api_key={KEY}&api-version=2"
@@ -48,11 +48,6 @@ BASIC = "Basic " + b64encode(f"me:{PASSWORD}".encode()).decode()
 def test_only_credentials_are_masked(text: str, shown: str) -> None:
     assert mask_credentials(text) == shown
     assert mask_credentials(shown) == shown
-
-
-def test_what_is_masked_is_known_as_written_and_decoded() -> None:
-    assert list(credentials("http://me:p%40ss@host/?key=a%2Fb&q=1")) == ["p%40ss", "p@ss", "a/b"]
-    assert list(credentials("http://host/v1")) == []
 
 
 def test_a_path_goes_before_the_query() -> None:
@@ -98,12 +93,6 @@ def test_results_hold_none_and_do_not_depend_on_them(recipe: Path) -> None:
     other.write_text(recipe.read_text().replace(PASSWORD, "another-one").replace(KEY, "a-new-key"))
     assert setting_of(load_config(other)) == setting_of(config)
     assert policy_of(load_config(other)) == policy_of(config)
-
-
-def test_a_message_about_a_wrong_value_shows_none(recipe: Path) -> None:
-    with pytest.raises(ConfigError) as error:
-        load_config(recipe, [f"trainer.steps={URL}"])
-    _hides(str(error.value))
 
 
 def test_a_job_script_with_one_is_refused(recipe: Path) -> None:

@@ -105,7 +105,7 @@ def test_a_valid_run_passes_every_check_without_leaving_a_trace(folder: Path) ->
         ("rollout.top_p=0.9", r"rollout.top_p: rollout.top_p 0.9: the policy samples from another distribution"),
         ("output=x.yaml/out", r"output: .*x.yaml is a file"),
         ("user={kind: llm, llm: {base_url: '', model: m}}", r"user.llm.base_url: 'an empty text' is no address"),
-        ("user={kind: llm, llm: {base_url: 'ftp://me:secret@h/v1', model: m}}", r"user.llm.base_url: (?!.*secret).* no addr"),
+        ("user={kind: llm, llm: {base_url: 'ftp://a:pass@h', model: m}}", r"user.llm.base_url: (?!.*pass)"),
         ("user={kind: llm, llm: {base_url: 'http://h/v1', model: ' '}}", r"user.llm.model: is empty"),
         ("user={kind: llm, llm: {base_url: '${NOT_SET_HERE}', model: m}}", r"variable NOT_SET_HERE is not set"),
         ("offline={store: nowhere.sqlite}", r"offline.store: nowhere.sqlite does not exist"),

@@ -146,6 +146,14 @@ def compute(architecture: Architecture, config: ExperimentConfig, engine: Engine
             if ("moe" if sparse else "mlp") in config.megatron.recompute_modules
         )
         recomputed = 2 * weights / forward_flops(architecture, 1, length)
+    # Of weights each token of the episodes that run together reads all; of experts those that are chosen, taken as
+    # chosen at random.
+    together, read = running(config, engine), float(engine_weights(architecture, config))
+    if architecture.experts:
+        chosen = 1 - (1 - architecture.top_k / architecture.experts) ** together
+        share = architecture.expert_parameters / architecture.parameters
+        read *= 1 - share + share * chosen
+    iterations = sampled / servers(config) / together
     return Compute(
         episodes=episodes,
         tokens=tokens,
@@ -159,7 +167,7 @@ def compute(architecture: Architecture, config: ExperimentConfig, engine: Engine
         train_seconds=train / busy,
         score_seconds=score / busy,
         rollout_seconds=forward / (generating * flops * cluster.rollout_mfu),
-        decode_floor_seconds=_decode_floor(architecture, config, engine, sampled, length),
+        decode_floor_seconds=iterations * (read + together * engine.token * length / 2) / GPUS[cluster.gpu].bandwidth,
     )
 
 
@@ -168,20 +176,6 @@ def running(config: ExperimentConfig, engine: EngineBytes) -> int:
     wanted = ceil(config.rollout.concurrency / servers(config))
     room = max(1, engine.tokens // config.rollout.max_tokens)
     return max(1, min(wanted, config.engine.max_running_requests, room))
-
-
-def _decode_floor(
-    architecture: Architecture, config: ExperimentConfig, engine: EngineBytes, sampled: int, length: int
-) -> float:
-    """Of weights each token of the episodes that run together reads all; of experts those that are chosen, taken as
-    chosen at random."""
-    a, together, read = architecture, running(config, engine), float(engine_weights(architecture, config))
-    if a.experts:
-        chosen = 1 - (1 - a.top_k / a.experts) ** together
-        share = a.expert_parameters / a.parameters
-        read *= 1 - share + share * chosen
-    iterations = sampled / servers(config) / together
-    return iterations * (read + together * engine.token * length / 2) / GPUS[config.cluster.gpu].bandwidth
 
 
 RECOMPUTE = ("none", "selective", "full")
