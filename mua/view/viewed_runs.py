@@ -35,19 +35,16 @@ class TokenTexts:
 
     def __init__(self, folder: Path | None) -> None:
         self.folder = folder
-        self._lock = threading.Lock()
 
     @property
     def fault(self) -> str | None:
         """Why there is no text, or None."""
-        with self._lock:
-            return self._loaded[1]
+        return self._loaded[1]
 
     def pieces(self, ids: Sequence[int]) -> list[str]:
         """One text a token. A character of several tokens belongs to the last of them; bytes that are no UTF-8 become
         U+FFFD, as in the engine's text."""
-        with self._lock:
-            bytes_of, fault = self._loaded
+        bytes_of, fault = self._loaded
         if fault is not None:
             return [f"⟨{number}⟩" for number in ids]
         decoder, found = codecs.getincrementaldecoder("utf-8")("replace"), []

@@ -24,6 +24,7 @@ WITHOUT_RESULTS = {
     "sample": "rolls out until it is asked to leave",
     "demo": "trains and shows its page",
     "view": "serves a page, or writes one",
+    "serve": "serves a model",
     "env play": "is a conversation",
     "config docs": "prints Markdown",
     "config schema": "prints JSON in any case",
@@ -64,7 +65,6 @@ def test_json_is_all_that_stands_on_standard_output(words: tuple[str, ...]) -> N
     [
         ("mua tra", {"train"}),
         ("mua train qwen3-8", {"qwen3-8b-1x8"}),
-        ("mua train demo optim", {"optimizer."}),
         ("mua train demo optimizer.learn", {"optimizer.learning_rate="}),
         ("mua env play reta", {"retail"}),
     ],
@@ -98,11 +98,9 @@ def test_editors_accept_every_recipe(schema: jsonschema_rs.Draft202012Validator,
     [
         ("optimizer: {lr: 1}", "optimizer"),
         ("trainer: {steps: '5'}", "trainer.steps"),
-        ("trainer: {steps: 0}", "trainer.steps"),
         ("algorithm: {loss: ppo}", "algorithm.loss"),
         ("algorithm: {filters: [{kind: balance, extra: 2}]}", "algorithm.filters.0"),
         ("algorithm: {filters: [{minimum: 2}]}", "algorithm.filters.0"),
-        ("nmae: x", ""),
         ("extends: 3", "extends"),
     ],
 )

@@ -62,12 +62,6 @@ def test_words_that_yaml_1_1_would_convert_stay_strings(base: Path, name: str) -
     assert load_config(base, [f"name={name}"]).name == name
 
 
-def test_extends_merges_sections_key_by_key(tmp_path: Path, base: Path) -> None:
-    child = write(tmp_path, "child.yaml", "extends: base.yaml\nname: child\nrollout: {max_turns: 4}\n")
-    config = load_config(child)
-    assert (config.name, config.rollout.max_turns, config.rollout.max_tokens) == ("child", 4, 1000)
-
-
 def test_extends_takes_a_list_later_wins_and_names_are_relative_to_the_file(tmp_path: Path, base: Path) -> None:
     write(tmp_path, "parts/a.yaml", "extends: ../base.yaml\ntrainer: {steps: 5, keep: 7}\n")
     write(tmp_path, "parts/b.yaml", "trainer: {steps: 6}\n")
@@ -88,11 +82,6 @@ def test_variables_are_filled_from_the_environment(base: Path, monkeypatch: pyte
     monkeypatch.setenv("MUA_TEST_ROOT", "/data")
     config = load_config(base, ["output=${MUA_TEST_ROOT}/runs/${MUA_TEST_NAME:-first}", "name=${MUA_TEST_NAME:-}x"])
     assert (config.output, config.name) == (Path("/data/runs/first"), "x")
-
-
-def test_a_value_that_is_overridden_asks_for_no_variable(tmp_path: Path, base: Path) -> None:
-    child = write(tmp_path, "child.yaml", "extends: base.yaml\nname: ${MUA_TEST_NOT_SET}\n")
-    assert load_config(child, ["name=mine"]).name == "mine"
 
 
 def test_dump_reads_back_equal(base: Path, tmp_path: Path) -> None:

@@ -25,18 +25,9 @@ Lines = list[dict[str, Any]]
 
 
 def healthy(
-    steps: int = 30,
-    *,
-    groups: int = 8,
-    size: int = 8,
-    first: float = 0.2,
-    last: float = 0.7,
-    entropy: float = 0.6,
-    calm: float = 0.3,
-    tokens: float = 120.0,
-    longer: float = 1.2,
-    seed: int = 0,
-) -> Lines:
+    steps: int = 30, *, groups: int = 8, size: int = 8, first: float = 0.2, last: float = 0.7, entropy: float = 0.6,
+    calm: float = 0.3, tokens: float = 120.0, longer: float = 1.2, seed: int = 0,
+) -> Lines:  # fmt: skip
     """Metrics of a run whose success goes from ``first`` to ``last`` and whose entropy falls to ``calm`` of itself."""
     draw, lines = np.random.default_rng(seed), []
     for step in range(steps):
@@ -120,17 +111,10 @@ COMPARED = {"length_explosion", "entropy_collapse", "large_steps"}
 """What is a change, which needs a beginning."""
 
 
-@pytest.mark.parametrize(
-    ("cause", "steps", "start"),
-    [
-        (cause, steps, start)
-        for cause in EXPLODING
-        for steps, start in [(90, 60), (30, 10), (6, 0), (12, 6)]
-        if start or cause not in COMPARED
-    ],
-)
+@pytest.mark.parametrize(("steps", "start"), [(90, 60), (30, 10), (6, 0), (12, 6)])
+@pytest.mark.parametrize("cause", EXPLODING)
 def test_a_disease_in_the_metrics_is_named_from_where_it_begins(cause: str, steps: int, start: int) -> None:
-    for seed in range(3):
+    for seed in range(3) if start or cause not in COMPARED else ():
         found = first_of(changed(healthy(steps, seed=seed), start, EXPLODING[cause]))
         assert found is not None, seed
         assert found[0] == cause
@@ -290,10 +274,7 @@ def test_groups_agree_because_their_members_do_or_because_of_their_tasks(alike: 
 
 
 def test_a_user_that_leaks() -> None:
-    episodes = [
-        replace(e, leak="it names the policy's tool 'cancel_order'") if e.step >= 5 and e.sample == 1 else e
-        for e in played()
-    ]
+    episodes = [replace(e, leak="it names a tool") if e.step >= 5 and e.sample == 1 else e for e in played()]
     assert first_of(lines_of(episodes), episodes=episodes) == ("leaking_user", 5)
 
 

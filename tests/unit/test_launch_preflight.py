@@ -10,7 +10,6 @@ import http.server
 import json
 import os
 import re
-import resource
 import subprocess
 import sys
 import threading
@@ -28,7 +27,7 @@ from safetensors.numpy import save_file
 from mua.config.load import load_config
 from mua.config.schema import DistillationConfig, ExperimentConfig, LlmConfig
 from mua.launch.checks import Check, run_check
-from mua.launch.checks.node import RunNode, check_endpoint, check_open_files, check_teacher, check_versions
+from mua.launch.checks.node import RunNode, check_endpoint, check_teacher, check_versions
 from mua.launch.preflight import check_table
 from mua.launch.serve import Service, publish_address, withdraw_address
 from mua.observe.provenance import capture_environment
@@ -120,12 +119,6 @@ def test_a_server_that_is_not_there(check: Callable[[str], Check], login: str, s
     found = check(f"http://{login}127.0.0.1:9/v1")
     assert (found.state, f"{section}.base_url" in found.fix) == ("failure", True)
     assert "secret" not in found.line()
-
-
-def test_open_files(config: ExperimentConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    for limits, state in (((65536, 65536), "ok"), ((1024, 65536), "warning"), ((512, 512), "failure")):
-        monkeypatch.setattr(resource, "getrlimit", lambda _, limits=limits: limits)
-        assert check_open_files(RunNode(config)).state == state
 
 
 def test_versions_are_those_of_the_constraints(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -100,13 +100,6 @@ def test_an_attempt_that_slurm_started_again_waits_for_the_one_before(
             assert process.wait() == -signal.SIGKILL
 
 
-def test_a_holder_that_has_not_signed_yet(tmp_path: Path) -> None:
-    with (tmp_path / LOCK_FILE).open("wb") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        with pytest.raises(ConfigError, match="another run, which began this moment, writes into"), only_run(tmp_path):
-            pass
-
-
 def test_a_file_system_without_locks_is_told_of(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -57,20 +57,6 @@ def test_impossible_layouts_are_refused(name: str, overrides: list[str], message
         check_possible(architecture, config)
 
 
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (["engine.tensor_parallel=3"], "engine.tensor_parallel 3 does not divide the model's 64 attention heads"),
-        (["engine.count=8"], "engine.count 8 x engine.tensor_parallel 2 needs 16 GPUs, and a node has 8; the nearest "
-         "possible: engine.count 4"),
-    ],
-)  # fmt: skip
-def test_impossible_engines_are_refused(overrides: list[str], message: str) -> None:
-    config = recipe(DENSE, *overrides)
-    with pytest.raises(ConfigError, match=re.escape(message)):
-        check_possible(architecture_of(config.model), config)
-
-
 def test_layout_without_proof_is_refused() -> None:
     sizes: dict[str, Any] = {"tensor_parallel": 1, "context_parallel": 2, "pipeline_parallel": 2, "data_parallel": 4}
     overrides = [f"megatron.{key}={value}" for key, value in sizes.items()]

@@ -19,7 +19,6 @@ from mua.config.schema import ExperimentConfig
 from mua.launch.plan.gpu_memory import engine_bytes, engine_weights
 from mua.launch.plan.planner import Plan, forward_flops, make_plan, microbatches_per_rank
 from mua.megatron.architecture import Architecture, architecture_of
-from mua.utils.errors import ConfigError
 from tests.planned_support import MODELS, SHAPE
 from workbench.plan_tables import as_text
 from workbench.shrink import shrunk
@@ -167,11 +166,6 @@ def test_options_of_layers_are_counted() -> None:
     kept, none = (plan.stages[0].activations["none"] for plan in (waiting, plain))
     assert none.kept - kept.host < kept.kept < none.kept
     assert waiting.host == plain.host + 8 * kept.host
-
-
-def test_float8_needs_a_gpu_that_has_it() -> None:
-    with pytest.raises(ConfigError, match=r"megatron\.fp8 hybrid needs a GPU of compute capability 9\.0 .*has 8\.0"):
-        plan_of("megatron.fp8=hybrid", "cluster.gpu=A100-80")
 
 
 def test_flops_of_a_forward_pass_are_those_of_its_products() -> None:
