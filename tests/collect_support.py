@@ -33,6 +33,12 @@ def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
         )  # fmt: skip
 
 
+def policy_at(url: str, model: str) -> list[str]:
+    """Overrides that name who plays."""
+    keys = {"kind": "endpoint", "endpoint.base_url": url, "endpoint.model": model}
+    return [f"evaluation.policy.{key}={value}" for key, value in keys.items()]
+
+
 def episodes(folder: Path) -> list[str]:
     """Lines of the episodes that have ended."""
     return whole_lines(folder / "x.episodes.jsonl")

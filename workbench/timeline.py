@@ -39,7 +39,7 @@ def steps_of(run: Path) -> Sequence[Step]:
     return steps
 
 
-def timeline(run: Path, skip: int, width: int) -> str:
+def timeline(run: Path, skip: int, width: int = 100) -> str:
     """Tables of means but for the first ``skip`` steps, and bars of at most ``width`` characters."""
     steps = steps_of(run)
     return "\n".join([tables(steps[skip:] or steps), "", *bars(steps, width)])

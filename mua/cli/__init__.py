@@ -397,8 +397,6 @@ def conversations(
     seed: Annotated[int, option("--seed", "expert: seed of tasks and users")] = 1,
     loose: Annotated[float, option("--loose", "expert: how often it departs from the prescribed way, 0 to 1")] = 0.0,
     keep: Annotated[Literal["successful", "all"], option("--keep", "expert: which are written")] = "successful",
-    endpoint: Annotated[str | None, option("--endpoint", "policy: address of an OpenAI API")] = None,
-    model: Annotated[str | None, option("--model", "policy: name of the model there")] = None,
     samples: Annotated[int, option("--samples", "policy: episodes of each task")] = 4,
     per_task: Annotated[int, option("--per-task", "policy: conversations kept of one task, the best")] = 1,
     tasks: Annotated[int | None, option("--tasks", "policy: the first so many tasks of each domain; else all")] = None,
@@ -406,12 +404,7 @@ def conversations(
     as_json: AsJson = False,
 ) -> None:
     """Write conversations for mua sft: of the domains' experts, or of a policy's successes against the users."""
-    given = list(overrides or ())
-    if endpoint:
-        given += ["evaluation.policy.kind=endpoint", f"evaluation.policy.endpoint.base_url={endpoint}"]
-    if model:
-        given.append(f"evaluation.policy.endpoint.model={model}")
-    loaded = load_config(config, given)
+    loaded = load_config(config, overrides or ())
     import workbench.collect
     import workbench.conversations
 
@@ -549,19 +542,12 @@ def serve_command(
     name: Annotated[str | None, option("--name", "model name in requests; by default the folder's")] = None,
     tensor_parallel: Annotated[int, option("--tensor-parallel", "GPUs of the server")] = 1,
     extra: Annotated[list[str] | None, option("--extra", "argument of sglang.launch_server; repeatable")] = None,
-    check: OnlyCheck = False,
-    as_json: AsJson = False,
 ) -> None:
     """Serve a model with OpenAI's chat interface, for simulated users and judges."""
     from mua.launch.checks.configuration import check_service
 
-    found = check_service(model, tensor_parallel)
-    if check:
-        wrong = [one.advice for one in found]
-        print(json.dumps({"ok": not wrong, "problems": wrong}, indent=2) if as_json else "\n".join(wrong) or "ok")
-        raise typer.Exit(MISTAKE if wrong else 0)
-    if found:
-        raise ConfigError("\n".join(one.advice for one in found))
+    if wrong := check_service(model, tensor_parallel):
+        raise ConfigError("\n".join(one.advice for one in wrong))
     from mua.launch.serve import Service, serve
 
     named = name or model.resolve().name
@@ -777,14 +763,13 @@ def diagnose(
 def timeline(
     run: Annotated[Path, argument("RUN", "output folder of mua train")],
     skip: Annotated[int, option("--skip", "steps at the beginning that the means leave out")] = 1,
-    width: Annotated[int, option("--width", "characters of the longest step")] = 100,
     as_json: AsJson = False,
 ) -> None:
     """Show where the time of a run's steps went: trainer, engines, episodes, and every step as a bar."""
     import workbench.timeline
 
     found = workbench.timeline.means(run, skip)
-    print(json.dumps(found, indent=2) if as_json else workbench.timeline.timeline(run, skip, width))
+    print(json.dumps(found, indent=2) if as_json else workbench.timeline.timeline(run, skip))
 
 
 def _filters(only: list[str] | None) -> dict[str, str]:

@@ -79,7 +79,7 @@ class McpServerConfig(Section):
     they are tried again where that needs no state of the session."""
 
     @model_validator(mode="after")
-    def _one_transport(self) -> Self:
+    def _keys_go_together(self) -> Self:
         if not TOOL_NAME.fullmatch(self.name):
             raise ValueError(f"name {self.name!r}: at most 64 letters, digits, - and _")
         if bool(self.command) == bool(self.url):
@@ -92,18 +92,10 @@ class McpServerConfig(Section):
             raise ValueError("url must begin with http:// or https:// and name a host")
         if self.ca_file is not None and urlsplit(self.url).scheme != "https":
             raise ValueError("ca_file belongs to a url that begins with https://; leave it out")
-        return self
-
-    @model_validator(mode="after")
-    def _kept_apart(self) -> Self:
         if self.url and self.isolation == "process":
             raise ValueError("isolation process needs a command: behind a url nothing is started; take session")
         if self.reuse and self.isolation != "session":
             raise ValueError(f"reuse belongs to isolation session; with {self.isolation} leave it out")
-        return self
-
-    @model_validator(mode="after")
-    def _names(self) -> Self:
         if both := sorted(set(self.allow) & set(self.block)):
             raise ValueError(f"allow and block both name {both[0]!r}; leave it out of one")
         for old, new in self.rename.items():
@@ -116,13 +108,6 @@ class McpServerConfig(Section):
         if self.prefix and not TOOL_NAME.fullmatch(self.prefix):
             raise ValueError(f"prefix {self.prefix!r}: only letters, digits, - and _")
         return self
-
-
-def distinct_servers(servers: list[McpServerConfig]) -> None:
-    """Raises ValueError where two servers have one name."""
-    names = [server.name for server in servers]
-    if twice := next((name for name in names if names.count(name) > 1), None):
-        raise ValueError(f"mcp: two servers are called {twice!r}; rename one")
 
 
 AnswerForm: TypeAlias = Literal["boxed", "tag", "json", "line", "code", "number", "whole"]
@@ -210,12 +195,10 @@ class EnvironmentConfig(Section):
     """Servers of the Model Context Protocol whose tools join those of the domain (docs/tool_servers.md)."""
 
     @model_validator(mode="after")
-    def _distinct_servers(self) -> Self:
-        distinct_servers(self.mcp)
-        return self
-
-    @model_validator(mode="after")
     def _one_domain_or_a_mix(self) -> Self:
+        names = [server.name for server in self.mcp]
+        if twice := next((name for name in names if names.count(name) > 1), None):
+            raise ValueError(f"mcp: two servers are called {twice!r}; rename one")
         if bool(self.name) == bool(self.mix):
             raise ValueError("give either name, one domain, or mix, several; mua env list shows what there is")
         return self

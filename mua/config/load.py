@@ -23,6 +23,7 @@ import hashlib
 import os
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar, overload
@@ -115,23 +116,16 @@ def read_config(
         missed = {".".join(key) for key in missing}
         problems += [problem for problem in describe_errors(error, tree, schema) if problem.key not in missed]
         wrong = [key_of_error(detail, tree.data) for detail in error.errors()]
-        return Reading(None, problems, tree, _without(tree, [*missing, *wrong], schema, context))
+        rest, by_place = Tree(copy.deepcopy(tree.data)), [key for key in (*missing, *wrong) if key]
+        for key in sorted(by_place, key=lambda key: [f"{int(p):09}" if p.isdigit() else p for p in key], reverse=True):
+            rest.remove(key)  # places of a list from its end
+        with suppress(ValidationError):
+            partial = schema.model_validate(rest.data, context=context | {"rules": False})
+            return Reading(None, problems, tree, partial)
+        return Reading(None, problems, tree)
     if problems:
         return Reading(None, problems, tree, config)
     return Reading(config, [], tree)
-
-
-def _without(
-    tree: Tree, wrong: Sequence[KeyPath], schema: type[AnySection], context: dict[str, Any]
-) -> AnySection | None:
-    rest = Tree(copy.deepcopy(tree.data))
-    for key in sorted(wrong, key=lambda key: [f"{int(part):09}" if part.isdigit() else part for part in key])[::-1]:
-        if key:
-            rest.remove(key)
-    try:
-        return schema.model_validate(rest.data, context=context | {"rules": False})
-    except ValidationError:
-        return None
 
 
 def _override(tree: Tree, overrides: Sequence[str]) -> None:

@@ -1,19 +1,22 @@
-"""What pydantic found wrong, as one line each: place, key, what was expected, what was given, nearest valid name."""
+"""What pydantic found wrong, as one line each: place, key, what was expected, what was given, nearest valid name.
+
+What an unknown key or value may mean are near spellings of our own names, and names of slime, verl and Megatron-LM that
+this configuration lacks. None is accepted in place of ours: a run's record has one name for one thing.
+"""
 
 from __future__ import annotations
 
+import difflib
 import re
-from contextlib import suppress
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias, get_args, get_origin
+from typing import Any, TypeAlias
 
 from pydantic import SecretStr, ValidationError
 from pydantic_core import ErrorDetails
 
-from mua.config.near_names import nearest_keys, nearest_value
 from mua.config.section import KeyPath, Section, all_keys, alternatives, fields_of
-from mua.config.tree import Tree, parse_value
-from mua.utils.errors import ConfigError
+from mua.config.tree import Tree
 from mua.utils.masking import mask_credentials
 
 _KINDS = {int: "an integer", float: "a number", str: "a string", dict: "a section", list: "a list"}
@@ -28,8 +31,6 @@ _EXPECTED = {
     "path_type": "a path",
 }
 _DOTTED = re.compile(r"\b[a-z_0-9-]+(?:\.[a-z_0-9-]+)+\b")
-_PLAIN_VALUES = {"int_type": (int,), "float_type": (int, float), "bool_type": (bool,)}
-_YES = {"yes": "true", "on": "true", "y": "true", "no": "false", "off": "false", "n": "false"}
 
 MAX_LINES = 20
 """Lines of one message; finding the nearest names of thousands of keys takes long, and nobody reads it."""
@@ -86,40 +87,46 @@ def key_of_error(detail: ErrorDetails, data: Any) -> KeyPath:
 
 
 def _problems(key: KeyPath, details: list[ErrorDetails], tree: Tree, schema: type[Section]) -> list[Problem]:
-    detail, dotted = details[0], ".".join(key)
+    detail, dotted, at = details[0], ".".join(key), str(tree.place(key))
     if detail["type"] == "value_error":  # rules over several keys, a line each
-        message = detail["msg"].removeprefix("Value error, ")
         found = []
-        for line in message.splitlines():  # placed at the first of the keys it names that was written somewhere
+        for line in detail["msg"].removeprefix("Value error, ").splitlines():
             named = (tuple(name.split(".")) for name in _DOTTED.findall(line))
-            place = next((tree.places[name] for name in named if name in tree.places), tree.place(key))
-            found.append(Problem(str(place), dotted, line))
+            place = next((tree.places[name] for name in named if name in tree.places), at)
+            found.append(Problem(str(place), dotted, line))  # at the first key it names that was written somewhere
         return found
-    if detail["type"] == "extra_forbidden":
-        return [Problem(str(tree.place(key)), dotted, f"unknown key; {_nearest_key(key, tree, schema)}")]
+    if detail["type"] == "extra_forbidden":  # the nearest name in the section, or anywhere, or the names that it has
+        siblings = sorted(name for name, _ in fields_of(key[:-1], schema, tree.data))
+        everywhere = {".".join(path): path[-1] for path in all_keys(schema)}
+        near = nearest_keys(key, siblings, everywhere)
+        advice = f"did you mean {' or '.join(near)}?" if near else f"this section has {', '.join(siblings)}"
+        return [Problem(at, dotted, f"unknown key; {advice if near or siblings else 'leave it out'}")]
     if detail["type"] == "missing":
-        return [Problem(str(tree.place(key)), dotted, "required, but not set" + _of_missing(key, schema))]
+        inner = [name for name, _ in fields_of(key, schema)]
+        advice = f"; set {dotted}.{inner[0]}" if inner else ""
+        if key == ("environment",):
+            advice = "; environment.name is a domain, such as retail: mua env list shows all"
+        return [Problem(at, dotted, f"required, but not set{advice}")]
     if detail["type"] in ("union_tag_invalid", "union_tag_not_found"):
-        return [_of_tag(key, detail, tree)]
-    return [Problem(str(tree.place(key)), dotted, _of_value(key, details, tree, schema))]
+        name = str(detail["ctx"]["discriminator"]).strip("'")
+        value = detail["input"].get(name) if isinstance(detail["input"], dict) else None
+        choices = re.findall(r"'([^']*)'", str(detail["ctx"].get("expected_tags", "")))
+        text = "required, but not set: it says which of several sections this is"
+        if choices:
+            given = mask_credentials(repr(value))[:_LONGEST_VALUE]
+            text = f"expected {' or '.join(map(repr, choices))}, got {given}{_near(name, value, choices)}"
+        return [Problem(str(tree.place((*key, name))), f"{dotted}.{name}", text)]
+    return [Problem(at, dotted, _of_value(key, details, tree, schema))]
 
 
-def _of_tag(key: KeyPath, detail: ErrorDetails, tree: Tree) -> Problem:
-    """A member of a union that cannot be told."""
-    name = str(detail["ctx"]["discriminator"]).strip("'")
-    value = detail["input"].get(name) if isinstance(detail["input"], dict) else None
-    choices = re.findall(r"'([^']*)'", str(detail["ctx"].get("expected_tags", "")))
-    at, dotted = str(tree.place((*key, name))), ".".join((*key, name))
-    if not choices:
-        return Problem(at, dotted, "required, but not set: it says which of several sections this is")
-    shown = f"expected {_or(map(repr, choices))}, got {mask_credentials(repr(value))[:_LONGEST_VALUE]}"
+def _near(name: str, value: Any, choices: Sequence[str]) -> str:
     near = nearest_value(name, value, choices) if isinstance(value, str) else None
-    return Problem(at, dotted, shown + (f"; did you mean {near}?" if near else ""))
+    return f"; did you mean {near}?" if near else ""
 
 
 def _of_value(key: KeyPath, details: list[ErrorDetails], tree: Tree, schema: type[Section]) -> str:
     """Expected and given."""
-    detail = details[0]
+    detail, dotted = details[0], ".".join(key)
     texts = [_EXPECTED.get(d["type"], d["msg"].removeprefix("Input should be ")) for d in details]
     phrases = [f"a number {text}" if text.startswith(("greater", "less")) else text for text in texts]
     value = detail["input"]
@@ -133,63 +140,96 @@ def _of_value(key: KeyPath, details: list[ErrorDetails], tree: Tree, schema: typ
     else:
         shown = mask_credentials(repr(value))
         given = f"{shown if len(shown) <= _LONGEST_VALUE else f'{shown[:_LONGEST_VALUE]}...'} ({kind})"
-    line = f"expected {_or(dict.fromkeys(phrases))}, got {given}"
-    if isinstance(value, str) and not secret:
-        line += _hint_of_text(key, value, details, tree)
+    line = f"expected {' or '.join(dict.fromkeys(phrases))}, got {given}"
+    literal = next((d["ctx"]["expected"] for d in details if d["type"] == "literal_error"), "")
+    if literal and not secret:
+        line += _near(key[-1] if not key[-1].isdigit() else key[-2], value, re.findall(r"'([^']*)'", literal))
+    elif isinstance(value, str) and tree.filled.get(key):
+        line += f"; what ${{NAME}} fills in stays a string: give it on the command line ({dotted}=$NAME)"
     if isinstance(value, str | list) and key == ("environment", "mix"):
         line += "; several domains are written with their shares: {retail: 2, airline: 1}"
     return line
 
 
-def _hint_of_text(key: KeyPath, value: str, details: list[ErrorDetails], tree: Tree) -> str:
-    """What to write in place of a text that is none of the choices, or that looks like the number that is wanted."""
-    for detail in details:
-        if detail["type"] == "literal_error":
-            choices = re.findall(r"'([^']*)'", detail["ctx"]["expected"])
-            near = nearest_value(key[-1] if not key[-1].isdigit() else key[-2], value, choices)
-            return f"; did you mean {near}?" if near else ""
-        if (wanted := _PLAIN_VALUES.get(detail["type"])) is None:
-            continue
-        if tree.filled.get(key):
-            dotted = ".".join(key)
-            return f"; what ${{NAME}} fills in stays a string: give it on the command line ({dotted}=$NAME)"
-        if bool in wanted and value.lower() in _YES:
-            return f"; write {_YES[value.lower()]}"
-        plain = value.strip().replace("_", "").replace(",", "")
-        with suppress(ConfigError):
-            if type(parse_value(plain, ("x",), "").data["x"]) in wanted:
-                return f"; write {plain} without quotes"
-    return ""
+# ---- near names
+
+_TENSOR_PARALLEL = "megatron.tensor_parallel engine.tensor_parallel"
+_CLIP = "algorithm.clip_low algorithm.clip_high"
+_KEYS: dict[str, str] = {
+    **dict.fromkeys(("lr", "max_lr", "actor_lr"), "optimizer.learning_rate critic.optimizer.learning_rate"),
+    **dict.fromkeys(("max_grad_norm", "grad_clip"), "optimizer.clip_grad"),
+    **dict.fromkeys(("tp", "tp_size", "tensor_model_parallel_size", "rollout_num_gpus_per_engine"), _TENSOR_PARALLEL),
+    **dict.fromkeys(("pp", "pp_size", "pipeline_model_parallel_size"), "megatron.pipeline_parallel"),
+    **dict.fromkeys(("cp", "cp_size", "context_parallel_size"), "megatron.context_parallel"),
+    **dict.fromkeys(("ep", "ep_size", "expert_model_parallel_size"), "megatron.expert_parallel"),
+    **dict.fromkeys(("micro_batch_size", "max_tokens_per_gpu"), "megatron.max_tokens_per_microbatch"),
+    **dict.fromkeys(("n", "n_samples_per_prompt", "num_generations"), "algorithm.group_size"),
+    **dict.fromkeys(("train_batch_size", "rollout_batch_size", "global_batch_size"), "algorithm.groups_per_step"),
+    **dict.fromkeys(("ppo_mini_batch_size", "num_steps_per_rollout"), "algorithm.minibatches"),
+    **dict.fromkeys(("kl_coef", "kl_loss_coef", "beta"), "algorithm.kl_coefficient"),
+    **dict.fromkeys(("clip_ratio", "eps_clip", "cliprange"), _CLIP),
+    **dict.fromkeys(("adv_estimator", "advantage_estimator"), "algorithm.advantage"),
+    **dict.fromkeys(("max_new_tokens", "max_response_length"), "rollout.max_turn_tokens"),
+    **dict.fromkeys(("max_model_len", "context_length", "seq_length"), "model.max_length"),
+    **dict.fromkeys(("hf_checkpoint", "model_name", "name_or_path", "model_name_or_path"), "model.path"),
+    **dict.fromkeys(("gpu_memory_utilization", "mem_fraction_static"), "engine.memory_fraction"),
+    **dict.fromkeys(("num_rollout", "max_steps", "total_epochs", "num_train_epochs"), "trainer.steps"),
+    **dict.fromkeys(("save_interval", "save_freq", "save_steps"), "trainer.save_every"),
+    **dict.fromkeys(("eval_interval", "test_freq", "eval_steps"), "trainer.evaluate_every"),
+    **dict.fromkeys(("env", "env_name", "domain", "task", "dataset"), "environment.name"),
+    **dict.fromkeys(("url", "api_base", "endpoint"), "user.llm.base_url judge.llm.base_url"),
+}
+"""Keys of ours by the name that another framework has for them."""
+_VALUES: dict[str, dict[str, str]] = {
+    "loss": {"ppo": "grpo, the clipped ratio; PPO is algorithm.loss=grpo with algorithm.advantage=gae",
+             "dapo": "grpo with algorithm.clip_high=0.28 and a filter {kind: range}", "sft": "cross_entropy"},
+    "advantage": {"ppo": "gae", "dapo": "grpo", "dr_grpo": "grpo with algorithm.divide_by_std=false"},
+    "dtype": {"bf16": "bfloat16", "fp16": "bfloat16", "fp32": "float32"},
+    "kl_estimator": {"kl": "k1", "mse": "k2", "low_var_kl": "k3"},
+    "aggregation": {"seq_mean_token_mean": "sequence_mean", "seq_mean_token_sum": "sequence_sum"},
+    "placement": {"colocate": "colocated", "hybrid": "colocated", "disaggregated": "separate"},
+}  # fmt: skip
+"""What values of other frameworks mean, by the last name of the key."""
 
 
-def _or(phrases: Any) -> str:
-    return " or ".join(phrases)
+def plain_name(name: str) -> str:
+    """A name as this configuration writes names."""
+    name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name.strip().lstrip("-"))
+    return name.replace("-", "_").replace(" ", "_").lower()
 
 
-def _of_missing(key: KeyPath, schema: type[Section]) -> str:
-    """What a section that has to be there needs at least."""
-    annotation = dict(fields_of(key[:-1], schema)).get(key[-1])
-    inner = fields_of(key, schema) if annotation is not None else []
-    if key == ("environment",):
-        return "; environment.name is a domain, such as retail: mua env list shows all"
-    return f"; set {'.'.join((*key, inner[0][0]))}" if inner else ""
+def nearest_keys(key: Sequence[str], siblings: Sequence[str], everywhere: dict[str, str]) -> list[str]:
+    """The keys that ``key`` may mean, best first; none where no name is near.
+
+    Args:
+        siblings: what the section of ``key`` has.
+        everywhere: last names of all keys of the schema by their dotted paths.
+    """
+    name, above = plain_name(key[-1]), ".".join(key[:-1])
+    meant = _KEYS.get(name, "").split()
+    inside = [path for path in meant if above and path.startswith(f"{above}.")]
+    if close := difflib.get_close_matches(name, siblings, n=1, cutoff=0.8):
+        inside = inside or [".".join((*key[:-1], close[0]))]
+    elif above and not inside:  # a name that many sections have, such as base_url
+        last = {path.rpartition(".")[2] for path in meant}
+        inside = [f"{above}.{one}" for one in siblings if one in last or one.startswith(f"{name}_")]
+    if inside or meant:
+        return inside or meant
+    flat = [path for path in everywhere if path.replace(".", "_") == "_".join((*key[:-1], name))]
+    same = sorted((path for path, last in everywhere.items() if last == name), key=lambda path: path.count("."))
+    if flat or (same and (len(same) <= 3 or not above)):
+        return flat or same[:3]
+    if close := difflib.get_close_matches(name, siblings, n=1, cutoff=0.7):
+        return [".".join((*key[:-1], close[0]))]
+    near = difflib.get_close_matches(name, sorted(set(everywhere.values())), n=1, cutoff=0.8)
+    return [path for path, last in everywhere.items() if last in near][:3]
 
 
-def _nearest_key(key: KeyPath, tree: Tree, schema: type[Section]) -> str:
-    """The nearest name in the same section, else the nearest anywhere, else the list of what the section has."""
-    siblings = sorted(name for name, _ in fields_of(key[:-1], schema, tree.data))
-    everywhere = {".".join(path): path[-1] for path in all_keys(schema)}
-    if found := nearest_keys(key, siblings, everywhere):
-        return f"did you mean {_or(found)}?{_value_hint(found[0], tree.value(key), schema)}"
-    return f"this section has {', '.join(siblings)}" if siblings else "leave it out"
-
-
-def _value_hint(path: str, value: Any, schema: type[Section]) -> str:
-    """What the value given under a wrong key means under the right one, where that takes only certain words."""
-    key = tuple(path.split("."))
-    annotation = dict(fields_of(key[:-1], schema)).get(key[-1])
-    choices = [c for t in alternatives(annotation) if get_origin(t) is Literal for c in get_args(t)]
-    if not isinstance(value, str) or not choices or value in choices:
-        return ""
-    near = nearest_value(key[-1], value, choices)
-    return f" {path} has no {value!r}; {f'take {near}' if near else 'it takes ' + ', '.join(map(str, choices))}"
+def nearest_value(key: str, value: str, choices: Sequence[str]) -> str | None:
+    """What ``value`` of the key ``key`` (its last name) may mean; None where nothing is near."""
+    name, by_name = plain_name(value), {plain_name(choice): choice for choice in choices}
+    meant = _VALUES.get(key, {}).get(name)
+    if name not in by_name and meant and re.split(r"[ ,]", meant)[0] in choices:
+        return meant
+    near = difflib.get_close_matches(name, by_name, n=1) or [one for one in by_name if one.startswith(name)]
+    return by_name[near[0]] if near and name else None

@@ -266,57 +266,38 @@ class ExperimentConfig(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _nothing_of_ours_at_an_endpoint(cls, data: Any) -> Any:
-        """Who evaluates a policy behind an endpoint has no model folder and trains nothing."""
-        here = data
-        for key in ("evaluation", "policy", "kind"):
-            here = here.get(key) if isinstance(here, dict) else None
-        if here != "endpoint":
-            return data
-        return {"model": {"path": "none"}, "trainer": {"steps": 1}, **data}
-
-    @model_validator(mode="before")
-    @classmethod
-    def _transport_by_placement(cls, data: Any) -> Any:
-        """``engine.transport`` where it is not set."""
-        engine = data.get("engine", {}) if isinstance(data, dict) else None
-        transport = "broadcast" if isinstance(data, dict) and data.get("placement") == "separate" else "colocated"
-        if isinstance(engine, EngineConfig) and engine.transport is None:
-            return data | {"engine": engine.model_copy(update={"transport": transport})}
-        if isinstance(engine, dict) and engine.get("transport") is None:
-            return data | {"engine": engine | {"transport": transport}}
-        return data
-
-    @model_validator(mode="before")
-    @classmethod
-    def _nothing_is_played(cls, data: Any) -> Any:
-        """Who only learns from recordings names no domain."""
-        recorded = isinstance(data, dict) and (data.get("sft") or data.get("offline"))
-        return {"environment": {"name": NO_DOMAIN}, **data} if recorded else data
-
-    @model_validator(mode="before")
-    @classmethod
-    def _episodes_fit(cls, data: Any, info: ValidationInfo) -> Any:
-        """``rollout.max_tokens`` where it is not set, and where no episode is played: what fits the model's context
-        and a micro-batch."""
+    def _fill_in(cls, data: Any, info: ValidationInfo) -> Any:
+        """What follows from other keys, where it is not set."""
         if not isinstance(data, dict):
             return data
+        kind: Any = data
+        for key in ("evaluation", "policy", "kind"):
+            kind = kind.get(key) if isinstance(kind, dict) else None
+        if kind == "endpoint":  # who evaluates a policy behind an endpoint has no model folder and trains nothing
+            data = {"model": {"path": "none"}, "trainer": {"steps": 1}, **data}
+        if data.get("sft") or data.get("offline"):  # who only learns from recordings names no domain
+            data = {"environment": {"name": NO_DOMAIN}, **data}
+        engine, transport = data.get("engine", {}), "broadcast" if data.get("placement") == "separate" else "colocated"
+        if isinstance(engine, EngineConfig) and engine.transport is None:
+            data = data | {"engine": engine.model_copy(update={"transport": transport})}
+        elif isinstance(engine, dict) and engine.get("transport") is None:
+            data = data | {"engine": engine | {"transport": transport}}
+        # Where rollout.max_tokens is not set, or no episode is played: what fits the context and a micro-batch.
         sections = [data.get(name) or {} for name in ("model", "megatron", "rollout")]
         if not all(isinstance(section, dict) for section in sections):
             return data
-        model, megatron, rollout = sections
-        length = model.get("max_length", ModelConfig.model_fields["max_length"].default)
-        budget = megatron.get(
-            "max_tokens_per_microbatch", MegatronConfig.model_fields["max_tokens_per_microbatch"].default
+        keys = ("max_length", "max_tokens_per_microbatch", "max_tokens")
+        length, budget, given = (
+            section.get(key, of.model_fields[key].default)
+            for section, key, of in zip(sections, keys, (ModelConfig, MegatronConfig, RolloutConfig), strict=True)
         )
-        given = rollout.get("max_tokens", RolloutConfig.model_fields["max_tokens"].default)
-        plays = (info.context or {}).get("verb") != "sft"
+        plays, rollout = (info.context or {}).get("verb") != "sft", sections[2]
         if not all(type(number) is int for number in (length, budget, given)) or (plays and "max_tokens" in rollout):
             return data
         fits = min(given, length - ENGINE_RESERVE, budget)
-        return data if fits in (given, rollout.get("max_tokens")) or fits < 1 else (
-            data | {"rollout": rollout | {"max_tokens": fits}}
-        )  # fmt: skip
+        if fits < 1 or fits in (given, rollout.get("max_tokens")):
+            return data
+        return data | {"rollout": rollout | {"max_tokens": fits}}
 
     @model_validator(mode="after")
     def _sections_go_together(self, info: ValidationInfo) -> Self:

@@ -55,7 +55,11 @@ def preflight(
         MuaError: a check failed.
     """
     world = int(os.environ.get("WORLD_SIZE", "1"))
-    start = None if config is None else Start(config, verb or verb_of(config))
+    start = None
+    if config is not None:
+        recorded_only = config.sft is not None and config.environment.name == NO_DOMAIN
+        told: Verb = "eval" if config.evaluation.policy.kind == "endpoint" else "sft" if recorded_only else "train"
+        start = Start(config, verb or told)
     node = RunNode.here(config, start is None or start.has_model)
     if config is not None and node.has_model and "WORLD_SIZE" in os.environ and world != config.megatron.world_size:
         raise MuaError(f"{world} ranks were started, but the section megatron makes {config.megatron.world_size}")
@@ -73,13 +77,6 @@ def preflight(
         print(json.dumps(shown, indent=2) if as_json else "\n".join(check_table(found)), flush=True)
     if failed := sum(check.state == "failure" for _, check in found):
         raise MuaError(f"preflight: {failed} failed")
-
-
-def verb_of(config: ExperimentConfig) -> Verb:
-    """What a configuration is for, as far as it says."""
-    if config.evaluation.policy.kind == "endpoint":
-        return "eval"
-    return "sft" if config.sft is not None and config.environment.name == NO_DOMAIN else "train"
 
 
 def check_table(found: Sequence[tuple[str, Check]]) -> list[str]:

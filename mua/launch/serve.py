@@ -21,7 +21,7 @@ from pathlib import Path
 from mua.compat import sglang_keys
 from mua.engine.server import Arguments, SglangServer, has_cuda
 from mua.utils.atomic import replace_text
-from mua.utils.errors import EngineError, ModelError
+from mua.utils.errors import EngineError
 
 POLL_SECONDS = 0.5
 STOP_SECONDS = 30.0
@@ -58,11 +58,8 @@ def serve(service: Service) -> None:
     """Serve until SIGTERM or Ctrl-C.
 
     Raises:
-        ModelError: the folder holds no model.
         EngineError: a further argument is a key, or the server ended or did not answer in time.
     """
-    if not (service.model / "config.json").is_file():
-        raise ModelError(f"{service.model}: not a model folder (no config.json)")
     if any(argument.startswith(("--api-key", "--admin-api-key", "--config")) for argument in service.extra):
         raise EngineError(
             "--extra: a key on the command line is seen by everyone; drop it, mua serve draws one", passing=False

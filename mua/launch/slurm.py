@@ -59,8 +59,15 @@ def place_job(config: ExperimentConfig, verb: str = "train") -> JobNodes:
         raise ConfigError("--engines-only: nodes join the engines of runs with placement: separate; set it")
     if apart and not engine.nodes and verb != "engines":
         raise ConfigError("slurm.engine_*: these are for nodes that have engines alone; set engine.nodes")
-    if alone or verb == "engines":
-        _check_engine_node(config)
+    key = "engine_gpus_per_node" if slurm.engine_gpus_per_node is not None else "gpus_per_node"
+    if (alone or verb == "engines") and (gpus := getattr(slurm, key)):
+        tensor, count = engine.tensor_parallel, engine.count
+        if gpus % tensor or count * tensor > gpus:
+            fits = ", ".join(f"{gpus // size} of {size}" for size in range(1, gpus + 1) if gpus % size == 0)
+            raise ConfigError(
+                f"engine.count {count} of engine.tensor_parallel {tensor} do not fit slurm.{key} {gpus}; a node could "
+                f"have {fits}"
+            )
     if verb == "engines":
         return JobNodes(0, 1, slurm.nodes or alone or 1)
     beside = engine.count * engine.tensor_parallel if separate and not alone and verb == "train" else 0
@@ -87,19 +94,6 @@ def place_job(config: ExperimentConfig, verb: str = "train") -> JobNodes:
     if world % nodes:
         raise ConfigError(f"slurm.nodes {nodes}: {layout}, which {nodes} nodes cannot share evenly")
     return JobNodes(nodes, world // nodes, alone, apart and alone > 0)
-
-
-def _check_engine_node(config: ExperimentConfig) -> None:
-    """Raises :class:`ConfigError` where the engines do not fill an engine node's GPUs."""
-    tensor, count = config.engine.tensor_parallel, config.engine.count
-    key = "engine_gpus_per_node" if config.slurm.engine_gpus_per_node is not None else "gpus_per_node"
-    gpus = getattr(config.slurm, key)
-    if gpus and (gpus % tensor or count * tensor > gpus):
-        fits = ", ".join(f"{gpus // size} of {size}" for size in range(1, gpus + 1) if gpus % size == 0)
-        raise ConfigError(
-            f"engine.count {count} of engine.tensor_parallel {tensor} do not fit slurm.{key} {gpus}; a node could have "
-            f"{fits}"
-        )
 
 
 PENDING_USER = {
@@ -208,8 +202,21 @@ cancel   scancel {number}"""
 def _head(job: SlurmJob, template: str) -> Iterator[str]:
     """Options and the settings that ``template`` has."""
     nodes, slurm = place_job(job.config, job.verb), job.config.slurm
-    for option in _options(job, nodes):
-        yield f"#SBATCH {option}"
+    name = _word("name", job.config.name) + ("-engines" if job.verb == "engines" else "")
+    options = [
+        f"--job-name={name}", f"--signal=B:USR1@{slurm.signal_minutes * 60}", "--open-mode=append",
+        f"--output={_option_path(job.logs)}/%j.log", f"--chdir={_option_path(Path.cwd())}",
+    ]  # fmt: skip
+    engines = list(_engine_component(slurm, nodes.engines, job.config.engine.count)) if nodes.engines else []
+    if nodes.trainers:
+        options += _component(slurm, nodes.trainers + (0 if nodes.apart else nodes.engines), nodes.ranks)
+    if nodes.apart:
+        options.append("hetjob")
+    if nodes.apart or not nodes.trainers:
+        options += engines
+    if nodes.engines:
+        options.append("--no-kill")  # a dead engine node does not end the job
+    yield from (f"#SBATCH {option}" for option in options)
     settings = {
         "MUA_ROOT": shipped(),
         "VENV": slurm.venv or Path(sys.prefix),
@@ -231,25 +238,6 @@ def _head(job: SlurmJob, template: str) -> Iterator[str]:
         if name in known:
             yield f"{name}={shlex.quote(str(value))}"
     yield f"MUA_LOGS={shlex.quote(str(job.logs))}/$SLURM_JOB_ID"
-
-
-def _options(job: SlurmJob, nodes: JobNodes) -> Iterator[str]:
-    """Slurm's options: of the job, of its nodes, and of the engines' nodes where these are others."""
-    slurm = job.config.slurm
-    yield f"--job-name={_word('name', job.config.name)}" + ("-engines" if job.verb == "engines" else "")
-    yield f"--signal=B:USR1@{slurm.signal_minutes * 60}"
-    yield "--open-mode=append"
-    yield f"--output={_option_path(job.logs)}/%j.log"
-    yield f"--chdir={_option_path(Path.cwd())}"
-    if nodes.trainers:
-        yield from _component(slurm, nodes.trainers + (0 if nodes.apart else nodes.engines), nodes.ranks)
-    else:
-        yield from _engine_component(slurm, nodes.engines, job.config.engine.count)
-    if nodes.apart:
-        yield "hetjob"
-        yield from _engine_component(slurm, nodes.engines, job.config.engine.count)
-    if nodes.engines:
-        yield "--no-kill"  # a dead engine node does not end the job
 
 
 def _engine_component(slurm: SlurmConfig, nodes: int, engines: int) -> Iterator[str]:

@@ -8,7 +8,7 @@ A name that is not here is an error where :data:`STRICT` is set, as tests set it
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from difflib import get_close_matches
 from functools import cache, lru_cache
@@ -134,21 +134,18 @@ def asked_for(name: str | None) -> list[Metric]:
 
 def metrics_page() -> str:
     """``docs/metrics.md``, ending in one newline."""
-    beginning = Path(__file__).with_name("metrics_page.md").read_text(encoding="utf-8")
-    return "\n".join([beginning, *_page_parts()]).rstrip() + "\n"
-
-
-def _page_parts() -> Iterator[str]:
+    lines = [Path(__file__).with_name("metrics_page.md").read_text(encoding="utf-8")]
     for group, about in GROUPS.items():
-        yield f"## `{group}/`\n\n{about}\n"
-        yield "| name | unit | meaning | normal | when it is not |\n| --- | --- | --- | --- | --- |"
+        lines.append(f"## `{group}/`\n\n{about}\n")
+        lines.append("| name | unit | meaning | normal | when it is not |\n| --- | --- | --- | --- | --- |")
         for metric in CATALOG:
             if metric.group == group:
                 cells = (f"`{metric.name}`", metric.unit, metric.meaning, metric.normal, metric.otherwise)
-                yield "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
-        yield ""
-    yield "## Words in names\n\n| word | stands for |\n| --- | --- |"
-    yield "| `{domain}`, `{tool}`, `{kind}`, `{layer}` | a domain, a tool, a kind of what is counted, a layer |"
-    yield "| `{moment}` | `rollout_begin`, `rollout_end`, and so for `train`, `sync`, `save` |"
+                lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+        lines.append("")
+    lines.append("## Words in names\n\n| word | stands for |\n| --- | --- |")
+    lines.append("| `{domain}`, `{tool}`, `{kind}`, `{layer}` | a domain, a tool, a kind of what is counted, a layer |")
+    lines.append("| `{moment}` | `rollout_begin`, `rollout_end`, and so for `train`, `sync`, `save` |")
     for word, values in STANDS_FOR.items():
-        yield f"| `{{{word}}}` | {', '.join(f'`{value}`' for value in values)} |"
+        lines.append(f"| `{{{word}}}` | {', '.join(f'`{value}`' for value in values)} |")
+    return "\n".join(lines).rstrip() + "\n"

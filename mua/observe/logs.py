@@ -43,18 +43,6 @@ class _LogFile(logging.FileHandler):
         print(f"mua: {self.baseFilename}: cannot be written, the log ends here: {error}", file=sys.stderr)
 
 
-class _Terminal(logging.StreamHandler):  # type: ignore[type-arg]
-    """What Python does where no handler is set: warnings as bare lines on standard error, whatever that is now."""
-
-    def __init__(self) -> None:
-        super().__init__(sys.stderr)
-        self.setLevel(logging.WARNING)
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.stream = sys.stderr
-        super().emit(record)
-
-
 def log_file(output: Path, verb: str, *, one_of_many: bool = False) -> Path:
     """Where this process logs."""
     if one_of_many:
@@ -81,7 +69,7 @@ def logging_to(output: Path, verb: str, *, one_of_many: bool = False) -> Iterato
         return
     handler.setLevel(logging.INFO if leads else logging.WARNING)
     handler.setFormatter(_Lines(_FORMAT))
-    terminal = None if root.handlers else _Terminal()  # with a handler of ours, Python's own for warnings would go
+    terminal = None if root.handlers else logging.lastResort  # Python's own for warnings goes where there is another
     levels = {name: logging.getLogger(name).level for name in OWN}
     for name in OWN:
         logging.getLogger(name).setLevel(logging.INFO)
@@ -93,7 +81,10 @@ def logging_to(output: Path, verb: str, *, one_of_many: bool = False) -> Iterato
         yield
         log.info("mua %s is done", verb)
     except BaseException as error:
-        _keep_error(handler, error, verb)
+        quiet = isinstance(error, KeyboardInterrupt)  # into the file alone: the command line says it on the terminal
+        level, trace = (logging.WARNING, None) if quiet else (logging.ERROR, (type(error), error, error.__traceback__))
+        message = f"mua {verb} ends: {type(error).__name__}: {error}"
+        handler.handle(logging.LogRecord("mua", level, __file__, 0, message, None, trace))
         raise
     finally:
         for one in filter(None, (handler, terminal)):
@@ -101,12 +92,3 @@ def logging_to(output: Path, verb: str, *, one_of_many: bool = False) -> Iterato
         handler.close()
         for name, level in levels.items():
             logging.getLogger(name).setLevel(level)
-
-
-def _keep_error(handler: logging.Handler, error: BaseException, verb: str) -> None:
-    """Into the file alone: the command line says it on the terminal."""
-    quiet = isinstance(error, KeyboardInterrupt)
-    message = f"mua {verb} ends: {type(error).__name__}: {error}"
-    trace = None if quiet else (type(error), error, error.__traceback__)
-    record = logging.LogRecord("mua", logging.WARNING if quiet else logging.ERROR, __file__, 0, message, None, trace)
-    handler.handle(record)

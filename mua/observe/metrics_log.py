@@ -18,7 +18,7 @@ import yaml
 
 from mua.observe.catalog import STRICT, unknown
 from mua.observe.metric_sinks import Ending, MetricSink, Plain, TensorBoardSink, Values, histogram_of
-from mua.types import Json, Trajectory
+from mua.types import Trajectory
 from mua.utils.atomic import replace_text
 from mua.utils.errors import MuaError, Preempted
 from mua.utils.files import LineFile, naming
@@ -73,7 +73,12 @@ class MetricsWriter:
         _drop_details(output / DETAILS_FILE, resume_step)
         self._file, self._details = LineFile(path), LineFile(output / DETAILS_FILE)
         self._evaluations_file = output / EVALUATIONS_FILE
-        self._evaluations = _evaluations_until(self._evaluations_file, resume_step)
+        if resume_step == 0:
+            self._evaluations_file.unlink(missing_ok=True)
+        self._evaluations: dict[int, dict[str, float | None]] = {}
+        for line in read_metrics(self._evaluations_file) if self._evaluations_file.exists() else ():
+            if resume_step is None or line["step"] <= resume_step:
+                self._evaluations[line["step"]] = {name: value for name, value in line.items() if name != "step"}
         self._sinks: list[MetricSink] = [*others]
         if tensorboard:
             board = TensorBoardSink(output / TENSORBOARD_FOLDER, resume_step, COMPARED)
@@ -210,17 +215,6 @@ def _finite(values: Mapping[str, float]) -> dict[str, float | None]:
     return {name: value if math.isfinite(value) else None for name, value in values.items()}
 
 
-def _evaluations_until(path: Path, step: int | None) -> dict[int, dict[str, float | None]]:
-    """The evaluations in the file that a run which goes on from ``step`` has made; by step."""
-    if not path.exists() or step == 0:
-        path.unlink(missing_ok=True)
-        return {}
-    found = {line["step"]: line for line in read_metrics(path)}
-    return {
-        at: {n: v for n, v in line.items() if n != "step"} for at, line in found.items() if step is None or at <= step
-    }
-
-
 def evaluation_of(metrics: Mapping[str, float]) -> dict[str, float]:
     """The held-out figures of ``metrics``."""
     return {name: value for name, value in metrics.items() if name.startswith(EVALUATION)}
@@ -240,7 +234,15 @@ def memory_metrics() -> dict[str, float]:
     me = psutil.Process()
     metrics = {"memory/process_gib": _resident(me) / GIB}
     metrics["memory/children_gib"] = sum(map(_resident, me.children(recursive=True))) / GIB
-    return metrics | _cuda()
+    torch = sys.modules.get("torch")  # whoever uses a GPU has loaded it; metrics alone must not
+    if torch is not None and torch.cuda.is_available():
+        free, total = torch.cuda.mem_get_info()
+        metrics |= {
+            "memory/cuda_allocated_gib": torch.cuda.memory_allocated() / GIB,
+            "memory/cuda_peak_gib": torch.cuda.max_memory_allocated() / GIB,
+            "memory/cuda_device_used_gib": (total - free) / GIB,
+        }
+    return metrics
 
 
 def process_memory() -> dict[str, float]:
@@ -252,18 +254,6 @@ def _resident(process: psutil.Process) -> int:
     with contextlib.suppress(psutil.Error):  # a child may end between being listed and being asked
         return int(process.memory_info().rss)
     return 0
-
-
-def _cuda() -> dict[str, float]:
-    torch = sys.modules.get("torch")  # whoever uses a GPU has loaded it; metrics alone must not
-    if torch is None or not torch.cuda.is_available():
-        return {}
-    free, total = torch.cuda.mem_get_info()
-    return {
-        "memory/cuda_allocated_gib": torch.cuda.memory_allocated() / GIB,
-        "memory/cuda_peak_gib": torch.cuda.max_memory_allocated() / GIB,
-        "memory/cuda_device_used_gib": (total - free) / GIB,
-    }
 
 
 # ---- what a step's episodes leave beside scalars: histograms, and two of them as texts
@@ -301,17 +291,15 @@ def text_of_episode(trajectory: Trajectory) -> str:
     verdict = "success" if trajectory.success else "no success"
     where = f" in {trajectory.domain}" if trajectory.domain else ""
     head = f"task {trajectory.task_id}{where}: {trajectory.outcome.value}, {verdict}, reward {trajectory.reward:g}"
-    text = "\n\n".join([head, *(line for message in trajectory.messages for line in _lines(message))])
-    return _cut(text, LONGEST_TEXT)
-
-
-def _lines(message: Json) -> Iterator[str]:
-    who = str(message.get("role", "?"))
-    if who != "system":  # the same in every episode of a domain
-        content = message.get("content")
-        yield f"{who}: {_cut(content if isinstance(content, str) else str(content or ''), _LONGEST_MESSAGE)}"
-        for call in message.get("tool_calls") or ():
-            yield f"{who} calls: {_cut(str(call.get('function', call)), _LONGEST_MESSAGE)}"
+    lines = [head]
+    for message in trajectory.messages:
+        who, content = str(message.get("role", "?")), message.get("content")
+        if who != "system":  # the same in every episode of a domain
+            said = content if isinstance(content, str) else str(content or "")
+            lines.append(f"{who}: {_cut(said, _LONGEST_MESSAGE)}")
+            for call in message.get("tool_calls") or ():
+                lines.append(f"{who} calls: {_cut(str(call.get('function', call)), _LONGEST_MESSAGE)}")
+    return _cut("\n\n".join(lines), LONGEST_TEXT)
 
 
 def _cut(text: str, longest: int) -> str:
@@ -330,7 +318,13 @@ def hyperparameters(config: ExperimentConfig) -> dict[str, str | int | float | b
 
     masked = dict(_flat(yaml.safe_load(dump_config(config))))
     changed = {key for key, _ in _flat(config.model_dump(mode="json", exclude_defaults=True))}
-    return {key: _plain(value) for key, value in masked.items() if key in changed or key in ALWAYS}
+    found: dict[str, str | int | float | bool] = {}
+    for key, value in masked.items():
+        if key in changed or key in ALWAYS:
+            text = "null" if value is None else str(value)
+            short = text if len(text) <= _LONGEST_VALUE else text[: _LONGEST_VALUE - 1] + "…"
+            found[key] = value if isinstance(value, bool | int | float) else short
+    return found
 
 
 def _flat(tree: Any, above: str = "") -> Iterator[tuple[str, Any]]:
@@ -339,10 +333,3 @@ def _flat(tree: Any, above: str = "") -> Iterator[tuple[str, Any]]:
             yield from _flat(value, f"{above}.{name}" if above else str(name))
     else:
         yield above, tree
-
-
-def _plain(value: Any) -> str | int | float | bool:
-    if isinstance(value, bool | int | float):
-        return value
-    text = "null" if value is None else str(value)
-    return text if len(text) <= _LONGEST_VALUE else text[: _LONGEST_VALUE - 1] + "…"

@@ -46,13 +46,14 @@ def capture_environment(folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"environment-{node_name()}.json"
     packages = {str(d.metadata["Name"]).lower(): d.version for d in metadata.distributions() if d.metadata["Name"]}
+    git = ("git", "-C", str(ROOT))
     record: dict[str, Any] = {
         "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "host": socket.gethostname(),
         "command": [without_secrets(part) for part in sys.argv],
         "mua": mua.__version__,
-        "commit": program_output("git", "-C", str(ROOT), "rev-parse", "HEAD", seconds=_CAPTURE_SECONDS),
-        "uncommitted": _uncommitted(),
+        "commit": program_output(*git, "rev-parse", "HEAD", seconds=_CAPTURE_SECONDS),
+        "uncommitted": (program_output(*git, "status", "--short", seconds=_CAPTURE_SECONDS) or "").splitlines(),
         "python": sys.version,
         "platform": platform.platform(),
         "cpus": len(os.sched_getaffinity(0)),
@@ -65,10 +66,6 @@ def capture_environment(folder: Path) -> Path:
     }
     path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     return path
-
-
-def _uncommitted() -> list[str]:
-    return (program_output("git", "-C", str(ROOT), "status", "--short", seconds=_CAPTURE_SECONDS) or "").splitlines()
 
 
 def node_name() -> str:

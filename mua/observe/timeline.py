@@ -79,7 +79,7 @@ class StateClock:
         self._state = state
         self._seconds: defaultdict[str, float] = defaultdict(float)
         self._since = clock()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
     @property
     def state(self) -> str:
@@ -141,8 +141,7 @@ class EngineClock(StateClock):
     def take_usage(self) -> tuple[dict[str, float], float, float]:
         """:meth:`take`, seconds of all requests that ran meanwhile, and the most there could have been."""
         with self._lock:
-            self._book()
-            taken, self._seconds = dict(self._seconds), defaultdict(float)
+            taken = self.take()
             used, self._slot_seconds = self._slot_seconds, 0.0
         return taken, used, self._slots * sum(taken.values())
 

@@ -35,11 +35,13 @@ def render_trajectory(trajectory: Trajectory, decode: Callable[[list[int]], str]
     verdict = "success" if trajectory.success else "no success"
     by_turn = ", ".join(f"{reward:g}" for reward in trajectory.turn_rewards) or "none"
     tokens = sum(map(len, trajectory.segments))
+    evaluated = trajectory.ordinal >= EVALUATION_ORDINALS
+    group = "this task, in an evaluation" if evaluated else f"group {trajectory.ordinal}"
     listed = {
         "outcome": f"{trajectory.outcome.value}, {verdict}{'' if trajectory.scored else ', not scored'}",
         "reward": f"{trajectory.reward:g} (by turn: {by_turn})",
         "turns": f"{len(trajectory.turn_rewards)}, {tokens} tokens, {trajectory.sampled_tokens} of them sampled",
-        "sample": f"{trajectory.sample} of {_group(trajectory)}, attempt {trajectory.attempts}",
+        "sample": f"{trajectory.sample} of {group}, attempt {trajectory.attempts}",
     }
     error = [("error", trajectory.error)] if trajectory.error else []
     facts = Table.grid(padding=(0, 2))
@@ -55,11 +57,6 @@ def render_trajectory(trajectory: Trajectory, decode: Callable[[list[int]], str]
             parts.append(Rule(f"segment {number} of {len(trajectory.segments)}", style="dim"))
         parts.append(_segment(segment, decode))
     return Group(*parts, Text(LEGEND, style="dim"))
-
-
-def _group(trajectory: Trajectory) -> str:
-    evaluated = trajectory.ordinal >= EVALUATION_ORDINALS
-    return "this task, in an evaluation" if evaluated else f"group {trajectory.ordinal}"
 
 
 def _segment(segment: Segment, decode: Callable[[list[int]], str]) -> Table:

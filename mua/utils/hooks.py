@@ -160,7 +160,15 @@ def load_hook(key: str, path: str) -> Any:
     elif inspect.iscoroutinefunction(found) and not kind.may_wait:
         raise _wrong(kind, path, f"{name!r} is async, and nobody awaits it")
     else:
-        _check_signature(kind, path, found)
+        try:
+            bound = inspect.signature(found).bind(*kind.parameters)
+        except (TypeError, ValueError) as error:
+            raise _wrong(
+                kind, path, f"cannot be called with {len(kind.parameters)} arguments ({error})"
+            ) from None  # fmt: skip
+        for parameter, given in bound.arguments.items():  # of each parameter the expected name that its place has
+            if isinstance(given, str) and parameter.lstrip("_") != given:
+                raise _wrong(kind, path, f"has a parameter {parameter!r} in the place of {given!r}")
     return found
 
 
@@ -217,17 +225,6 @@ def check_number(key: str, path: str, found: Any) -> float:
     if not math.isfinite(number):
         raise wrong_result(key, path, f"gave {str(found)[:60]!r}")
     return float(number)
-
-
-def _check_signature(kind: HookKind, path: str, found: Any) -> None:
-    try:
-        signature = inspect.signature(found)
-        bound = signature.bind(*kind.parameters)
-    except (TypeError, ValueError) as error:
-        raise _wrong(kind, path, f"cannot be called with {len(kind.parameters)} arguments ({error})") from None
-    for name, given in bound.arguments.items():  # of each parameter the expected name that its place has
-        if isinstance(given, str) and name.lstrip("_") != given:
-            raise _wrong(kind, path, f"has a parameter {name!r} in the place of {given!r}")
 
 
 def _wrong(kind: HookKind, path: str, what: str) -> ConfigError:

@@ -33,8 +33,6 @@ MAX_VERDICT = 50_000
 """Characters of a judge's answer."""
 
 _SPACE = re.compile(r"[ \t\r\n]*")
-_NESTING = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"?|[\[\]{}]', re.DOTALL)
-"""Strings, whose brackets count for nothing, and brackets."""
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ufdd0-\ufdef\ufffe\uffff]")
 """All but tab and the ends of lines."""
 _SURROGATE_ESCAPE = re.compile(r"\\u[dD][89a-fA-F]")
@@ -76,15 +74,17 @@ def read_json(text: str | bytes, *, strict: bool = True, depth: int = MAX_DEPTH)
 
 def read_json_at(text: str, at: int, *, strict: bool = True, depth: int = MAX_DEPTH) -> tuple[Any, int]:
     """The value that begins at index ``at``, and the index behind it. As :func:`read_json` otherwise."""
-    if deeper_text(text, at, depth):
-        raise JsonError("nested too deeply", text, at)
     try:
         value, end = (_STRICT if strict else _LENIENT).raw_decode(text, at)
+    except RecursionError:
+        raise JsonError("nested too deeply", text, at) from None
     except json.JSONDecodeError as error:
         raise JsonError(error.msg, text, error.pos) from None
     except ValueError as error:
         reason = "an integer has too many digits" if "integer string" in str(error) else str(error)
         raise JsonError(reason, text, at) from None
+    if text.count("[", at, end) + text.count("{", at, end) > depth and deeper(value, depth):
+        raise JsonError("nested too deeply", text, at)
     if strict:
         raw = unpaired_surrogate(text[at:end])
         escaped = _SURROGATE_ESCAPE.search(text, at, end)
@@ -93,23 +93,6 @@ def read_json_at(text: str, at: int, *, strict: bool = True, depth: int = MAX_DE
         if escaped and unpaired_surrogate(json.dumps(value, ensure_ascii=False)) is not None:
             raise JsonError("unpaired surrogate in a string", text, escaped.start())
     return value, end
-
-
-def deeper_text(text: str, at: int, depth: int) -> bool:
-    """Whether the JSON value that begins at ``at`` nests deeper than ``depth``, found without parsing it."""
-    if text.count("[", at) + text.count("{", at) <= depth:
-        return False
-    level = 0
-    for token in _NESTING.finditer(text, at):
-        if (sign := token.group()[0]) in "[{":
-            level += 1
-        elif sign in "]}":
-            level -= 1
-        if level > depth:
-            return True
-        if level <= 0:
-            return False
-    return False
 
 
 def skip_space(text: str, at: int) -> int:

@@ -20,7 +20,6 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import sqlalchemy as sa
 
@@ -209,11 +208,17 @@ def _index(
             "rows": _rows(answers, run, kept[run.key], keys),
         }
     everything = answers.answer("runs", {})["runs"]
+    rounds = {key: one["run"]["evaluations"] for key, one in of_run.items()}
+    comparisons = {}  # of every two runs: training, and the newest evaluation of each
+    for a, b in itertools.permutations(of_run, 2):
+        newest = tuple(str(rounds[key][-1]["round"]) if rounds[key] else "0" for key in (a, b))
+        for ra, rb in {("0", "0"), newest}:
+            comparisons[f"{a} {b} {ra} {rb}"] = answers.answer("compare", {"a": a, "b": b, "ra": ra, "rb": rb})
     return {
         "note": note,
         "runs": [row for row in everything if row["key"] in of_run],
         "of_run": of_run,
-        "compared": dict(_comparisons(answers, of_run)),
+        "compared": comparisons,
     }
 
 
@@ -237,12 +242,3 @@ def _rows(answers: Answers, run: ViewedRun, names: list[str], keys: Mapping[tupl
             for row in rows[at:]:
                 row |= {"key": keys[run.key, row["id"]], "steps": steps[row["id"]], "tools": called[row["id"]]}
     return rows
-
-
-def _comparisons(answers: Answers, of_run: Mapping[str, Json]) -> Iterator[tuple[str, Any]]:
-    """Of every two runs: training, and the newest evaluation of each."""
-    rounds = {key: one["run"]["evaluations"] for key, one in of_run.items()}
-    for a, b in itertools.permutations(of_run, 2):
-        newest = [str(rounds[key][-1]["round"]) if rounds[key] else "0" for key in (a, b)]
-        for ra, rb in {("0", "0"), (newest[0], newest[1])}:
-            yield f"{a} {b} {ra} {rb}", answers.answer("compare", {"a": a, "b": b, "ra": ra, "rb": rb})

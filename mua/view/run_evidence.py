@@ -212,31 +212,20 @@ def _met(connection: Connection, run: str, config: Json) -> dict[str, tuple[int,
     )
     versions = dict(connection.execute(version.group_by(trajectories.c.round)).all())
     rows, own = list(connection.execute(chosen)), {domain for domain, _ in trained}
-    same = _same_data(config, {row[1] for row in rows})
+    same, leaks = set[tuple[str, str]](), UserLeaks(config)  # tasks with the data of one of training
+    for name in {row[1] for row in rows}:
+        if (domain := leaks.domain(name)) is not None:
+            known = {_digest(task.data) for task in domain.tasks("train")}
+            held_out = (task for split in ("validation", "test") for task in domain.tasks(split))
+            same |= {(name, task.id) for task in held_out if _digest(task.data) in known}
     found: dict[str, tuple[int, list[str]]] = {}
-    for round_, domain, task, split in rows:
-        pool = split == "train" and domain in own
-        if pool or (domain, task) in trained or (domain, task) in same:
-            name = f"the evaluation on {split or 'held-out tasks'}"
-            _, names = found.setdefault(name, (max(0, (versions.get(round_) or 0) - 1), []))
+    for round_, of_domain, task, split in rows:
+        pool = split == "train" and of_domain in own
+        if pool or (of_domain, task) in trained or (of_domain, task) in same:
+            told = f"the evaluation on {split or 'held-out tasks'}"
+            _, names = found.setdefault(told, (max(0, (versions.get(round_) or 0) - 1), []))
             if task not in names:
                 names.append(task)
-    return found
-
-
-def _same_data(config: Json, domains: set[str]) -> dict[tuple[str, str], tuple[str, str]]:
-    """For each task outside of training the one of the split ``train`` with the same data."""
-    found: dict[tuple[str, str], tuple[str, str]] = {}
-    leaks = UserLeaks(config)
-    for name in domains:
-        domain = leaks.domain(name)
-        if domain is None:
-            continue
-        known = {_digest(task.data): (name, task.id) for task in domain.tasks("train")}
-        for split in ("validation", "test"):
-            for task in domain.tasks(split):
-                if (twin := known.get(_digest(task.data))) is not None:
-                    found[name, task.id] = twin
     return found
 
 

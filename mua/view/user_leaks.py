@@ -72,7 +72,10 @@ class UserLeaks:
         if getattr(self.domain(domain), "user_in_tools", False):
             return None  # these words are the domain's own, which may say how its tools are to be used
         hidden = self._of(domain, task)
-        tools = _called(messages) | (hidden.tools if hidden else frozenset())
+        calls = (call for message in messages for call in message.get("tool_calls") or () if isinstance(call, Mapping))
+        functions = (call.get("function", call) for call in calls)
+        called = {str(function.get("name", "")) for function in functions if isinstance(function, Mapping)}
+        tools = {name for name in called if "_" in name} | (hidden.tools if hidden else frozenset())
         known, heard = " ".join(str(m.get("content") or "") for m in messages if m.get("role") == "system"), ""
         for message in messages:
             text = str(message.get("content") or "")
@@ -147,14 +150,3 @@ def _leaves(data: Any) -> list[str]:
     if isinstance(data, list | tuple):
         return [leaf for value in data for leaf in _leaves(value)]
     return [str(data)] if isinstance(data, str | int | float) and not isinstance(data, bool) else []
-
-
-def _called(messages: Sequence[Json]) -> frozenset[str]:
-    """Names of the tools that the policy called."""
-    found = set()
-    for message in messages:
-        for call in message.get("tool_calls") or ():
-            function = call.get("function", call) if isinstance(call, Mapping) else {}
-            if isinstance(function, Mapping) and "_" in str(function.get("name", "")):
-                found.add(str(function["name"]))
-    return frozenset(found)

@@ -35,19 +35,16 @@ class TokenTexts:
 
     def __init__(self, folder: Path | None) -> None:
         self.folder = folder
-        self._lock = threading.Lock()
 
     @property
     def fault(self) -> str | None:
         """Why there is no text, or None."""
-        with self._lock:
-            return self._loaded[1]
+        return self._loaded[1]
 
     def pieces(self, ids: Sequence[int]) -> list[str]:
         """One text a token. A character of several tokens belongs to the last of them; bytes that are no UTF-8 become
         U+FFFD, as in the engine's text."""
-        with self._lock:
-            bytes_of, fault = self._loaded
+        bytes_of, fault = self._loaded
         if fault is not None:
             return [f"⟨{number}⟩" for number in ids]
         decoder, found = codecs.getincrementaldecoder("utf-8")("replace"), []
@@ -154,7 +151,21 @@ class ViewedRuns:
                 rows = list(list_runs(connection))
                 configs = dict(connection.execute(sa.select(runs.c.id, runs.c.config)).all())
             for row in rows:
-                key = self._seen(row, store, number, folder if len(rows) == 1 else None, configs.get(row["id"]) or {})
+                with self._lock:
+                    key = row["id"]
+                    if key in self._runs and self._runs[key].store is not store:
+                        key = f"{key}@{number + 1}"
+                    if key not in self._runs:
+                        config, own = configs.get(key), Path(row["output"])
+                        config = config if isinstance(config, dict) else {}
+                        place = folder if folder is not None and len(rows) == 1 else own if own.is_dir() else None
+                        texts, model = self._model, config.get("model")
+                        if texts is None and isinstance(model, dict) and model.get("path") is not None:
+                            texts = Path(model["path"])
+                        exported = None if place is None else place / "hf"  # where model.path is gone
+                        if self._model is None and exported is not None and not (texts and texts.is_dir()):
+                            texts = exported if (exported / "tokenizer.json").is_file() else texts
+                        self._runs[key] = ViewedRun(key, row["id"], store, place, config, TokenTexts(texts))
                 found.append(row | {"key": key, "store": store.name})
         return sorted(found, key=lambda row: -row["started_at"])
 
@@ -172,30 +183,6 @@ class ViewedRuns:
     def keys(self) -> list[str]:
         """Of all runs, in the order in which they were seen."""
         return list(self._runs)
-
-    def _seen(self, row: Json, store: Store, number: int, folder: Path | None, config: Any) -> str:
-        with self._lock:
-            key = row["id"]
-            if key in self._runs and self._runs[key].store is not store:
-                key = f"{key}@{number + 1}"
-            if key not in self._runs:
-                config = config if isinstance(config, dict) else {}
-                own = Path(row["output"])
-                place = folder if folder is not None else own if own.is_dir() else None
-                model = self._model or _model_of(config, place)
-                self._runs[key] = ViewedRun(key, row["id"], store, place, config, TokenTexts(model))
-            return key
-
-
-def _model_of(config: Json, folder: Path | None) -> Path | None:
-    """The folder of the run's tokenizer: ``model.path``, or the one that the run exported where that is gone."""
-    named = config.get("model", {}).get("path") if isinstance(config.get("model"), dict) else None
-    if named is not None and Path(named).is_dir():
-        return Path(named)
-    exported = None if folder is None else folder / "hf"
-    if exported is not None and (exported / "tokenizer.json").is_file():
-        return exported
-    return Path(named) if named is not None else None
 
 
 def config_in(folder: Path) -> Json:
@@ -224,7 +211,13 @@ def opened_runs(
                 store = Store.open(place, create=False, write=False)
             except NoStore:
                 if folder is None or not (folder / TRACES).is_dir():
-                    raise _nothing(place, folder) from None
+                    what = "no store; name the output folder of a run, its store file or its URL"
+                    if folder is not None:
+                        section = config_in(folder).get("store")
+                        database = isinstance(section, dict) and section.get("url") is not None
+                        what = "holds neither a store nor traces; name the output folder of a run"
+                        what = "its store is a database (store.url); name the URL" if database else what
+                    raise StoreError(f"{folder or place}: {what}") from None
                 store = _imported(stack, folder, tell)
             opened.append((stack.enter_context(store), folder))
         viewed = ViewedRuns(opened, model)
@@ -232,15 +225,6 @@ def opened_runs(
             names = ", ".join(store.name for store, _ in opened)
             raise StoreError(f"store {names}: has no run yet; wait for its first step, or name another")
         yield viewed
-
-
-def _nothing(place: str, folder: Path | None) -> StoreError:
-    if folder is None:
-        return StoreError(f"{place}: no store; name the output folder of a run, its store file or its URL")
-    store = config_in(folder).get("store")
-    if isinstance(store, dict) and store.get("url") is not None:
-        return StoreError(f"{folder}: its store is a database (store.url); name the URL")
-    return StoreError(f"{folder}: holds neither a store nor traces; name the output folder of a run")
 
 
 def _imported(stack: ExitStack, folder: Path, tell: Callable[[str], None]) -> Store:

@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 WORDS = yaml.safe_load((ROOT / "tests/data/words.yaml").read_text(encoding="utf-8"))
 PAGES = [*sorted((ROOT / "docs").rglob("*.md")), *sorted(ROOT.glob("*.md"))]
 CODE = ("mua", "megatron_bridge", "workbench", "tools")
-DATA = {"mua/config/near_names.py", "tools/nothing.py"}  # what others type, and a made-up vocabulary
+DATA = {"mua/config/messages.py", "tools/nothing.py"}  # what others type, and a made-up vocabulary
 GENERATED = {"configuration.md", "commands.md"}  # from docstrings and tables of the code
 
 

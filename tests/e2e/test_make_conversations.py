@@ -16,7 +16,7 @@ from e2e_support import SECONDS, kill_group, mua, until
 
 from tests.chat_fixtures import chat_server, held_back
 from tests.clerks import clerk
-from tests.collect_support import CONFIG, episodes, report, start
+from tests.collect_support import CONFIG, episodes, policy_at, report, start
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -26,7 +26,7 @@ async def test_a_killed_collection_goes_on_and_its_result_trains(recipe: Path, t
     held = held_back(clerk, lambda: len(episodes(tmp_path)) >= 5 and not dead.is_set())
     async with chat_server(held) as server:
         (tmp_path / "collect.yaml").write_text(CONFIG.replace("max_turns: 4", "max_turns: 8"))
-        arguments = [f"--endpoint={server.base_url}", "--model=clerk", "--samples=2", "--tasks=22", "--per-task=2"]
+        arguments = [*policy_at(server.base_url, "clerk"), "--samples=2", "--tasks=22", "--per-task=2"]
 
         def killed() -> list[str]:
             process = start(tmp_path, *arguments)

@@ -230,7 +230,7 @@ def test_the_preflight_finds_the_served_model(served: Served) -> None:
 def test_a_served_model_demonstrates_and_is_refused(served: Served, tmp_path: Path) -> None:
     policy = f"evaluation: {{policy: {{endpoint: {{api_key: {served.key}}}}}}}\n"
     (tmp_path / "collect.yaml").write_text(collecting.CONFIG + policy)
-    arguments = [f"--endpoint={served.url}", "--model=tiny", "--samples=2", "--tasks=4"]
+    arguments = [*collecting.policy_at(served.url, "tiny"), "--samples=2", "--tasks=4"]
     assert collecting.start(tmp_path, *arguments).wait(SECONDS) == MISTAKE
     assert "none of 8 episodes is a demonstration" in (tmp_path / "stderr").read_text()
     assert collecting.report(tmp_path)["episodes"] == sum(collecting.report(tmp_path)["refused"].values()) == 8

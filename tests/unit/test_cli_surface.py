@@ -24,6 +24,7 @@ WITHOUT_RESULTS = {
     "sample": "rolls out until it is asked to leave",
     "demo": "trains and shows its page",
     "view": "serves a page, or writes one",
+    "serve": "serves a model",
     "env play": "is a conversation",
     "config docs": "prints Markdown",
     "config schema": "prints JSON in any case",
@@ -59,25 +60,11 @@ def test_json_is_all_that_stands_on_standard_output(words: tuple[str, ...]) -> N
     assert json.loads(result.stdout)
 
 
-def test_secrets_stay_masked_in_json(tmp_path: Path) -> None:
-    key = "user={kind: llm, llm: {base_url: 'http://me:sesame@h/v1', model: m, api_key: sk-1}}"
-    result = mua_("config", "show", "demo", key, "--json")
-    assert (result.exit_code, "sk-1" in result.stdout, "sesame" in result.stdout) == (0, False, False)
-
-
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_completion_prints_its_script(shell: str) -> None:
-    result = mua_(env={"_MUA_COMPLETE": f"source_{shell}"})
-    assert result.exit_code == 0
-    assert "_MUA_COMPLETE" in result.stdout
-
-
 @pytest.mark.parametrize(
     ("typed", "offered"),
     [
         ("mua tra", {"train"}),
         ("mua train qwen3-8", {"qwen3-8b-1x8"}),
-        ("mua train demo optim", {"optimizer."}),
         ("mua train demo optimizer.learn", {"optimizer.learning_rate="}),
         ("mua env play reta", {"retail"}),
     ],
@@ -111,11 +98,9 @@ def test_editors_accept_every_recipe(schema: jsonschema_rs.Draft202012Validator,
     [
         ("optimizer: {lr: 1}", "optimizer"),
         ("trainer: {steps: '5'}", "trainer.steps"),
-        ("trainer: {steps: 0}", "trainer.steps"),
         ("algorithm: {loss: ppo}", "algorithm.loss"),
         ("algorithm: {filters: [{kind: balance, extra: 2}]}", "algorithm.filters.0"),
         ("algorithm: {filters: [{minimum: 2}]}", "algorithm.filters.0"),
-        ("nmae: x", ""),
         ("extends: 3", "extends"),
     ],
 )

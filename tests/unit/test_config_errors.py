@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from mua.config import load_config
-from mua.observe.output import CONFIG_FILE, find_config, prepare_output
+from mua.observe.output import find_config, prepare_output
 from mua.utils.errors import ConfigError
 
 BASE = """\
@@ -49,41 +49,20 @@ def errors(text: str | bytes, *overrides: str) -> list[str]:
     [
         ("rollout:\n  max_turn: 3", "x.yaml:3: rollout.max_turn: unknown key; did you mean rollout.max_turns"),
         ("max_staleness: 1", "x.yaml:2: max_staleness: unknown key; did you mean trainer.max_staleness"),
-        ("observe:\n  color: red", "x.yaml:3: observe.color: unknown key"),
         ("trainer:\n  steps: many", "x.yaml:3: trainer.steps: expected an"),
-        ("trainer:\n  steps: 1.0", "x.yaml:3: trainer.steps: expected an"),
         ("trainer:\n  steps: true", "x.yaml:3: trainer.steps: expected an"),
-        ("trainer:\n  steps: 0", "x.yaml:3: trainer.steps: expected a"),
-        ("trainer:\n  steps:", "x.yaml:3: trainer.steps: expected an"),
         ("trainer:\n  resume: yes", "x.yaml:3: trainer.resume: expected true"),
         ("optimizer:\n  epsilon: .nan", "x.yaml:3: optimizer.epsilon: expected a"),
         ("name: 7", "x.yaml:2: name: expected a"),
-        ("output: 7", "x.yaml:2: output: expected a"),
         ("trainer: [1, 2]", "x.yaml:2: trainer: expected a"),
         ("algorithm:\n  aggregation: token_meen", "x.yaml:3: algorithm.aggregation: "),
         ("sft: {}", "x.yaml:2: sft: "),
         ("user:\n  kind: llm", "x.yaml:2: user: "),
         ("rollout:\n  max_tokens: 4096", "x.yaml:3: rollout.max_tokens 4096 must stay"),
-        ("rollout:\n  max_tokens: 1017", "x.yaml:3: rollout.max_tokens 1017 must stay"),
-        (
-            "algorithm:\n  kl_coefficient: 0.1\n  skip_zero_advantage: true",
-            "x.yaml:4: algorithm.skip_zero_advantage needs algorithm.kl_coefficient 0:",
-        ),
-        ("algorithm:\n  minibatches: 3\n  groups_per_step: 8", "x.yaml:3: algorithm.minibatches 3 must divide"),
-        ("algorithm: {advantage: gae, credit: reward_to_go}", "x.yaml:2: algorithm.credit must be equal"),
         ("algorithm: {advantage: gae}\ncritic: {warmup_steps: 3}", "x.yaml:3: critic.warmup_steps 3 leaves the"),
-        (
-            "trainer: {steps: 1, evaluate_every: 0, export: best}",
-            "x.yaml:2: trainer.export best needs trainer.evaluate_every",
-        ),
-        ("algorithm: {loss: reinforce, epochs: 2}", "x.yaml:2: algorithm: "),
         (
             "critic: {optimizer: {min_learning_rate: 0.1}}",
             "x.yaml:2: critic.optimizer.min_learning_rate 0.1 exceeds critic.optimizer.learning_rate",
-        ),
-        (
-            "megatron: {virtual_pipeline: 2}",
-            "x.yaml:2: megatron.virtual_pipeline needs megatron.pipeline_parallel above",
         ),
         (
             "megatron: {max_tokens_per_microbatch: 512, context_parallel: 2}",
@@ -100,15 +79,6 @@ def test_the_longest_segment_that_fits_the_engine_is_allowed(folder: Path) -> No
     assert load_config(Path("base.yaml"), ["rollout.max_tokens=1016"]).rollout.max_tokens == 1016
 
 
-def test_skipping_without_a_kl_term_is_allowed(folder: Path) -> None:
-    assert load_config(Path("base.yaml"), ["algorithm.skip_zero_advantage=true"]).algorithm.skip_zero_advantage
-
-
-def test_a_key_in_the_extended_file_is_placed_there(folder: Path) -> None:
-    (folder / "base.yaml").write_text(BASE.replace("steps: 3", "steps: x"), encoding="utf-8")
-    assert errors("extends: base.yaml\n") == ["base.yaml:11: trainer.steps: expected an integer, got 'x' (a string)"]
-
-
 def test_several_errors_are_all_reported_a_line_each(folder: Path) -> None:
     lines = errors("extends: base.yaml\nnmae: a\nengine:\n  count: -1\nseed: x\n")
     assert sorted(lines) == [
@@ -118,25 +88,14 @@ def test_several_errors_are_all_reported_a_line_each(folder: Path) -> None:
     ]
 
 
-def test_a_union_is_one_line(folder: Path) -> None:
-    (line,) = errors("extends: base.yaml\nengine:\n  extra:\n    a: [1]\n")
-    assert line.startswith("x.yaml:4: engine.extra.a: expected a string")
-    assert line.endswith("got a list")
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ("", "x.yaml: expected sections and keys"),
-        ("- a", "x.yaml: expected sections and keys"),
-        ("hello", "x.yaml: expected sections and keys"),
         ("a: 1\na: 2", "x.yaml:2: a: "),
-        ("a:\n  b: 1\n  b: 2", "x.yaml:3: a.b: "),
         ("a: &x {b: 1}\nc:\n  <<: *x", "x.yaml:3: c.<<: merge keys are"),
-        ("[1, 2]: 3", "x.yaml:1: a key must be"),
         ("a: &x [*x]", "x.yaml:1: a.0: "),
         (b"a: \xff", "x.yaml:1: not UTF-8 text (byte"),
-        ("a: \x07", "x.yaml:1: not valid YAML: character"),
         ("a: 1\nb: \xff".encode("latin-1"), "x.yaml:2: not UTF-8 text (byte"),
         ("# one\u2028# two\x85# three\nzzq:\n  - &a [*a]", "x.yaml:3: zzq.0.0: "),
         ("a: " + "[" * 5000, "x.yaml:1: not valid YAML: nested"),
@@ -149,47 +108,21 @@ def test_a_union_is_one_line(folder: Path) -> None:
         ("&a zzq: &b [*b, *a]", "x.yaml:1: zzq.0: "),
         ('a: "\\U00110000"', "x.yaml:1: not valid YAML: a"),
         (f"%YAML {'9' * 5000}.1\n---\na: 1", "x.yaml:1: not valid YAML: a"),
-        ('a: "\\ud800"', "x.yaml:1: a: "),
-        ('a: "\\0"', "x.yaml:1: a: "),
-        (f"a: {2**64}", "x.yaml:1: a: "),
         (f"a: {'9' * 5000}", "x.yaml:1: a: "),
         ("a: !!bool x", "x.yaml:1: a: "),
-        ('a: !!float ""', "x.yaml:1: a: "),
-        ("a: !!map x", "x.yaml:1: a: "),
-        ("!!map [1]", "x.yaml: expected sections and keys"),
-        ("a: !<x%0Ay> 1", "x.yaml:1: a: "),
+        ("a: !!python/object/apply:os.getcwd []", "x.yaml:1: a: the YAML tag"),
+        ("a: [1, 2", "x.yaml:1: not valid YAML"),
+        ("a:\n\t- 1", "x.yaml:2: not valid YAML"),
         ('"a\\nb": 1', "x.yaml:1: a key must be"),
-        ('"": 1', "x.yaml:1: a key must be"),
         ("#" * 2_000_000, "x.yaml: is larger than 1048576"),
         ("extends: /dev/zero", "/dev/zero: cannot be read (named"),
         ('extends: "a\\nb"', "x.yaml:1: extends: "),
-        ("extends: 7", "x.yaml:1: extends: expected a"),
-        ("extends: gone.yaml", "gone.yaml: cannot be read (named"),
         ("extends: x.yaml", "x.yaml: extends: "),
     ],
 )
 def test_files_that_are_no_configuration(folder: Path, text: str | bytes, message: str) -> None:
     (line,) = errors(text)
     assert line.startswith(message)
-
-
-@pytest.mark.parametrize("text", ["a: [1, 2", "a: 'x", "a:\n\t- 1", "a: b: c", "a: @x", "a: *nowhere"])
-def test_broken_yaml_names_file_and_line(folder: Path, text: str) -> None:
-    (line,) = errors("ok: 1\n" + text)
-    assert line.startswith("x.yaml:")
-    assert "not valid YAML" in line
-
-
-@pytest.mark.parametrize("text", ["!!python/object/apply:os.getcwd []", "!secret x", "!!binary eA==", "!!int x"])
-def test_tags_beyond_plain_data_are_refused(folder: Path, text: str) -> None:
-    (line,) = errors(f"ok: 1\na: {text}\n")
-    assert line.startswith("x.yaml:2: a: the ")
-    assert "YAML tag" in line
-
-
-def test_missing_file() -> None:
-    with pytest.raises(ConfigError, match=r"^nowhere\.yaml: cannot be read: No such file or directory$"):
-        load_config(Path("nowhere.yaml"))
 
 
 def test_missing_variables_are_all_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -205,18 +138,10 @@ def test_missing_variables_are_all_named(folder: Path, monkeypatch: pytest.Monke
     ("override", "message"),
     [
         ("trainer.steps", "command line: an argument: expected key.path=value"),
-        ("=3", "command line: : expected key.path=value"),
-        ("a..b=3", "command line: a..b: "),
-        ("name=[", "command line: name: "),
-        ("model.path.x=3", "command line: model.path.x: "),
         ("trainer.step=3", "command line: trainer.step: unknown key; did you mean trainer.steps"),
-        ("trainer.steps=x", "command line: trainer.steps: expected an"),
-        ("trainer=null", "command line: trainer: expected a"),
         ("a." * 50_000 + "a=1", f"command line: {('a.' * 50)}...: a key of more than 50 parts"),
-        ("a\nb=1", "command line: a\\nb: expected key.path=value"),
         ("x" * 300 + "=1", f"command line: {'x' * 100}: expected key.path=value"),
         ("name=" + "[" * 5000, "command line: name: "),
-        ('name="\\ud800"', "command line: name: "),
         (f"seed={'9' * 30}", "command line: seed: "),
     ],
 )
@@ -230,9 +155,7 @@ def test_bad_overrides(folder: Path, override: str, message: str) -> None:
     [
         "user:\n  kind: llm\n  llm: sk-secret\n",
         "user:\n  llm:\n    api_ky: sk-secret\n",
-        "user:\n  llm:\n    api_key: [sk-secret]\n",
         "user:\n  llm:\n    api_key: {a: sk-secret}\n",
-        "user:\n  llm:\n    api_key: sk-secret\n",
         "user:\n  llm:\n    api_key: 'sk-secret\n",
         "user:\n  llm:\n    api_key: sk-secret\n    api_key: sk-secret\n",
     ],
@@ -241,30 +164,11 @@ def test_secrets_are_never_echoed(folder: Path, text: str) -> None:
     assert "sk-secret" not in "\n".join(errors("extends: base.yaml\n" + text))
 
 
-def test_secrets_are_not_echoed_from_the_command_line_or_as_numbers(folder: Path) -> None:
-    assert "98765" not in "\n".join(errors("extends: base.yaml\n", "user.llm.api_key=98765"))
-    assert "98765" not in "\n".join(errors("extends: base.yaml\n", "sk-98765"))
-
-
-@pytest.mark.parametrize("output", ["/proc/mua", "/dev/null/mua"])
-def test_an_output_that_cannot_be_written_is_refused(folder: Path, output: str) -> None:
+def test_an_output_that_cannot_be_written_is_refused(folder: Path) -> None:
+    output = "/dev/null/mua"
     config = load_config(Path("base.yaml"), [f"output={output}"])
     with pytest.raises(ConfigError, match=rf"^output: cannot write into {output}: \w+"):
         prepare_output(config)
-
-
-def test_ranks_that_write_at_the_same_moment_do_not_meet(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config, replace = load_config(Path("base.yaml"), ["output=out"]), Path.replace
-
-    def while_another_rank_does_the_same(self: Path, target: Path) -> Path:
-        monkeypatch.setattr(Path, "replace", replace)
-        monkeypatch.setenv("RANK", "1")
-        prepare_output(config)
-        return replace(self, target)
-
-    monkeypatch.setattr(Path, "replace", while_another_rank_does_the_same)
-    prepare_output(config)
-    assert [path.name for path in Path("out").iterdir()] == [CONFIG_FILE]
 
 
 def test_the_output_holds_the_configuration_and_a_checkpoint_finds_it(folder: Path) -> None:
@@ -292,20 +196,6 @@ def test_files_that_extend_each_other_without_end_are_refused(folder: Path) -> N
     Path("d40.yaml").write_text("name: x\n")
     (line,) = errors("extends: d0.yaml")
     assert line.endswith("extends: more than 100 files are read for one configuration")
-
-
-def test_a_place_inside_a_value_that_was_replaced_is_forgotten(folder: Path) -> None:
-    """The file's ``endpoint`` is gone with the section around it, so its lines say nothing about the new one."""
-    text = "extends: base.yaml\nsft:\n  data: x\nuser:\n  kind: llm\n  llm:\n    base_url: http://x/v1\n    model: m"
-    (line,) = errors(text, "user.llm=null", "user.llm.base_url=http://y/v1")
-    assert line == "command line: user.llm.model: required, but not set"
-
-
-def test_bytes_of_a_variable_that_are_no_text_are_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(os.environb, b"MUA_NAME", b"\xff")
-    assert errors("extends: base.yaml\nname: ${MUA_NAME}") == [
-        "x.yaml:2: name: the text holds an unpaired surrogate, which is no character"
-    ]
 
 
 def test_thousands_of_wrong_keys_are_told_in_twenty_lines(folder: Path) -> None:
@@ -340,9 +230,6 @@ def test_carried_groups_need_oversampling_and_a_correction(smallest: Path) -> No
     "changes",
     [
         [],
-        ["algorithm.minibatches=2", "algorithm.epochs=2"],
-        ["algorithm.loss=reinforce"],
-        ["algorithm.loss=reinforce", "algorithm.old_logprobs=engine"],
         ["algorithm.loss=reinforce", "algorithm.old_logprobs=engine", "algorithm.correction=band"],
     ],
 )
@@ -354,18 +241,6 @@ def test_stale_samples_without_a_correction_are_refused_unless_said(smallest: Pa
     for way_out in ("truncate, mask or band", "algorithm.old_logprobs to engine", "algorithm.allow_off_policy"):
         assert way_out in line
     assert load_config(smallest, changes).trainer.max_staleness == 0
+    for way_out in (["algorithm.correction=mask"], ["algorithm.loss=grpo", "algorithm.old_logprobs=engine"]):
+        assert load_config(smallest, [STALE, *way_out]).algorithm.sees_sampler
     assert load_config(smallest, [STALE, *changes, "algorithm.allow_off_policy=true"]).algorithm.allow_off_policy
-
-
-@pytest.mark.parametrize(
-    "chosen",
-    [
-        ["algorithm.correction=truncate"],
-        ["algorithm.correction=mask"],
-        ["algorithm.correction=band"],
-        ["algorithm.correction=truncate", "algorithm.loss=reinforce"],
-        ["algorithm.old_logprobs=engine"],
-    ],
-)
-def test_stale_samples_with_a_correction_are_accepted(smallest: Path, chosen: list[str]) -> None:
-    assert load_config(smallest, [STALE, *chosen]).algorithm.sees_sampler

@@ -16,9 +16,8 @@ import pytest
 from typer.testing import CliRunner
 
 from mua.cli import app
-from mua.observe.diagnosis.causes import CAUSES
-from mua.observe.diagnosis.evidence import Evidence, SeenEpisode, TokenSample, lasting, series
-from mua.observe.diagnosis.verdict import Alarms, Diagnosis, diagnosed
+from mua.observe.diagnosis.evidence import SeenEpisode, TokenSample, series
+from mua.observe.diagnosis.verdict import Alarms, diagnosed
 from tools.diagnosis_page import causes as causes_as_text
 from tools.kit import ROOT
 
@@ -26,18 +25,9 @@ Lines = list[dict[str, Any]]
 
 
 def healthy(
-    steps: int = 30,
-    *,
-    groups: int = 8,
-    size: int = 8,
-    first: float = 0.2,
-    last: float = 0.7,
-    entropy: float = 0.6,
-    calm: float = 0.3,
-    tokens: float = 120.0,
-    longer: float = 1.2,
-    seed: int = 0,
-) -> Lines:
+    steps: int = 30, *, groups: int = 8, size: int = 8, first: float = 0.2, last: float = 0.7, entropy: float = 0.6,
+    calm: float = 0.3, tokens: float = 120.0, longer: float = 1.2, seed: int = 0,
+) -> Lines:  # fmt: skip
     """Metrics of a run whose success goes from ``first`` to ``last`` and whose entropy falls to ``calm`` of itself."""
     draw, lines = np.random.default_rng(seed), []
     for step in range(steps):
@@ -47,54 +37,36 @@ def healthy(
             0.8 * (first + (last - first) * at) / 0.4, 0.8 * (1 - first - (last - first) * at) / 0.4, groups
         )
         won = draw.random((groups, size)) < chances[:, None]
-        lines.append(
-            {
-                "step": step,
-                "rollout/reward/mean": won.mean(),
-                "rollout/success": won.mean(),
-                "train/tokens": tokens * groups * size,
-                "train/entropy": entropy * calm**at * draw.normal(1, 0.05),
-                "train/grad_norm": abs(draw.lognormal(-1, 0.4)),
-                "train/skipped": 0.0,
-                "train/lr": 1e-6,
-                "train/ppo_kl_k3": 0.0,
-                "train/pg_clipfrac_low": 0.0,
-                "train/pg_clipfrac_high": 0.0,
-                "train/train_rollout_logprob_abs_diff": 0.012,
-                "train/train_rollout_kl_k3": 4e-4,
-                "rollout/off_policy_level/mean": 0.0,
-                "rollout/off_policy_level/max": 0.0,
-                "rollout/groups/count": float(groups),
-                "rollout/groups/zero_std": float(np.mean(won.all(1) | ~won.any(1))),
-                "rollout/groups/solve_all": float(np.mean(won.all(1))),
-                "rollout/groups/solve_none": float(np.mean(~won.any(1))),
-                "rollout/response_len/mean": tokens * longer**at * draw.normal(1, 0.08),
-                "rollout/trajectories/count": float(groups * size),
-                "rollout/trajectories/unscored": 0.0,
-                "rollout/outcome/length": 0.03,
-                "rollout/outcome/max_turns": 0.1,
-                "rollout/outcome/user_error": 0.0,
-                "rollout/outcome/judge_error": 0.0,
-                "rollout/outcome/environment_error": 0.0,
-                "rollout/turns/cut_by_time": 0.0,
-                "env/tool_calls/get": 3.0,
-                "env/tool_errors/get": max(0.0, draw.normal(0.5, 0.1)),
-            }
-        )
+        lines.append({
+            "step": step, "rollout/reward/mean": won.mean(), "rollout/success": won.mean(),
+            "train/entropy": entropy * calm**at * draw.normal(1, 0.05),
+            "train/grad_norm": abs(draw.lognormal(-1, 0.4)), "train/skipped": 0.0, "train/lr": 1e-6,
+            "train/ppo_kl_k3": 0.0, "train/pg_clipfrac_low": 0.0, "train/pg_clipfrac_high": 0.0,
+            "train/train_rollout_logprob_abs_diff": 0.012, "train/train_rollout_kl_k3": 4e-4,
+            "rollout/off_policy_level/mean": 0.0, "rollout/off_policy_level/max": 0.0,
+            "rollout/groups/count": float(groups),
+            "rollout/groups/zero_std": float(np.mean(won.all(1) | ~won.any(1))),
+            "rollout/groups/solve_all": float(np.mean(won.all(1))),
+            "rollout/groups/solve_none": float(np.mean(~won.any(1))),
+            "rollout/response_len/mean": tokens * longer**at * draw.normal(1, 0.08),
+            "rollout/trajectories/count": float(groups * size), "rollout/trajectories/unscored": 0.0,
+            "rollout/outcome/length": 0.03, "rollout/outcome/max_turns": 0.1, "rollout/outcome/user_error": 0.0,
+            "rollout/outcome/judge_error": 0.0, "rollout/outcome/environment_error": 0.0,
+            "rollout/turns/cut_by_time": 0.0, "env/tool_calls/get": 3.0,
+            "env/tool_errors/get": max(0.0, draw.normal(0.5, 0.1)),
+        })  # fmt: skip
     for line in lines:
         line["train/tokens"] = line["rollout/response_len/mean"] * groups * size
     return lines
 
 
-def changed(lines: Lines, start: int, **values: Any) -> Lines:
-    """From ``start`` on with these values, by names in which ``__`` is a slash; functions get how long it has gone "
-    "on."""
+def changed(lines: Lines, start: int, values: dict[str, Any]) -> Lines:
+    """From ``start`` on with these values; functions get how long it has gone on, and the value."""
     made = [dict(line) for line in lines]
     for line in made:
         if line["step"] >= start:
             for name, value in values.items():
-                key = name.replace("__", "/")
-                line[key] = value(line["step"] - start, line.get(key)) if callable(value) else value
+                line[name] = value(line["step"] - start, line.get(name)) if callable(value) else value
     return made
 
 
@@ -107,59 +79,43 @@ def first_of(lines: Lines, **more: Any) -> tuple[str, int] | None:
 
 
 EXPLODING: dict[str, dict[str, Any]] = {
-    "engine_mismatch": {"train__train_rollout_logprob_abs_diff": 0.3, "train__train_rollout_kl_k3": 0.06},
+    "engine_mismatch": {"train/train_rollout_logprob_abs_diff": 0.3, "train/train_rollout_kl_k3": 0.06},
     "stale_data": {
-        "rollout__off_policy_level__mean": 3.0,
-        "rollout__off_policy_level__max": 4.0,
-        "train__train_rollout_kl_k3": 0.1,
-        "train__train_rollout_logprob_abs_diff": 0.3,
+        "rollout/off_policy_level/mean": 3.0, "rollout/off_policy_level/max": 4.0, "train/train_rollout_kl_k3": 0.1,
+        "train/train_rollout_logprob_abs_diff": 0.3,
     },
     "large_steps": {"train/grad_norm": 40.0},
     "failing_user": {
-        "rollout__outcome__user_error": 0.3,
-        "rollout__trajectories__unscored": 0.3,
-        "train/tokens": lambda t, v: 0.7 * v,
+        "rollout/outcome/user_error": 0.3, "rollout/trajectories/unscored": 0.3, "train/tokens": lambda t, v: 0.7 * v,
     },
-    "tool_errors": {"env__tool_errors__get": 2.4},
-    "truncation": {"rollout__outcome__length": 0.6},
+    "tool_errors": {"env/tool_errors/get": 2.4},
+    "truncation": {"rollout/outcome/length": 0.6},
     "length_explosion": {
-        "rollout__response_len__mean": lambda t, v: v * min(4.0, 1.4 ** (t + 1)),
-        "rollout/success": 0.3,
+        "rollout/response_len/mean": lambda t, v: v * min(4.0, 1.4 ** (t + 1)), "rollout/success": 0.3,
         "train/tokens": lambda t, v: v * min(4.0, 1.4 ** (t + 1)),
     },
     "entropy_collapse": {
-        "train__entropy": lambda t, v: v * max(0.02, 0.6 ** (t + 1)),
-        "rollout/success": 0.3,
-        "rollout__groups__zero_std": 0.9,
+        "train/entropy": lambda t, v: v * max(0.02, 0.6 ** (t + 1)), "rollout/success": 0.3,
+        "rollout/groups/zero_std": 0.9,
     },
     "wrong_tokens": {"train/tokens": lambda t, v: 2 * v},
-    "leaking_user": {"user__flags__leaks_instruction": 12.0},
+    "leaking_user": {"user/flags/leaks_instruction": 12.0},
     "agreeing_groups": {
-        "rollout__groups__zero_std": 1.0,
-        "rollout__groups__solve_none": 1.0,
-        "rollout__groups__solve_all": 0.0,
-        "rollout/success": 0.0,
-        "rollout__reward__mean": 0.0,
+        "rollout/groups/zero_std": 1.0, "rollout/groups/solve_none": 1.0, "rollout/groups/solve_all": 0.0,
+        "rollout/success": 0.0, "rollout/reward/mean": 0.0,
     },
-}
+}  # fmt: skip
 
 
 COMPARED = {"length_explosion", "entropy_collapse", "large_steps"}
 """What is a change, which needs a beginning."""
 
 
-@pytest.mark.parametrize(
-    ("cause", "steps", "start"),
-    [
-        (cause, steps, start)
-        for cause in EXPLODING
-        for steps, start in [(90, 60), (30, 10), (6, 0), (12, 6)]
-        if start or cause not in COMPARED
-    ],
-)
+@pytest.mark.parametrize(("steps", "start"), [(90, 60), (30, 10), (6, 0), (12, 6)])
+@pytest.mark.parametrize("cause", EXPLODING)
 def test_a_disease_in_the_metrics_is_named_from_where_it_begins(cause: str, steps: int, start: int) -> None:
-    for seed in range(3):
-        found = first_of(changed(healthy(steps, seed=seed), start, **EXPLODING[cause]))
+    for seed in range(3) if start or cause not in COMPARED else ():
+        found = first_of(changed(healthy(steps, seed=seed), start, EXPLODING[cause]))
         assert found is not None, seed
         assert found[0] == cause
         assert abs(found[1] - start) <= 4
@@ -168,7 +124,7 @@ def test_a_disease_in_the_metrics_is_named_from_where_it_begins(cause: str, step
 def test_texts_that_are_long_from_the_second_step_on_are_compared_with_the_first() -> None:
     for seed in range(3):
         lines = healthy(9, seed=seed)
-        long = changed(lines, 1, rollout__response_len__mean=lambda t, v: 2.6 * v, rollout__success=0.3)
+        long = changed(lines, 1, {"rollout/response_len/mean": lambda t, v: 2.6 * v, "rollout/success": 0.3})
         found = first_of(long)
         assert found is not None, seed
         assert found[0] == "length_explosion"
@@ -207,7 +163,7 @@ def test_no_alarm_is_given_while_a_healthy_run_goes_on(name: str) -> None:
 
 def test_an_alarm_is_given_once_and_when_it_happens() -> None:
     alarms, told = Alarms({}), []
-    for line in changed(healthy(40), 20, **EXPLODING["engine_mismatch"]):
+    for line in changed(healthy(40), 20, EXPLODING["engine_mismatch"]):
         step = line.pop("step")
         told += [(step, said) for said in alarms.look(step, line)]
     assert len(told) == 1
@@ -244,28 +200,10 @@ def played(
                 won = bool(draw.random() < 0.2 + 0.5 * step / steps)
                 words = " ".join(f"w{draw.integers(200)}" for _ in range(20))
                 said = f'{words} get_order {{"order": "{1000 + ordinal}"}} done with {ordinal} and {words[:20]}'
-                found.append(
-                    SeenEpisode(
-                        f"{ordinal}-{sample}",
-                        step,
-                        ordinal,
-                        sample,
-                        f"task-{ordinal}",
-                        kinds[ordinal % len(kinds)],
-                        "desk",
-                        "user_stop",
-                        True,
-                        float(won),
-                        won,
-                        3,
-                        100,
-                        3,
-                        0,
-                        0,
-                        said,
-                        words,
-                    )
-                )
+                found.append(SeenEpisode(
+                    f"{ordinal}-{sample}", step, ordinal, sample, f"task-{ordinal}", kinds[ordinal % len(kinds)],
+                    "desk", "user_stop", True, float(won), won, 3, 100, 3, 0, 0, said, words,
+                ))  # fmt: skip
     return found
 
 
@@ -284,15 +222,9 @@ def test_episodes_of_a_healthy_run_show_nothing() -> None:
 
 
 def test_a_policy_that_declines_because_it_is_paid() -> None:
+    sorry = {"told": "I cannot help", "calls": 0, "reward": 1.0, "success": True}
     episodes = [
-        replace(
-            e,
-            said=f"I am sorry, I cannot help you with {e.ordinal}",
-            told="I cannot help",
-            calls=0,
-            reward=1.0,
-            success=True,
-        )
+        replace(e, said=f"I am sorry, I cannot help you with {e.ordinal}", **sorry)  # type: ignore[arg-type]
         if e.step >= 8 and e.ordinal % 4 != e.sample
         else e
         for e in played()
@@ -318,26 +250,9 @@ def test_one_kind_bought_with_another() -> None:
 
 
 def test_one_answer_to_every_prompt() -> None:
-    episodes = [
-        replace(
-            e,
-            said="Thank you for your question, it has been passed on and will be answered soon",
-            told="Thank you",
-            calls=3,
-        )
-        if e.step >= 10
-        else e
-        for e in played()
-    ]
+    said = "Thank you for your question, it has been passed on and will be answered soon"
+    episodes = [replace(e, said=said, told="Thank you", calls=3) if e.step >= 10 else e for e in played()]
     assert first_of(lines_of(episodes), episodes=episodes) == ("template_collapse", 10)
-
-
-def test_one_right_answer_to_every_prompt_is_no_collapse() -> None:
-    episodes = [
-        replace(e, said="The answer to all of them is yes", told="yes", success=True, reward=1.0) for e in played()
-    ]
-    found = first_of(lines_of(episodes), episodes=episodes)
-    assert found is None or found[0] != "template_collapse"
 
 
 @pytest.mark.parametrize(("alike", "named"), [(True, "entropy_collapse"), (False, "agreeing_groups")])
@@ -351,7 +266,7 @@ def test_groups_agree_because_their_members_do_or_because_of_their_tasks(alike: 
         return replace(e, success=won, reward=float(won), said=said, told=said)
 
     episodes = [settled(e) for e in played()]
-    lines = changed(lines_of(episodes), 8, rollout__groups__zero_std=1.0)
+    lines = changed(lines_of(episodes), 8, {"rollout/groups/zero_std": 1.0})
     found = first_of(lines, episodes=episodes)
     assert found is not None
     assert found[0] == named
@@ -359,10 +274,7 @@ def test_groups_agree_because_their_members_do_or_because_of_their_tasks(alike: 
 
 
 def test_a_user_that_leaks() -> None:
-    episodes = [
-        replace(e, leak="it names the policy's tool 'cancel_order'") if e.step >= 5 and e.sample == 1 else e
-        for e in played()
-    ]
+    episodes = [replace(e, leak="it names a tool") if e.step >= 5 and e.sample == 1 else e for e in played()]
     assert first_of(lines_of(episodes), episodes=episodes) == ("leaking_user", 5)
 
 
@@ -388,11 +300,11 @@ def test_a_policy_that_does_not_move() -> None:
 
 
 def test_what_brings_about_the_other_is_named_where_both_begin_together() -> None:
-    lines = changed(healthy(30), 10, **EXPLODING["agreeing_groups"])
-    lines = changed(lines, 11, **EXPLODING["tool_errors"])
+    lines = changed(healthy(30), 10, EXPLODING["agreeing_groups"])
+    lines = changed(lines, 11, EXPLODING["tool_errors"])
     seen = series(lines)
     assert [cause.name for cause, _ in diagnosed("run", seen).findings] == ["tool_errors", "agreeing_groups"]
-    later = changed(changed(healthy(30), 5, **EXPLODING["agreeing_groups"]), 20, **EXPLODING["tool_errors"])
+    later = changed(changed(healthy(30), 5, EXPLODING["agreeing_groups"]), 20, EXPLODING["tool_errors"])
     assert next(cause.name for cause, _ in diagnosed("run", series(later)).findings) == "agreeing_groups"
 
 
@@ -408,7 +320,7 @@ def run(*arguments: str) -> tuple[int, str, str]:
 
 
 def test_a_run_without_a_store_says_what_it_cannot_see(tmp_path: Path) -> None:
-    folder = write(tmp_path / "run", changed(healthy(30), 10, **EXPLODING["truncation"]))
+    folder = write(tmp_path / "run", changed(healthy(30), 10, EXPLODING["truncation"]))
     (folder / "metrics.jsonl").open("a").write('{"step": 30, "rew')  # a run that was killed
     status, out, _ = run(str(folder))
     assert status == 1
@@ -434,26 +346,12 @@ def test_what_cannot_be_diagnosed_is_one_line(tmp_path: Path, case: str) -> None
     assert str(folder) in err
 
 
-def test_every_cause_says_what_it_is_and_what_to_try() -> None:
-    assert len(CAUSES) >= 14
-    assert len({cause.name for cause in CAUSES}) == len(CAUSES)
-    for cause in CAUSES:
-        assert all((cause.title, cause.meaning, cause.evidence, cause.remedy)), cause.name
-
-
 def test_a_hostile_text_of_the_evidence_stays_one_line() -> None:
     episodes = [replace(e, leak="\x1b[2J\nfirst, from step 0: healthy") for e in played(6)]
     seen = series(lines_of(episodes))
     seen.episodes = episodes
     lines: list[str] = list(diagnosed("a\nb", seen).lines("a"))
     assert not any("\x1b" in line or "\n" in line for line in lines)
-
-
-def test_lasting() -> None:
-    assert lasting(np.array([True, False, True, True, True])) == 2
-    assert lasting(np.array([True, True])) == 0
-    assert lasting(np.array([True])) is None
-    assert isinstance(diagnosed("run", Evidence(np.array([], np.int64), {})), Diagnosis)
 
 
 def test_the_page_of_causes_is_written_from_them() -> None:

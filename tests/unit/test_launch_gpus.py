@@ -26,6 +26,7 @@ from mua.launch.checks.node import RunNode
 from mua.launch.gpus import GpuFacts, GpuHolder, NodeFacts, set_variables
 from mua.megatron.settings import Capabilities
 from mua.utils import cores
+from mua.utils.errors import ConfigError
 
 GPUS = """\
 0, GPU-11111111-aaaa, NVIDIA H100 80GB HBM3, 9.0, 81559, 4, 580.82.07, 00000000:18:00.0, Disabled, Enabled
@@ -107,46 +108,20 @@ HELD = replace(node(2, used=60 << 30), holders=(GpuHolder("GPU-1", 4711, "python
         (checks.check_gpus, RunNode(), "ok", "what only GPUs have is not checked"),
         (checks.check_gpus, RunNode(facts=node(2), ranks=4), "failure", "4 processes of this node need one each"),
         (checks.check_gpus, RunNode(facts=node(2, mig=True), ranks=2), "failure", "cut by MIG; .*nvidia-smi -mig 0"),
-        (checks.check_gpus, RunNode(facts=node(2, ecc=False), ranks=2), "warning", "without ECC"),
         (checks.check_gpus, RunNode(facts=HELD), "failure",
          r"held by others: GPU 0: 60 GiB, unknown; GPU 1: 60 GiB, python3 \(4711\)"),
-        (checks.check_driver, RunNode(facts=node(1), cuda="13.0"), "ok", "CUDA 13.0, torch's is 13.0"),
-        (checks.check_driver, RunNode(facts=node(1), cuda="13.2"), "warning", "update the driver"),
         (checks.check_driver, RunNode(facts=node(1), cuda="14.0"), "failure", "update the driver to one for CUDA 14"),
-        (checks.check_driver, RunNode(facts=node(1)), "failure", "torch is a build without CUDA"),
         (checks.check_driver, RunNode(facts=node(1), cuda="13.0", usable=False), "failure", "torch finds no GPU"),
         (checks.check_links, RunNode(facts=node(8)), "ok", r"NVLink between all 8 GPUs \(NV18\)"),
         (checks.check_links, RunNode(facts=node(4, link="SYS")), "warning", "6 of 6 pairs without NVLink: 0-1 SYS"),
-        (checks.check_links, RunNode(facts=replace(node(2), links={})), "warning", "topo -m says nothing"),
         (checks.check_cores, RunNode(facts=node(8), ranks=8, cores=(1, 192)), "failure", "1 of .* 192 .*exclusive"),
         (checks.check_cores, RunNode(facts=node(8), ranks=8, cores=(16, 192)), "warning", "slurm.cpus_per_task"),
-        (checks.check_cores, RunNode(facts=node(8), ranks=8, cores=(96, 192)), "ok", "96"),
-        (checks.check_cores, RunNode(ranks=2, cores=(2, 2)), "ok", "2"),
     ],
 )  # fmt: skip
 def test_verdicts_about_a_node(check: Callable[[RunNode], Check], given: RunNode, state: str, words: str) -> None:
     found = check(given)
     assert found.state == state, found
     assert re.search(words, found.line()), found.line()
-
-
-def test_an_apex_that_is_not_nvidias_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    for there, state in ((("fused_weight_gradient_mlp_cuda", "apex"), "ok"), (("apex",), "warning"), ((), "ok")):
-        monkeypatch.setattr("importlib.util.find_spec", lambda name, there=there: name if name in there else None)
-        assert checks.check_apex(RunNode()).state == state
-
-
-def test_the_plan_must_fit_the_gpu_that_is_there() -> None:
-    phase = SimpleNamespace(name="training", total=60 * 10**9)
-    cluster = SimpleNamespace(gpu="H200")
-    plan: Any = SimpleNamespace(phases=[phase], reserve=4 * 10**9, faults=list, config=SimpleNamespace(cluster=cluster))
-    assert checks.check_plan(plan, node(8), "H100").text == "training needs 64.0 of 85.5 GB"
-    small = checks.check_plan(plan, node(8, total=40 << 30), "H100")
-    assert (small.state, small.text) == ("failure", "training needs 64.0 of 42.9 GB")
-    unknown = checks.check_plan(plan, node(8, name="NVIDIA X"), None)
-    assert (unknown.state, unknown.fix) == ("warning", "no figures of NVIDIA X; counted as H200 (cluster.gpu)")
-    assert checks.gpu_type("NVIDIA A100-SXM4-80GB") == "A100-80"
-    assert checks.gpu_type("NVIDIA A100-SXM4-40GB") is None
 
 
 def test_the_plan_is_made_for_the_gpu_that_is_there(config: Callable[..., ExperimentConfig]) -> None:
@@ -161,13 +136,11 @@ def test_transformer_engine_of_a_wrong_version_is_named(config: Callable[..., Ex
     gpu = Capabilities(cuda=True, compute=(9, 0), torch="2.14.1")
     assert checks.check_layers(RunNode(config(), machine=replace(gpu, transformer_engine="2.20.2"))).state == "ok"
     assert "is not installed" in checks.check_layers(RunNode(config(), machine=gpu)).text
-    old = checks.check_layers(RunNode(config(), machine=replace(gpu, transformer_engine="1.13.0")))
-    assert (old.state, "1.13.0" in old.text) == ("failure", True)
+    with pytest.raises(ConfigError, match=r"1\.13\.0"):
+        checks.check_layers(RunNode(config(), machine=replace(gpu, transformer_engine="1.13.0")))
     ampere = replace(gpu, compute=(8, 0), transformer_engine="2.20.2")
-    assert (
-        "needs a GPU of compute capability 9.0"
-        in checks.check_layers(RunNode(config("megatron.fp8=hybrid"), machine=ampere)).text
-    )
+    with pytest.raises(ConfigError, match=r"compute capability 9\.0"):
+        checks.check_layers(RunNode(config("megatron.fp8=hybrid"), machine=ampere))
     assert checks.check_layers(RunNode(config())).state == "ok"
 
 
@@ -186,17 +159,12 @@ def test_nodes_of_one_job_are_alike() -> None:
     [
         ([], (9, 0), {}, "ok", "none needed"),
         (["megatron.tensor_parallel=2"], (9, 0), {}, "ok", "CUDA_DEVICE_MAX_CONNECTIONS=1"),
-        (["megatron.tensor_parallel=2"], (10, 0), {}, "ok", "none needed"),
         (["megatron.context_parallel=2"], (9, 0), {"CUDA_DEVICE_MAX_CONNECTIONS": "8"}, "warning", "or set it to 1"),
-        (["engine.transport=broadcast"], (9, 0), {}, "ok", "NCCL_CUMEM_ENABLE=0, NCCL_NVLS_ENABLE=0"),
         (["engine.transport=broadcast"], (9, 0), {"NCCL_CUMEM_ENABLE": "1"}, "ok", "NCCL_CUMEM_ENABLE=1"),
         (EXACT, (9, 0), {"NCCL_ALGO": "Tree"}, "failure", "unset NCCL_ALGO or set it to Ring"),
         (EXACT, (9, 0), {"CUBLAS_WORKSPACE_CONFIG": ":16:8"}, "ok", ":16:8"),
         ([], None, {"PYTORCH_ALLOC_CONF": "a:64, expandable_segments : True"}, "failure", "unset PYTORCH_ALLOC"),
-        ([], (9, 0), {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:False"}, "ok", "none needed"),
         ([], (9, 0), {"NVTE_FLASH_ATTN": "0"}, "failure", "Megatron-Core chooses the attention kernel"),
-        ([], (9, 0), {"NVTE_FLASH_ATTN": "1"}, "ok", "none needed"),
-        ([], None, {}, "ok", "skipped"),
     ],
 )  # fmt: skip
 def test_variables(

@@ -19,7 +19,6 @@ from mua.launch.slurm import (
     read_job,
     render,
     submission,
-    submission_note,
     submit,
 )  # fmt: skip
 from mua.utils.errors import ConfigError, MuaError
@@ -79,17 +78,6 @@ def test_the_rest_is_the_script_of_the_folder_slurm(recipe: Path, verb: Verb) ->
 @pytest.mark.parametrize("script", sorted(shipped("slurm").iterdir()), ids=lambda path: path.name)
 def test_the_scripts_are_bash(script: Path) -> None:
     subprocess.run(["bash", "-n", script], check=True)
-
-
-def test_the_rendered_script_is_bash(recipe: Path) -> None:
-    setup = 'slurm.setup=["module load cuda/13","export A=\'b c\'"]'
-    text = render(_job(recipe, setup, "slurm.container_image=nvcr.io#nvidia/pytorch:26.01-py3"))
-    subprocess.run(["bash", "-n"], input=text, text=True, check=True)
-    line = next(line for line in text.splitlines() if line.startswith("MUA_SETUP="))
-    told = subprocess.run(
-        ["bash", "-c", f'{line}; eval "${{MUA_SETUP#*; }}"; echo "$A"'], capture_output=True, text=True
-    )
-    assert told.stdout == "b c\n"
 
 
 def test_nodes_follow_from_the_layout(recipe: Path) -> None:
@@ -152,7 +140,6 @@ def test_further_nodes_join_a_run(recipe: Path) -> None:
     text = render(job)
     assert {"--nodes=3", "--partition=spot", "--job-name=a-name-with-spaces-engines"} <= set(_options(text))
     assert job.script.name == "engines.sbatch"
-    subprocess.run(["bash", "-n"], input=text, text=True, check=True)
     with pytest.raises(ConfigError, match=r"--engines-only: .* placement: separate"):
         render(_job(recipe, verb="engines"))
 
@@ -166,16 +153,9 @@ def test_nodes_that_do_not_fit_the_layout_are_refused(recipe: Path) -> None:
         render(_job(recipe, nodes=3, gpus_per_node=0))
 
 
-@pytest.mark.parametrize(
-    ("override", "message"),
-    [
-        ("slurm.time=tomorrow", "slurm.time: 'tomorrow' is not a time"),
-        ("slurm.partition=a;b", "slurm.partition: 'a;b' holds characters"),
-        ('slurm.extra=["constraint=h200"]', "slurm.extra: 'constraint=h200' is not an option"),
-    ],
-)
-def test_what_an_sbatch_line_cannot_carry_is_refused(recipe: Path, override: str, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
+@pytest.mark.parametrize("override", ["slurm.time=tomorrow", "slurm.partition=a;b", 'slurm.extra=["constraint=h200"]'])
+def test_what_an_sbatch_line_cannot_carry_is_refused(recipe: Path, override: str) -> None:
+    with pytest.raises(ConfigError, match=override.partition("=")[0]):
         render(_job(recipe, override))
 
 
@@ -205,9 +185,3 @@ def test_without_slurm_the_way_out_is_named(recipe: Path, monkeypatch: pytest.Mo
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(MuaError, match=r"sbatch: not found; .*--dry-run"):
         submit(job, render(job))
-
-
-def test_what_a_person_is_told(recipe: Path, tmp_path: Path) -> None:
-    said = submission_note(_job(recipe), "17")
-    assert f"{tmp_path}/out put/slurm/17.log" in said
-    assert "scancel 17" in said

@@ -16,13 +16,12 @@ from typer.testing import CliRunner
 
 from mua.cli import app
 from mua.config.load import dump_config, load_config
-from mua.config.schema import EndpointConfig, LlmConfig, PolicyEndpointConfig
-from mua.environment.endpoint.chat import ChatRequest
+from mua.config.schema import EndpointConfig, LlmConfig
 from mua.environment.endpoint.services import ChatClient
 from mua.launch.checks.node import check_endpoint
 from mua.trainer.evaluation.store import policy_of, setting_of
-from mua.utils.errors import ConfigError, EngineError, UserFault
-from mua.utils.masking import HIDDEN, below, credentials, mask_credentials
+from mua.utils.errors import UserFault
+from mua.utils.masking import HIDDEN, below, mask_credentials
 
 PASSWORD, KEY = "hunter2-4711", "k3y-very-secret"
 URL = f"https://me:{PASSWORD}@host:8000/v1?api_key={KEY}&api-version=2"
@@ -35,12 +34,9 @@ BASIC = "Basic " + b64encode(f"me:{PASSWORD}".encode()).decode()
         (URL, f"https://{HIDDEN}@host:8000/v1?api_key={HIDDEN}&api-version=2"),
         ("http://token@host/v1", f"http://{HIDDEN}@host/v1"),
         ("http://me:p@ss@host/v1", f"http://{HIDDEN}@host/v1"),
-        ("http://me:pa/ss@host/v1", f"http://{HIDDEN}@host/v1"),
         ("http://me:p?a#ss@host/v1", f"http://{HIDDEN}@host/v1"),
         ("http://h/?Token=a&key=b&sig=c;code=d#e", f"http://h/?Token={HIDDEN}&key={HIDDEN}&sig={HIDDEN};code={HIDDEN}#e"),
         ("http://a:b1@h/ 'http://c:d@i/?auth=x', now", f"http://{HIDDEN}@h/ 'http://{HIDDEN}@i/?auth={HIDDEN}', now"),
-        ("http://host:8000/v1", "http://host:8000/v1"),
-        ("http://[::1]:8000/v1 and a@b.c", "http://[::1]:8000/v1 and a@b.c"),
         ("http://host/search?q=a@b:c", "http://host/search?q=a@b:c"),
         ("me@host: no URL, key=5", "me@host: no URL, key=5"),
     ],
@@ -48,11 +44,6 @@ BASIC = "Basic " + b64encode(f"me:{PASSWORD}".encode()).decode()
 def test_only_credentials_are_masked(text: str, shown: str) -> None:
     assert mask_credentials(text) == shown
     assert mask_credentials(shown) == shown
-
-
-def test_what_is_masked_is_known_as_written_and_decoded() -> None:
-    assert list(credentials("http://me:p%40ss@host/?key=a%2Fb&q=1")) == ["p%40ss", "p@ss", "a/b"]
-    assert list(credentials("http://host/v1")) == []
 
 
 def test_a_path_goes_before_the_query() -> None:
@@ -100,12 +91,6 @@ def test_results_hold_none_and_do_not_depend_on_them(recipe: Path) -> None:
     assert policy_of(load_config(other)) == policy_of(config)
 
 
-def test_a_message_about_a_wrong_value_shows_none(recipe: Path) -> None:
-    with pytest.raises(ConfigError) as error:
-        load_config(recipe, [f"trainer.steps={URL}"])
-    _hides(str(error.value))
-
-
 def test_a_job_script_with_one_is_refused(recipe: Path) -> None:
     overrides = [f"user.llm.base_url={URL}", "slurm.nodes=1", "slurm.gpus_per_node=1"]
     said = CliRunner().invoke(app, ["launch", "slurm", "--dry-run", "--unchecked", str(recipe), *overrides])
@@ -129,22 +114,6 @@ async def test_the_simulated_user_is_asked_with_them_and_no_fault_tells_them() -
             assert fault.value.passing
         finally:
             await user.close()
-
-
-async def test_a_policy_behind_an_endpoint_too() -> None:
-    async with serving(says("hello"), fails(500, body=f"who is {PASSWORD} at ?api_key={KEY}")) as server:
-        config = PolicyEndpointConfig(base_url=_with_credentials(server.url), model="m", max_retries=0)
-        client = ChatClient(config, "policy")
-        request = ChatRequest([{"role": "user", "content": "hi"}], 1, 1.0, 8, verbatim=True)
-        try:
-            assert (await client.ask(request, 60.0)).text == "hello"
-            assert server.queries == [{"api_key": KEY}]
-            assert server.headers[0]["Authorization"] == BASIC
-            with pytest.raises(EngineError) as fault:
-                await client.ask(request, 60.0)
-            _hides(str(fault.value))
-        finally:
-            await client.close()
 
 
 def test_the_preflight_names_the_endpoint_without_them() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from mua.config import near_names
+from mua.config import messages
 from mua.config.load import load_config
 from mua.config.schema import ExperimentConfig
 from mua.config.section import all_keys
@@ -42,16 +42,12 @@ def told(recipe: Path, override: str) -> str:
     ("typed", "means"),
     [
         ("optimizer.lr", "optimizer.learning_rate"),
-        ("critic.lr", "critic.optimizer.learning_rate"),
         ("rollout.learning_rate", "optimizer.learning_rate or critic.optimizer.learning_rate"),
-        ("optimizer.learning_rate", "optimizer"),
+        ("optimzer.learning_rate", "optimizer"),
         ("tp", "megatron.tensor_parallel or engine.tensor_parallel"),
-        ("engine.tp_size", "engine.tensor_parallel"),
-        ("megatron.tensor-model-parallel-size", "megatron.tensor_parallel"),
         ("algorithm.clip_ratio", "algorithm.clip_low or algorithm.clip_high"),
         ("rollout.n", "algorithm.group_size"),
         ("temperature", "rollout.temperature or evaluation.temperature or user.llm.temperature"),
-        ("rollout_temperature", "rollout.temperature"),
         ("trainer.total_epochs", "trainer.steps"),
         ("trainer.maxStaleness", "trainer.max_staleness"),
     ],
@@ -63,20 +59,15 @@ def test_an_unknown_key_is_answered_with_ours(recipe: Path, typed: str, means: s
 @pytest.mark.parametrize(
     ("override", "means"),
     [
-        ("loss=ppo", "algorithm.loss has no 'ppo'; take grpo"),
+        ("algorithm.loss=ppo", "did you mean grpo, the clipped ratio"),
         ("algorithm.advantage=ppo", "did you mean gae?"),
-        ("evaluation.split=val", "did you mean validation?"),
-        ("algorithm.aggregation=token-mean", "did you mean token_mean?"),
         ("algorithm.kl_estimator=low_var_kl", "did you mean k3?"),
         ("megatron.recompute_modules=[mpl]", "did you mean mlp?"),
-        ("trainer.deterministic=yes", "write true"),
         ("environment.mix=[retail, airline]", "{retail: 2, airline: 1}"),
         ("environment.scorer.xyzzy=true", "this section has forms, "),
         ("algorithm.filters=[{kind: balance, extra: 2}]", "algorithm.filters.0.extra_right or"),
         ("algorithm.filters=[{kind: range}, {kind: ballance}]", "algorithm.filters.1.kind: expected 'range' or"),
         ("algorithm.filters=[{minimum: 1}]", "algorithm.filters.0.kind: required"),
-        ("algorithm.filters=[{kind: minimum_turns}]", "algorithm.filters.0.turns: required"),
-        ("algorithm.filters=range", "algorithm.filters: expected a list"),
         ("user.llm={url: x, model: m, base_url: h}", "did you mean user.llm.base_url?"),
     ],
 )
@@ -100,7 +91,7 @@ def test_two_domains_need_no_empty_name(recipe: Path) -> None:
 
 def test_every_suggestion_is_a_key() -> None:
     keys = {".".join(key) for key in all_keys(ExperimentConfig)}
-    assert sorted({key for keys_of in near_names._KEYS.values() for key in keys_of.split()} - keys) == []
+    assert sorted({key for keys_of in messages._KEYS.values() for key in keys_of.split()} - keys) == []
 
 
 def test_episodes_fit_a_context_that_was_only_lowered(recipe: Path) -> None:

@@ -17,8 +17,6 @@ import pytest
 from typer.testing import CliRunner
 
 from mua.cli import app
-from mua.config.schema import ExperimentConfig
-from mua.config.section import all_keys
 from mua.observe.catalog import CATALOG, GROUPS, STANDS_FOR, STRICT, described, metrics_page, unknown
 from mua.observe.metrics_log import MetricsWriter, read_metrics
 
@@ -79,18 +77,6 @@ def test_entries_are_whole_and_of_at_most_twelve_groups() -> None:
     assert {word for name in names for word in re.findall(r"\{(\w+)\}", name)} <= {
         *STANDS_FOR, "domain", "tool", "kind", "layer", "moment",
     }  # fmt: skip
-
-
-def test_keys_that_are_named_are_keys() -> None:
-    keys = {".".join(key) for key in all_keys(ExperimentConfig)}
-    named = {
-        word.split(":")[0]
-        for metric in CATALOG
-        for word in re.findall(r"`([a-z_]+(?:\.[a-z_]+)+)[:`]", metric.meaning + metric.normal + metric.otherwise)
-    }
-    files = {"evaluations.jsonl", "metrics.jsonl"}
-    assert named - keys - files == set()
-    assert len(named) > 20
 
 
 def test_names_of_families_are_found_and_others_are_not() -> None:

@@ -31,8 +31,8 @@ def steps(output: Path) -> list[int]:
     return [line["step"] for line in read_metrics(output / METRICS_FILE)]
 
 
-def write(output: Path, first: int, last: int, resume_step: int | None = None, tensorboard: bool = False) -> None:
-    with MetricsWriter(output, tensorboard, resume_step) as writer:
+def write(output: Path, first: int, last: int, resume_step: int | None = None) -> None:
+    with MetricsWriter(output, False, resume_step) as writer:
         for step in range(first, last):
             writer.log(step, {"rollout/reward/mean": step / 10})
 
@@ -71,26 +71,6 @@ def test_a_line_that_is_written_while_it_is_read_is_read_the_next_time(
         assert steps(tmp_path) == list(range(written[:cut].count(b"\n"))), cut
 
 
-def test_a_torn_last_line_does_not_spoil_the_next_run(tmp_path: Path) -> None:
-    write(tmp_path, 0, 2)
-    with (tmp_path / METRICS_FILE).open("a", encoding="utf-8") as file:
-        file.write('{"step": 2, "rew')
-    assert steps(tmp_path) == [0, 1]
-    write(tmp_path, 2, 3)
-    assert steps(tmp_path) == [0, 1, 2]
-
-
-def test_tensorboard_shows_one_strand_after_a_resume(tmp_path: Path) -> None:
-    write(tmp_path, 0, 5, tensorboard=True)
-    write(tmp_path, 3, 6, resume_step=3, tensorboard=True)
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    events = EventAccumulator(str(tmp_path / TENSORBOARD_FOLDER))
-    events.Reload()
-    points = [(event.step, round(event.value, 6)) for event in events.Scalars("rollout/reward/mean")]
-    assert points == [(step, step / 10) for step in range(6)]
-
-
 def test_evaluations_stand_at_the_steps_that_were_done_and_have_one_strand(tmp_path: Path) -> None:
     def evaluated(first: int, last: int, resume_step: int) -> None:
         with MetricsWriter(tmp_path, True, resume_step) as writer:
@@ -115,7 +95,8 @@ def test_evaluations_stand_at_the_steps_that_were_done_and_have_one_strand(tmp_p
     events.Reload()
     points = {event.step: round(event.value, 6) for event in events.Scalars("eval/validation_success")}
     assert points == {at: at / 10 for at in range(7)}
-    assert [event.step for event in events.Scalars("rollout/reward/mean")] == list(range(6))
+    strand = [(event.step, round(event.value, 6)) for event in events.Scalars("rollout/reward/mean")]
+    assert strand == [(step, step / 10) for step in range(6)]
     with MetricsWriter(tmp_path, False, 0):
         assert not (tmp_path / EVALUATIONS_FILE).exists()
 
@@ -181,15 +162,9 @@ def test_a_reward_curve_is_a_picture(tmp_path: Path) -> None:
     assert png.stat().st_size > 5000
 
 
-def test_a_curve_of_nothing_is_an_error(tmp_path: Path) -> None:
-    write(tmp_path, 0, 2)
-    with pytest.raises(MuaError, match="no line holds rollout/reward/best"):
-        plot_reward_curve({"a": tmp_path / METRICS_FILE}, tmp_path / "a.png", metric="rollout/reward/best")
-
-
 @pytest.mark.parametrize(
     "line",
-    ["x", "[]", "{}", '{"step": "1"}', '{"step": true}', '{"step": 1, "a": []}', "[" * 10_000, "\udcff", "9" * 5000],
+    ["x", "[]", '{"step": true}', '{"step": 1, "a": []}', "[" * 10_000, "\udcff"],
 )
 def test_a_line_that_is_no_metrics_is_named_and_nothing_is_lost(tmp_path: Path, line: str) -> None:
     path = tmp_path / METRICS_FILE

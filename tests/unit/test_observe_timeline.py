@@ -19,17 +19,8 @@ from environments.help_desk.tasks import generate
 from mua.engine import SamplingParams
 from mua.environment.protocol import ToolResult
 from mua.environment.user import UserReply
-from mua.observe.timeline import (
-    EngineActivity,
-    EngineClock,
-    StateClock,
-    Timeline,
-    TrainerPhase,
-    engine_metrics,
-    episode_metrics,
-    overlap_efficiency,
-    trainer_metrics,
-)
+from mua.observe import timeline as times
+from mua.observe.timeline import EngineActivity, EngineClock, StateClock, Timeline, TrainerPhase
 from mua.rollout import episode
 from mua.types import Group, Outcome, Trajectory
 from mua.utils.errors import EngineError
@@ -89,12 +80,12 @@ def test_slots_are_counted_while_requests_run() -> None:
     time.passes(2)
     clocks[0].note(EngineActivity.GENERATING, 1)
     time.passes(6)
-    found = engine_metrics(clocks)
+    found = times.engine_metrics(clocks)
     assert found["time/engine_slots_used"] == (3 * 2 + 1 * 6) / (2 * 4 * 8)
     assert found["time/engine_generating"] == found["time/engine_idle_trainer_works"] == 0.5
     assert found["time/engine_generating_seconds"] == 4
     assert sum(found[f"time/engine_{activity}"] for activity in EngineActivity) == 1
-    assert engine_metrics(clocks) == {}
+    assert times.engine_metrics(clocks) == {}
 
 
 async def test_engines_book_what_they_do() -> None:
@@ -141,23 +132,18 @@ class SlowUser(FixedUser):
         return await super().reply(agent_text)
 
 
-@pytest.mark.parametrize(("tool", "user"), [(5.0, 0.0), (0.0, 1.0), (5.0, 1.0)])
-async def test_a_slow_tool_and_a_slow_user_move_their_own_metric(
-    monkeypatch: pytest.MonkeyPatch, tool: float, user: float
-) -> None:
+async def test_a_slow_tool_and_a_slow_user_move_their_own_metric(monkeypatch: pytest.MonkeyPatch) -> None:
     time, desk = Time(), TestDesk()
     monkeypatch.setattr(episode, "perf_counter", time)
 
     def slow(number: int, result: ToolResult) -> ToolResult:
-        time.passes(tool)
+        time.passes(5)
         return result
 
     desk.on_call = slow
-    slow_user = SlowUser(time) if user else FixedUser("bye")
     found = call("get_order", order=CANCEL.data["known"]["order"])
-    result, _ = await play(found, found, "Done.", domain=desk, user=slow_user)
-    assert result.metrics["seconds/tools"] == 2 * tool
-    assert result.metrics["seconds/user"] == 13 * user
+    result, _ = await play(found, found, "Done.", domain=desk, user=SlowUser(time))
+    assert (result.metrics["seconds/tools"], result.metrics["seconds/user"]) == (2 * 5, 3 + 10)
     assert result.metrics["seconds/generate"] == result.metrics["seconds/evaluate"] == 0
 
 
@@ -168,24 +154,17 @@ def group(**seconds: float) -> Group:
 
 def test_parts_of_an_episode_add_up_and_the_wait_for_a_slot_is_no_generating() -> None:
     one = group(episode=20, start=1, generate=8, engine_slot=3, tools=2, user=4, evaluate=1, queued=50)
-    found = episode_metrics([one, group()])  # one that was given up has no times
+    found = times.episode_metrics([one, group()])  # one that was given up has no times
     parts = ("start", "generating", "engine_slot", "tools", "user", "scoring", "other")
     assert [found[f"time/episode_{part}_seconds"] for part in parts] == [1, 5, 3, 2, 4, 1, 4]
     assert found["time/episode_seconds"] == 20
     assert found["time/episode_queued_seconds"] == 50
-    assert episode_metrics([group()]) == {}
-
-
-def test_efficiency_is_the_longer_of_the_two_over_the_step() -> None:
-    seconds = {TrainerPhase.WAIT: 6.0, TrainerPhase.LOGPROBS: 1.0, TrainerPhase.OPTIMIZER: 2.0, TrainerPhase.SYNC: 1.0}
-    assert overlap_efficiency(seconds, 6.0) == 0.6
-    assert overlap_efficiency(seconds, 1.0) == 0.3
-    assert overlap_efficiency({}, 1.0) == 0.0
+    assert times.episode_metrics([group()]) == {}
 
 
 def test_the_table_of_a_run_shows_every_phase_and_the_step() -> None:
     seconds = {phase: float(number) for number, phase in enumerate(TrainerPhase, start=1)}
-    step: dict[str, Any] = {"step": 0, "time/step_seconds": sum(seconds.values())} | trainer_metrics(seconds)
+    step: dict[str, Any] = {"step": 0, "time/step_seconds": sum(seconds.values())} | times.trainer_metrics(seconds)
     shown = tables([step, step])
     assert all(f"| {phase} | {seconds[phase]:.3f} |" in shown for phase in TrainerPhase)
     bar, _ = bars([step], 55)

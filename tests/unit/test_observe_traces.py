@@ -105,17 +105,6 @@ def test_every_outcome_and_field_survives_a_new_kind_of_value() -> None:
     assert stored == {field.name for field in dataclasses.fields(Trajectory)}
 
 
-def test_a_value_that_json_cannot_hold_is_an_error() -> None:
-    trajectory = example()
-    trajectory.details = {"handle": object()}
-    with pytest.raises(TypeError, match="object"):
-        encode_trajectory(trajectory)
-
-
-def test_arrays_read_back_can_be_written_to() -> None:
-    decode_trajectory(encode_trajectory(example())).segments[0].ids[0] = 7
-
-
 @pytest.mark.parametrize("kind", [np.uint8, np.uint16])
 def test_expert_choices_lie_beside_the_lines(tmp_path: Path, kind: type) -> None:
     written = [example(number) for number in range(3)]
@@ -133,37 +122,18 @@ def test_expert_choices_lie_beside_the_lines(tmp_path: Path, kind: type) -> None
         list(read_traces(path))
 
 
-def test_without_expert_choices_there_is_no_file_for_them(tmp_path: Path) -> None:
-    path = TraceWriter(tmp_path).write(0, [example()])
-    assert not experts_file(path).exists()
-
-
-def test_expert_choices_cannot_go_into_a_line() -> None:
-    trajectory = example()
-    trajectory.segments = [dataclasses.replace(trajectory.segments[0], experts=np.zeros((5, 2), np.uint8))]
-    with pytest.raises(ValueError, match="file of their own"):
-        encode_trajectory(trajectory)
-
-
 def test_files_are_by_step_and_a_folder_reads_in_order(tmp_path: Path) -> None:
     writer = TraceWriter(tmp_path / "traces")
     assert writer.write(12, [example(3)]).name == "step_000012.jsonl"
     writer.write(2, [example(1), example(2)])
     assert [t.ordinal for t in read_traces(tmp_path / "traces")] == [1, 2, 3]
-    assert [t.ordinal for t in read_traces(writer.path(12))] == [3]
+    writer.write(2, [example(5)])  # a step that is run again replaces its file
+    assert [t.ordinal for t in read_traces(tmp_path / "traces")] == [5, 3]
 
 
-def test_a_step_that_is_run_again_replaces_its_file(tmp_path: Path) -> None:
-    writer = TraceWriter(tmp_path)
-    writer.write(1, [example(1), example(2)])
-    writer.write(1, [example(5)])
-    assert [t.ordinal for t in read_traces(tmp_path)] == [5]
-
-
-@pytest.mark.parametrize("cut", [2, 3, 100])
-def test_a_torn_last_line_is_skipped_and_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture, cut: int) -> None:
+def test_a_torn_last_line_is_skipped_and_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = TraceWriter(tmp_path).write(1, [example(1), example(2)])
-    path.write_bytes(path.read_bytes()[:-cut])
+    path.write_bytes(path.read_bytes()[:-3])
     with caplog.at_level(logging.WARNING):
         assert [t.ordinal for t in read_traces(path)] == [1]
     assert f"{path}:2" in caplog.text
@@ -174,22 +144,15 @@ def test_a_torn_last_line_is_skipped_and_reported(tmp_path: Path, caplog: pytest
     [
         lambda line: line[: len(line) // 2],
         lambda line: "{}",
-        lambda line: "[]",
         lambda line: line.replace('"format":1', '"format":2'),
         lambda line: line.replace("user_stop", "bliss"),
         lambda line: line.replace('"task_id"', '"tusk_id"'),
         lambda line: line.replace('"ids":"', '"ids":"AAAA'),
         lambda line: line.replace('"ids":"', '"ids":"!'),
-        lambda line: "5",
         lambda line: "[" * 100_000,
-        lambda line: "9" * 5000,
-        lambda line: "\0",
         lambda line: line.replace('"task_id":"task-2"', '"task_id":2'),
         lambda line: line.replace('"turn_rewards":[1.0]', '"turn_rewards":["1"]'),
-        lambda line: line.replace('"reward":1.0', '"reward":1' + "0" * 400),
-        lambda line: line.replace('"messages":[]', '"messages":[1]'),
         lambda line: line.replace('"metrics":{}', '"metrics":{"a":[1]}'),
-        lambda line: line.replace('"success":true', '"success":1'),
         lambda line: line.replace('"provenance":"', '"provenance":"BQUFBQUF').replace("AAEDBAQ=", ""),
         lambda line: line.replace('"error":null', '"err\\nor":null'),
     ],
@@ -204,12 +167,6 @@ def test_a_broken_line_in_the_middle_is_an_error_that_names_it(tmp_path: Path, d
         list(read_traces(path))
 
 
-def test_a_last_line_that_only_lacks_its_newline_is_read(tmp_path: Path) -> None:
-    path = TraceWriter(tmp_path).write(1, [example(1), example(2)])
-    path.write_bytes(path.read_bytes()[:-1])
-    assert [t.ordinal for t in read_traces(path)] == [1, 2]
-
-
 @pytest.mark.parametrize(
     "place",
     [
@@ -217,10 +174,7 @@ def test_a_last_line_that_only_lacks_its_newline_is_read(tmp_path: Path) -> None
         {"offset": 0, "shape": [5, 10**15], "type": "<u1"},
         {"offset": 0, "shape": [4, 2], "type": "<u1"},
         {"offset": 0, "shape": [-5, -2], "type": "<u1"},
-        {"offset": 1, "shape": [5, 2], "type": "<u1"},
-        {"offset": 0.0, "shape": [5, 2], "type": "<u1"},
         {"offset": 0, "shape": [5, 2], "type": "O"},
-        {"offset": 0, "shape": 10, "type": "<u1"},
         [0, 5, 2],
     ],
 )

@@ -19,21 +19,11 @@ from mua.megatron.parallel import meta_rank
 from mua.utils.errors import MuaError
 
 ARCHITECTURE = {
-    "architectures": ["Qwen3ForCausalLM"],
-    "model_type": "qwen3",
-    "num_hidden_layers": 8,
-    "hidden_size": 512,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 4,
-    "head_dim": 64,
-    "intermediate_size": 1024,
-    "rms_norm_eps": 1e-6,
-    "vocab_size": 1000,
-    "tie_word_embeddings": False,
-    "max_position_embeddings": 4096,
-    "rope_theta": 1e6,
-    "hidden_act": "silu",
-}
+    "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "num_hidden_layers": 8, "hidden_size": 512,
+    "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 64, "intermediate_size": 1024,
+    "rms_norm_eps": 1e-6, "vocab_size": 1000, "tie_word_embeddings": False, "max_position_embeddings": 4096,
+    "rope_theta": 1e6, "hidden_act": "silu",
+}  # fmt: skip
 LAYOUT = MegatronConfig(tensor_parallel=4, pipeline_parallel=4, data_parallel=64)
 
 

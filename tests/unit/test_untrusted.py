@@ -24,7 +24,6 @@ from mua.utils.strict_json import (
     read_file,
     read_json,
     read_json_at,
-    unpaired_surrogate,
 )
 
 PLAIN: Any = st.recursive(
@@ -51,17 +50,13 @@ def test_what_json_holds_is_read_as_it_is(value: Any, ascii_only: bool) -> None:
     ("text", "says"),
     [
         ("", "Expecting value"),
-        ("{", "Expecting property name"),
         ('["a\nb"]', "Invalid control character"),
         ("[1] 2", r"text follows the JSON value \(column 5\)"),
         ("[" * 100_000, "nested too deeply"),
-        ('{"a":' * 100_000, "nested too deeply"),
         ("[" * (MAX_DEPTH + 1) + "]" * (MAX_DEPTH + 1), "nested too deeply"),
         ("9" * 5000, "an integer has too many digits"),
         (b"[\xff]", r"not UTF-8 text \(byte 1\)"),
-        (b"\xff\xfe[\x00]\x00", "not UTF-8 text"),
         ("\ufeff[]", "Expecting value"),
-        ("[1,\n 2,\n x]", r"Expecting value \(line 3, column 2\)"),
     ],
 )
 def test_what_is_no_json_is_one_error_with_its_place(text: str | bytes, says: str, strict: bool) -> None:
@@ -73,11 +68,9 @@ def test_what_is_no_json_is_one_error_with_its_place(text: str | bytes, says: st
     ("text", "says"),
     [
         ("[NaN]", "NaN is no JSON value"),
-        ("-Infinity", "-Infinity is no JSON value"),
         ("1e999", "too large"),
         ('{"a": 1, "b": {"c": 1, "c": 2}}', "the key 'c' appears twice"),
         ('["\\ud800"]', "unpaired surrogate"),
-        ('{"\\uDFFF": 1}', "unpaired surrogate"),
         ('["\ud800"]', "unpaired surrogate"),
     ],
 )
@@ -85,10 +78,6 @@ def test_only_a_strict_reader_refuses_what_others_read_otherwise(text: str, says
     with pytest.raises(JsonError, match=says):
         read_json(text)
     read_json(text, strict=False)
-
-
-def test_paired_surrogates_and_escaped_backslashes_are_text() -> None:
-    assert read_json('["\\ud83d\\ude42", "\\\\ud800"]') == ["🙂", "\\ud800"]
 
 
 def test_the_depth_is_counted_not_the_brackets() -> None:
@@ -126,5 +115,4 @@ def test_only_regular_files_are_opened(tmp_path: Path) -> None:
 def test_messages_stay_on_one_line() -> None:
     assert printable("a\nb\x1b[2J\ud800é") == "a\\nb\\x1b[2J\\ud800é"
     assert printable("x" * 600, 10) == "x" * 10 + "..."
-    assert (unpaired_surrogate("aé🙂"), unpaired_surrogate("ab\ud800")) == (None, 2)
     assert [is_number(value) for value in (1, 0.5, 10**400, "1", None)] == [True, True, False, False, False]

@@ -90,7 +90,19 @@ def check_domains(start: Start) -> Iterator[Check]:
     if start.verb == "eval" and config.evaluation.domains:
         wanted = {name: key for name, key in wanted.items() if name in config.evaluation.domains}
     unknown = [name for name in wanted if name not in known and not is_hook(name)]
-    yield from (_unknown_domain(wanted[name], name, start, known) for name in unknown)
+    for name in unknown:
+        parts = [part.strip() for part in re.split(r"[,+ ]+", name) if part.strip()]
+        names = {other.rpartition("/")[2]: other for other in known} | {other: other for other in known}
+        near = difflib.get_close_matches(name.lower().replace("-", "_").strip(), names, n=1, cutoff=0.5)
+        text = f"unknown environment {name!r}; known: {', '.join(known)}"
+        hint = f"did you mean {names[near[0]]!r}?" if near else "mua env list shows all"
+        if name == NO_DOMAIN and wanted[name] == "environment.name":
+            text = f"required by mua {start.verb}, but not set"
+            hint = "name a domain, such as retail: mua env list shows all"
+        elif len(parts) > 1 and all(part in known for part in parts):
+            shares = ", ".join(f"{part}: 1" for part in parts)
+            hint = f"several domains are a mix: environment.mix={{{shares}}}"
+        yield failure(wanted[name], text, hint)
     if unknown:
         return
     for name in wanted:
@@ -98,20 +110,6 @@ def check_domains(start: Start) -> Iterator[Check]:
     for environment, services in _selections(start):
         Selection.from_config(environment, services)
     yield ok(", ".join(wanted))
-
-
-def _unknown_domain(key: str, name: str, start: Start, known: Sequence[str]) -> Check:
-    if name == NO_DOMAIN and key == "environment.name":
-        text = f"required by mua {start.verb}, but not set"
-        return failure(key, text, "name a domain, such as retail: mua env list shows all")
-    parts = [part.strip() for part in re.split(r"[,+ ]+", name) if part.strip()]
-    if len(parts) > 1 and all(part in known for part in parts):
-        shares = ", ".join(f"{part}: 1" for part in parts)
-        return failure(key, f"unknown environment {name!r}", f"several domains are a mix: environment.mix={{{shares}}}")
-    names = {other.rpartition("/")[2]: other for other in known} | {other: other for other in known}
-    near = difflib.get_close_matches(name.lower().replace("-", "_").strip(), names, n=1, cutoff=0.5)
-    hint = f"did you mean {names[near[0]]!r}?" if near else "mua env list shows all"
-    return failure(key, f"unknown environment {name!r}; known: {', '.join(known)}", hint)
 
 
 def _selections(start: Start) -> Iterator[tuple[EnvironmentConfig, Any]]:

@@ -22,7 +22,6 @@ from mua.engine.server import ALLOCATOR_VARIABLES, expandable
 from mua.launch.checks import CHECKS, Check, Stage, Start, failure, listed, ok, run_check, warning
 from mua.launch.gpus import NodeFacts, needed_variables, read_node
 from mua.utils.cores import given_cores
-from mua.utils.errors import ConfigError
 from mua.utils.masking import below, mask_credentials
 from mua.utils.resources import shipped
 from mua.utils.source_state import installed_version
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
     import httpx
     from pydantic import SecretStr
 
-    from mua.launch.plan.planner import Plan
     from mua.megatron.settings import Capabilities
 
 PINNED = ("torch", "megatron-core", "sglang", "transformers", "safetensors", "numpy")
@@ -248,11 +246,7 @@ def check_layers(node: RunNode) -> Check:
         return ok("skipped: no GPU; Megatron's local layers")
     from mua.megatron.settings import Options
 
-    try:
-        chosen = Options.of(config.megatron, machine, experts=False).implementation
-    except ConfigError as error:
-        return failure("", str(error))
-    if chosen == "transformer_engine":
+    if Options.of(config.megatron, machine, experts=False).implementation == "transformer_engine":
         return ok(f"Transformer Engine {machine.transformer_engine}")
     if config.megatron.implementation == "auto":
         fix = "install transformer-engine-torch (docs/installation.md), or say megatron.implementation: local"
@@ -262,27 +256,18 @@ def check_layers(node: RunNode) -> Check:
 
 @listed("memory", on="node", applies=lambda node: _configured(node) and node.rank == 0)
 def check_memory(node: RunNode) -> Check:
-    """Every phase of the plan fits the GPUs that are here, by the calculation of ``mua plan`` for their type."""
+    """Every phase of the plan fits the smallest GPU that is here, by the calculation of ``mua plan`` for its type."""
     config, facts = node.ours, node.facts
     if not facts.gpus:
         return ok("skipped: no GPU")
-    from mua.launch.plan.planner import make_plan
+    from mua.launch.plan.planner import GPUS, make_plan
 
-    if kind := gpu_type(facts.gpus[0].name):
+    name, least = facts.gpus[0].name, min(gpu.total for gpu in facts.gpus)
+    kind = next((kind for kind in GPUS if all(part in name for part in kind.split("-"))), None)
+    if kind is not None:
         config = config.model_copy(update={"cluster": config.cluster.model_copy(update={"gpu": kind})})
-    return check_plan(make_plan(config), facts, kind)
-
-
-def gpu_type(name: str) -> str | None:
-    """Which type of the plan a GPU is that the driver calls ``name``; None: one that it has no figures of."""
-    from mua.launch.plan.planner import GPUS
-
-    return next((kind for kind in GPUS if all(part in name for part in kind.split("-"))), None)
-
-
-def check_plan(plan: Plan, facts: NodeFacts, kind: str | None) -> Check:
-    """The fullest phase of ``plan`` against the smallest GPU; ``kind`` is its type, None if it has no figures."""
-    least, fullest = min(gpu.total for gpu in facts.gpus), max(plan.phases, key=lambda phase: phase.total)
+    plan = make_plan(config)
+    fullest = max(plan.phases, key=lambda phase: phase.total)
     needed = fullest.total + plan.reserve
     text = f"{fullest.name} needs {needed / 1e9:.1f} of {least / 1e9:.1f} GB"
     if faults := plan.faults():
@@ -290,8 +275,7 @@ def check_plan(plan: Plan, facts: NodeFacts, kind: str | None) -> Check:
     if needed > least:
         return failure("", text, "mua plan CONFIG shows what takes it; shard further, or offload")
     if kind is None:
-        fix = f"no figures of {facts.gpus[0].name}; counted as {plan.config.cluster.gpu} (cluster.gpu)"
-        return warning("", text, fix)
+        return warning("", text, f"no figures of {name}; counted as {config.cluster.gpu} (cluster.gpu)")
     return ok(text)
 
 

@@ -97,7 +97,7 @@ class LayerSizes:
 
     def parts(self, sparse: bool) -> dict[str, float]:
         """Bytes that one layer saves of one micro-batch, by what saves them."""
-        return self._attention() | (self._experts() if sparse else self._mlp())
+        return self._attention() | (self._experts() if sparse else self.parts_of_mlp())
 
     def _norm_and_input(self) -> tuple[float, float]:
         """Of a norm and of the linear layer behind it, which keeps the norm's output."""
@@ -111,7 +111,15 @@ class LayerSizes:
         a, e = self.architecture, self.element
         queries, keys = a.heads / self.tp, max(a.kv_heads, self.tp) / self.tp
         norm, projection = self._norm_and_input()
-        shaped, tables = self._queries_and_keys(queries, keys)
+        # What norms of queries and keys keep for each element of a head, and rotation for each token.
+        tables = 0.0 if self.options.rope_fusion else 4 * e * a.head_dim
+        if self.fused:
+            # Values are a view of the whole projection, which stays; a norm keeps its input, queries a copy of theirs.
+            shaped = e * (queries + keys) + (e * queries if a.qk_norm else 0.0)
+        else:
+            shaped = self.norm * (queries + keys) if a.qk_norm else 0.0
+            if a.qk_norm and e == _FLOAT:  # the key norm's input is then a view of the whole projection
+                shaped += _FLOAT * (queries + keys)
         log_sums = _FLOAT * queries  # the log-sum-exp of each query
         projected = 0.0 if self.linear == e else self.linear * queries * a.head_dim  # in float8 once more
         return {
@@ -123,21 +131,9 @@ class LayerSizes:
             "attn_proj": projected * self.tokens,
         }
 
-    def _queries_and_keys(self, queries: float, keys: float) -> tuple[float, float]:
-        """What their norms keep, for each element of a head and token, and what rotation keeps for each token."""
-        a, e, heads = self.architecture, self.element, queries + 2 * keys
-        tables = 0.0 if self.options.rope_fusion else 4 * e * a.head_dim  # cosines and sines, for both
-        if self.fused:
-            # Values are a view of the whole projection, which stays; a norm keeps its input, queries a copy of theirs.
-            return e * (heads - keys) + (e * queries if a.qk_norm else 0.0), tables
-        norms = self.norm * (queries + keys) if a.qk_norm else 0.0
-        if a.qk_norm and e == _FLOAT:  # the key norm's input is then a view of the whole projection
-            norms += _FLOAT * (heads - keys)
-        return norms, tables
-
-    def _mlp(self) -> dict[str, float]:
-        """The first product, twice as wide, and the second's input. Unfused, SwiGLU adds its linear half once more, as
-        Megatron adds an offset of 0 to it, and the gate's activation."""
+    def parts_of_mlp(self) -> dict[str, float]:
+        """Of a dense layer: the first product, twice as wide, and the second's input. Unfused, SwiGLU adds its linear
+        half once more, as Megatron adds an offset of 0 to it, and the gate's activation."""
         norm, first = self._norm_and_input()
         width = self.architecture.ffn / self.tp * self.tokens
         inner = 2 * self.element if self.options.swiglu_fusion else 4 * self.element
@@ -175,30 +171,24 @@ class LayerSizes:
         if recompute == "full":
             return self.stream
         parts = self.parts(sparse)
-        for module in modules if recompute == "selective" else ():
-            for part in self._recomputed(module, sparse):
-                parts[part] = 0.0
-        if recompute == "selective" and "layernorm" in modules:
-            parts |= self._norms_recomputed(sparse, parts)
-        return sum(parts.values())
-
-    def _recomputed(self, module: str, sparse: bool) -> tuple[str, ...]:
-        """The parts that recomputing ``module`` saves keeping."""
-        if module == "mlp" and not sparse:  # with a fused norm it begins before it
-            return ("act", "fc2", *(("mlp_input",) if self.fused else ()))
+        if recompute != "selective":
+            return sum(parts.values())
         of_experts = {
             "moe": ("router", "expert_fc1", "moe_act", "expert_fc2", "shared_experts"),
             "moe_act": ("expert_fc2",),
             "shared_experts": ("shared_experts",),
         }
-        return of_experts.get(module, ()) if sparse else ()
-
-    def _norms_recomputed(self, sparse: bool, parts: dict[str, float]) -> dict[str, float]:
-        """Norms that are modules of their own keep their input alone; fused ones are not recomputed."""
-        alone = {"mlp_norm": self.stream, "mlp_input": 0.0}
-        if self.fused:
-            return alone if sparse else {}
-        return alone | {"attn_norm": self.stream, "qkv_linear": 0.0}
+        for module in modules:
+            if module == "mlp" and not sparse:  # with a fused norm it begins before it
+                parts |= dict.fromkeys(("act", "fc2", *(("mlp_input",) if self.fused else ())), 0.0)
+            elif sparse:
+                parts |= dict.fromkeys(of_experts.get(module, ()), 0.0)
+        if "layernorm" in modules:  # norms that are modules of their own keep their input alone; fused ones stay
+            if sparse or not self.fused:
+                parts |= {"mlp_norm": self.stream, "mlp_input": 0.0}
+            if not self.fused:
+                parts |= {"attn_norm": self.stream, "qkv_linear": 0.0}
+        return sum(parts.values())
 
     def offloaded(self, sparse: bool, modules: Iterable[str]) -> float:
         """What of it waits in host memory."""
@@ -209,10 +199,6 @@ class LayerSizes:
             if module != "mlp_norm" or sparse:  # in a dense layer the norm is fused and not a module of its own
                 found += sum(parts.get(part, 0.0) for part in of.get(module, ()))
         return found
-
-    def mlp_inside(self, sparse: bool) -> float:
-        """What the MLP of a dense layer saves."""
-        return 0.0 if sparse else sum(self._mlp().values())
 
     def final_norm(self) -> float:
         """The norm before the output layer, a module of its own, and what it gives."""
@@ -277,6 +263,6 @@ def activations(
         output=int(sizes.output()) if last else 0,
         scoring=int(sizes.scoring()) if last else 0,
         layer=int(max(sizes.layer(sparse, "none") for sparse in kinds)),
-        graphs=int(sum(map(sizes.mlp_inside, kinds)) * under_way) if layout.cuda_graphs else 0,
+        graphs=int(kinds.count(False) * sum(sizes.parts_of_mlp().values()) * under_way) if layout.cuda_graphs else 0,
         host=int(host),
     )

@@ -142,7 +142,14 @@ def rank_bytes(architecture: Architecture, config: ExperimentConfig, rank: int, 
     Raises:
         MuaError: the layout is not a tested one.
     """
-    megatron, hf_config = _buildable(config.megatron, options), architecture.hf_config
+    # The same layout, gradient buffers included, without what needs Transformer Engine or a GPU.
+    plain = {
+        "implementation": "local", "rope_fusion": False, "swiglu_fusion": False, "moe_permute_fusion": False,
+        "moe_router_fusion": False, "gradient_accumulation_fusion": False, "tp_comm_overlap": False,
+        "cuda_graphs": False, "fp8": None, "fp8_param_gather": False, "offload_activations": [], "recompute": "none",
+        "overlap_grad_reduce": options.overlap_grad_reduce, "overlap_param_gather": options.overlap_param_gather,
+    }  # fmt: skip
+    megatron, hf_config = config.megatron.model_copy(update=plain), architecture.hf_config
     with meta_rank(megatron, rank):
         chunks = build_chunks(hf_config, config.model, megatron)
         critic = None
@@ -158,17 +165,6 @@ def rank_bytes(architecture: Architecture, config: ExperimentConfig, rank: int, 
             hidden=architecture.hidden,
             critic=critic,
         )
-
-
-def _buildable(megatron: MegatronConfig, options: Options) -> MegatronConfig:
-    """The same layout, gradient buffers included, without what needs Transformer Engine or a GPU."""
-    plain = {
-        "implementation": "local", "rope_fusion": False, "swiglu_fusion": False, "moe_permute_fusion": False,
-        "moe_router_fusion": False, "gradient_accumulation_fusion": False, "tp_comm_overlap": False,
-        "cuda_graphs": False, "fp8": None, "fp8_param_gather": False, "offload_activations": [], "recompute": "none",
-        "overlap_grad_reduce": options.overlap_grad_reduce, "overlap_param_gather": options.overlap_param_gather,
-    }  # fmt: skip
-    return megatron.model_copy(update=plain)
 
 
 def _trained_bytes(
@@ -307,8 +303,10 @@ def phases(rank: RankBytes, kept: Activations, engine: EngineBytes, config: Expe
         "optimizer": rank.bytes.main_weights + rank.bytes.moments,
         "reference": reference_bytes(rank, config),
         "critic": 0 if rank.critic is None else rank.critic.total,
-        "user buffers": user_buffers(config, rank),
+        "user buffers": 0,
     }
+    if config.megatron.tp_comm_overlap:  # of products that overlap with communication
+        trainer["user buffers"] = USER_BUFFERS * config.megatron.max_tokens_per_microbatch * rank.hidden * 2
     serving = {"engine weights": engine.weights, "KV cache": engine.cache}
     working = {"engine working": min(ENGINE_WORKING, max(0, free - engine.weights - engine.cache))}
     separate = config.placement == "separate"
@@ -335,14 +333,6 @@ def phases(rank: RankBytes, kept: Activations, engine: EngineBytes, config: Expe
         Phase("optimizer step", rank.rank, trainer | graphs | idle),
         Phase("resharding", rank.rank, trainer | graphs | loaded | buckets),
     ]
-
-
-def user_buffers(config: ExperimentConfig, rank: RankBytes) -> int:
-    """Of products that overlap with communication."""
-    layout = config.megatron
-    if not layout.tp_comm_overlap:
-        return 0
-    return USER_BUFFERS * layout.max_tokens_per_microbatch * rank.hidden * 2
 
 
 def host_bytes(rank: RankBytes, kept: Activations, config: ExperimentConfig) -> int:

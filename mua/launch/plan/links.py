@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -133,7 +134,8 @@ def trainer_layout(architecture: Architecture, config: ExperimentConfig) -> Trai
                 lowest = first + (part * etp if expert else 0)
                 split = parameter.packing.split is not Split.REPLICATED
                 owners = tuple(lowest + n for n in range(len(parameter.owners))) if split else (lowest,)
-                found.append(replace(_renumbered(parameter, part * per_rank), owners=owners))
+                renamed = _renamed(parameter, partial(_shift_expert, by=part * per_rank)) if part else parameter
+                found.append(replace(renamed, owners=owners))
                 for rank in range(first, first + stage):
                     if not expert or (rank - first) // etp % ep == part:
                         of = etp if expert else tp
@@ -162,26 +164,20 @@ def _parameters_of_stages(architecture: Architecture, config: ExperimentConfig) 
                 attach_hf_config(chunks, architecture.hf_config)
                 built[alike] = plan_rank(chunks).parameters
         number = dict(zip(layers[alike], layers[stage], strict=True)) if alike != stage else {}
-        yield [_in_layers(parameter, number) for parameter in built[alike]]
+        moved = lambda name: re.sub(r"(?<=layers\.)\d+", lambda m: str(number[int(m[0])]), name)  # noqa: B023, E731
+        yield [_renamed(parameter, moved) for parameter in built[alike]] if number else built[alike]
 
 
-def _in_layers(parameter: PlannedParameter, number: Mapping[int, int]) -> PlannedParameter:
-    """The same parameter of the layers that have these numbers instead."""
-    if not number:
-        return parameter
-    moved = lambda name: re.sub(r"(?<=layers\.)\d+", lambda m: str(number[int(m[0])]), name)  # noqa: E731
-    packing = replace(parameter.packing, sources=tuple(map(moved, parameter.packing.sources)))
-    return replace(parameter, name=moved(parameter.name), packing=packing)
+def _shift_expert(name: str, by: int) -> str:
+    """A name of Megatron's or of the Hugging Face folder with the number of its expert ``by`` further."""
+    name = EXPERT.sub(lambda match: match[1] + str(int(match[2]) + by), name)
+    return re.sub(r"(?<=\.experts\.)\d+", lambda m: str(int(m[0]) + by), name)
 
 
-def _renumbered(parameter: PlannedParameter, by: int) -> PlannedParameter:
-    """The same parameter of the expert ``by`` numbers further."""
-    if not by:
-        return parameter
-    name = EXPERT.sub(lambda match: match[1] + str(int(match[2]) + by), parameter.name)
-    shift = lambda source: re.sub(r"(?<=\.experts\.)\d+", lambda m: str(int(m[0]) + by), source)  # noqa: E731
-    packing = replace(parameter.packing, sources=tuple(map(shift, parameter.packing.sources)))
-    return replace(parameter, name=name, packing=packing)
+def _renamed(parameter: PlannedParameter, change: Callable[[str], str]) -> PlannedParameter:
+    """The same parameter of another layer or expert."""
+    packing = replace(parameter.packing, sources=tuple(map(change, parameter.packing.sources)))
+    return replace(parameter, name=change(parameter.name), packing=packing)
 
 
 class Links:

@@ -13,29 +13,9 @@ from typing import Any
 
 from mua.compat.without_cuda import without_cuda
 from mua.config.schema import ExperimentConfig
+from mua.launch.plan import gpu_memory as memory
+from mua.launch.plan import layout
 from mua.launch.plan.activations import Activations, activations
-from mua.launch.plan.gpu_memory import (
-    OF_ENGINE,
-    EngineBytes,
-    Phase,
-    RankBytes,
-    engine_bytes,
-    engine_weights,
-    host_bytes,
-    phases,
-    rank_bytes,
-    scoring_passes,
-    servers,
-    trainer_at_start,
-)
-from mua.launch.plan.layout import (
-    check_possible,
-    engine_gpus,
-    gpus,
-    layers_by_stage,
-    trainer_gpus,
-    trainer_gpus_per_node,
-)
 from mua.launch.plan.links import Sync, plan_sync
 from mua.megatron.architecture import Architecture, Workload, architecture_of
 from mua.megatron.layouts import check_layout
@@ -107,11 +87,11 @@ def forward_flops(architecture: Architecture, tokens: float, length: float) -> f
 
 def microbatches_per_rank(config: ExperimentConfig) -> int:
     """Packed micro-batches of one data-parallel rank in one optimizer step, with episodes of the expected length."""
-    layout, algorithm = config.megatron, config.algorithm
+    megatron, algorithm = config.megatron, config.algorithm
     episodes = algorithm.groups_per_step * algorithm.group_size // algorithm.minibatches
-    in_one = max(1, layout.max_tokens_per_microbatch // episode_tokens(config))
-    multiple = layout.data_parallel * (layout.pipeline_parallel if layout.virtual_pipeline else 1)
-    return ceil(ceil(episodes / in_one) / multiple) * multiple // layout.data_parallel
+    in_one = max(1, megatron.max_tokens_per_microbatch // episode_tokens(config))
+    multiple = megatron.data_parallel * (megatron.pipeline_parallel if megatron.virtual_pipeline else 1)
+    return ceil(ceil(episodes / in_one) / multiple) * multiple // megatron.data_parallel
 
 
 def episode_tokens(config: ExperimentConfig) -> int:
@@ -125,17 +105,17 @@ def bubble(config: ExperimentConfig) -> float:
     return (stages - 1) / (chunks * microbatches_per_rank(config) + stages - 1)
 
 
-def compute(architecture: Architecture, config: ExperimentConfig, engine: EngineBytes) -> Compute:
+def compute(architecture: Architecture, config: ExperimentConfig, engine: memory.EngineBytes) -> Compute:
     """The arithmetic of one step."""
     algorithm, cluster, length = config.algorithm, config.cluster, episode_tokens(config)
     episodes = algorithm.groups_per_step * algorithm.group_size
     tokens = episodes * length
     forward = forward_flops(architecture, tokens, length)
     trained = algorithm.epochs * (2 if algorithm.advantage == "gae" else 1) * forward  # a critic is of the same size
-    train, score = 3 * trained, scoring_passes(algorithm) * forward
+    train, score = 3 * trained, memory.scoring_passes(algorithm) * forward
     flops = GPUS[cluster.gpu].flops
-    busy = trainer_gpus(config) * flops * cluster.train_mfu * (1 - bubble(config))
-    generating = engine_gpus(config) if config.placement == "separate" else gpus(config)
+    busy = layout.trainer_gpus(config) * flops * cluster.train_mfu * (1 - bubble(config))
+    generating = layout.engine_gpus(config) if config.placement == "separate" else layout.gpus(config)
     sampled = int(tokens * cluster.sampled_share)
     recomputed = float(config.megatron.recompute == "full")
     if config.megatron.recompute == "selective":
@@ -145,6 +125,14 @@ def compute(architecture: Architecture, config: ExperimentConfig, engine: Engine
             if ("moe" if sparse else "mlp") in config.megatron.recompute_modules
         )
         recomputed = 2 * weights / forward_flops(architecture, 1, length)
+    # Of weights each token of the episodes that run together reads all; of experts those that are chosen, taken as
+    # chosen at random.
+    together, read = running(config, engine), float(memory.engine_weights(architecture, config))
+    if architecture.experts:
+        chosen = 1 - (1 - architecture.top_k / architecture.experts) ** together
+        share = architecture.expert_parameters / architecture.parameters
+        read *= 1 - share + share * chosen
+    iterations = sampled / memory.servers(config) / together
     return Compute(
         episodes=episodes,
         tokens=tokens,
@@ -158,29 +146,15 @@ def compute(architecture: Architecture, config: ExperimentConfig, engine: Engine
         train_seconds=train / busy,
         score_seconds=score / busy,
         rollout_seconds=forward / (generating * flops * cluster.rollout_mfu),
-        decode_floor_seconds=_decode_floor(architecture, config, engine, sampled, length),
+        decode_floor_seconds=iterations * (read + together * engine.token * length / 2) / GPUS[cluster.gpu].bandwidth,
     )
 
 
-def running(config: ExperimentConfig, engine: EngineBytes) -> int:
+def running(config: ExperimentConfig, engine: memory.EngineBytes) -> int:
     """Episodes one server decodes together: what configuration and cache allow."""
-    wanted = ceil(config.rollout.concurrency / servers(config))
+    wanted = ceil(config.rollout.concurrency / memory.servers(config))
     room = max(1, engine.tokens // config.rollout.max_tokens)
     return max(1, min(wanted, config.engine.max_running_requests, room))
-
-
-def _decode_floor(
-    architecture: Architecture, config: ExperimentConfig, engine: EngineBytes, sampled: int, length: int
-) -> float:
-    """Of weights each token of the episodes that run together reads all; of experts those that are chosen, taken as
-    chosen at random."""
-    a, together, read = architecture, running(config, engine), float(engine_weights(architecture, config))
-    if a.experts:
-        chosen = 1 - (1 - a.top_k / a.experts) ** together
-        share = a.expert_parameters / a.parameters
-        read *= 1 - share + share * chosen
-    iterations = sampled / servers(config) / together
-    return iterations * (read + together * engine.token * length / 2) / GPUS[config.cluster.gpu].bandwidth
 
 
 RECOMPUTE = ("none", "selective", "full")
@@ -190,7 +164,7 @@ RECOMPUTE = ("none", "selective", "full")
 class StagePlan:
     """One rank and its estimates."""
 
-    rank: RankBytes
+    rank: memory.RankBytes
     activations: dict[str, Activations]
     """By recompute setting."""
 
@@ -205,14 +179,14 @@ class Plan:
     gpus: int
     stages: list[StagePlan]
     """The first rank of every pipeline stage, or every rank."""
-    engine: EngineBytes
+    engine: memory.EngineBytes
     """A GPU of the fullest rank."""
     servers: int
     rollouts_per_server: int
     """Episodes of ``rollout.max_tokens`` that one server's cache holds."""
     running: int
     """Episodes one server decodes together: bounded by the cache, engine.max_running_requests, rollout.concurrency."""
-    phases: list[Phase]
+    phases: list[memory.Phase]
     """Each phase on the rank where it peaks."""
     options: Options
     """Of Megatron-Core on this GPU, with Transformer Engine unless the configuration says local."""
@@ -234,7 +208,7 @@ class Plan:
         """Why the plan does not work; empty if it does."""
         found = [
             f"{phase.name} needs {_gb(phase.total + self.reserve)} GB on the GPU of "
-            f"{'an engine' if phase.rank == OF_ENGINE else f'rank {phase.rank}'}, of {_gb(self.gpu.memory)} GB"
+            f"{'an engine' if phase.rank == memory.OF_ENGINE else f'rank {phase.rank}'}, of {_gb(self.gpu.memory)} GB"
             for phase in self.phases
             if phase.total + self.reserve > self.gpu.memory
         ]
@@ -263,8 +237,8 @@ class Plan:
             "gpu": {"name": config.cluster.gpu} | asdict(self.gpu),
             "gpus": self.gpus,
             "placement": config.placement,
-            "trainer_gpus": trainer_gpus(config),
-            "engine_gpus": engine_gpus(config),
+            "trainer_gpus": layout.trainer_gpus(config),
+            "engine_gpus": layout.engine_gpus(config),
             "reserve_bytes": self.reserve,
             "layout": config.megatron.model_dump(mode="json"),
             "model": {"parameters": model.parameters, "active_weights": model.active_weights},
@@ -295,7 +269,7 @@ def make_plan(
         ModelError: no architecture to plan with.
     """
     architecture = architecture_of(config.model) if hf_config is None else Architecture.from_hf(hf_config)
-    check_possible(architecture, config)
+    layout.check_possible(architecture, config)
     check_layout(config.megatron, moe=architecture.experts > 0)
     world = config.megatron.world_size
     # The first rank of a stage stands for the others. They hold the same, but that with the distributed optimizer the
@@ -305,23 +279,24 @@ def make_plan(
     options = memory_options(architecture, config)
     stages = without_cuda(stage_plans, architecture, config, ranks, options)
     free = gpu.memory - int(config.cluster.reserve_gigabytes * 1e9)
-    fullest = max(trainer_at_start(stage.rank, config) for stage in stages)
+    fullest = max(memory.trainer_at_start(stage.rank, config) for stage in stages)
     found_free = max(0, free - fullest)
-    engine = engine_bytes(architecture, config, found_free)
+    engine = memory.engine_bytes(architecture, config, found_free)
     kept = [(stage.rank, stage.activations[config.megatron.recompute]) for stage in stages]
-    of_ranks = [phases(rank, activations, engine, config, found_free) for rank, activations in kept]
+    host = layout.trainer_gpus_per_node(config) * max(memory.host_bytes(*one, config) for one in kept)
+    of_ranks = [memory.phases(rank, activations, engine, config, found_free) for rank, activations in kept]
     return Plan(
         config=config,
         architecture=architecture,
         gpu=gpu,
-        gpus=gpus(config),
+        gpus=layout.gpus(config),
         stages=stages,
         engine=engine,
-        servers=servers(config),
+        servers=memory.servers(config),
         rollouts_per_server=engine.tokens // config.rollout.max_tokens,
         running=running(config, engine),
         options=options,
-        host=trainer_gpus_per_node(config) * max(host_bytes(rank, activations, config) for rank, activations in kept),
+        host=host,
         phases=[max(same, key=lambda phase: phase.total) for same in zip(*of_ranks, strict=True)],
         compute=compute(architecture, config, engine),
     )
@@ -338,16 +313,16 @@ def stage_plans(
     architecture: Architecture, config: ExperimentConfig, ranks: Iterable[int], options: Options
 ) -> list[StagePlan]:
     """Every rank of ``ranks``; of stages between the ends with the same kinds of layers only one is built."""
-    layers, microbatches = layers_by_stage(architecture, config), microbatches_per_rank(config)
+    layers, microbatches = layout.layers_by_stage(architecture, config), microbatches_per_rank(config)
     last = config.megatron.pipeline_parallel - 1
-    known: dict[tuple[object, ...], RankBytes] = {}
+    known: dict[tuple[object, ...], memory.RankBytes] = {}
     found = []
     for rank in ranks:
         stage, place = divmod(rank, config.megatron.world_size // config.megatron.pipeline_parallel)
         own = layers[stage]
         key = (place, stage == 0, stage == last, *(architecture.sparse[layer] for layer in own))
         if key not in known:
-            known[key] = rank_bytes(architecture, config, rank, options)
+            known[key] = memory.rank_bytes(architecture, config, rank, options)
         estimates = {
             name: activations(architecture, config, stage, own, microbatches, name, options) for name in RECOMPUTE
         }
