@@ -131,9 +131,15 @@ class _WorkerSlot:
         """A worker that runs; whoever comes while it starts waits for the same one."""
         if self.worker is not None and self.worker.lost is None:
             return self.worker
+
+        def started(task: asyncio.Task[WorkerProcess]) -> None:
+            self._starting = None
+            if not task.cancelled():
+                task.exception()  # seen by those who waited, if any were left
+
         if self._starting is None:
             self._starting = asyncio.create_task(self._start(), name=f"start worker of {self._name}")
-            self._starting.add_done_callback(self._started)
+            self._starting.add_done_callback(started)
         return await asyncio.shield(self._starting)
 
     async def close(self) -> None:
@@ -152,11 +158,6 @@ class _WorkerSlot:
         self.worker = await WorkerProcess.start(self._name, self._hello)
         self._failures = 0
         return self.worker
-
-    def _started(self, task: asyncio.Task[WorkerProcess]) -> None:
-        self._starting = None
-        if not task.cancelled():
-            task.exception()  # seen by those who waited, if any were left
 
 
 class WorkerProcess:

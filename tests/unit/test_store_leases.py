@@ -9,7 +9,6 @@ from __future__ import annotations
 import multiprocessing
 import os
 import random
-import re
 import signal
 import time
 from collections import Counter
@@ -328,21 +327,14 @@ def test_a_sampler_of_another_mua_or_other_code_is_refused(
         configuration_of(RunningPart(RUN, 1, "out", stored, {}, "http://x", "k", (), made), None, overrides)
 
     asked(ours)
-    other = f"mua {mua.__version__}.post1"
-    own = re.escape(f"mua {mua.__version__} (sampler contract {CONTRACT})")
-    with pytest.raises(ConfigError, match=rf"run r: its trainer is {other} .*, this sampler {own}; install"):
-        asked(ours | {"mua": f"{mua.__version__}.post1"}, "samplers.other_code=warn")
-    with pytest.raises(ConfigError, match=rf"sampler contract {CONTRACT + 1}\), this sampler {own}"):
-        asked(ours | {"contract": CONTRACT + 1})
-    with pytest.raises(ConfigError, match=rf"does not say its version, and this sampler is {own}"):
-        asked({})
+    for made in (ours | {"mua": f"{mua.__version__}.post1"}, ours | {"contract": CONTRACT + 1}, {}):
+        with pytest.raises(ConfigError, match="run r: "):
+            asked(made, "samplers.other_code=warn")
     differing = ours | {"code": "0" * 16, "commit": "abc", "packages": ours["packages"] | {"transformers": "1.0"}}
-    with pytest.raises(
-        ConfigError, match=r"the trainer's 0{16} \(commit abc\), here [0-9a-f]{16}.*; transformers: the trainer's 1.0"
-    ):
+    with pytest.raises(ConfigError, match=r"0{16} \(commit abc\).*transformers"):
         asked(differing)
     asked(differing, "samplers.other_code=warn")
-    assert "transformers: the trainer's 1.0, here" in caplog.text
+    assert "transformers" in caplog.text
 
     class Dist:
         name, version = "books", "2.0"
