@@ -56,7 +56,6 @@ class WorkersBroken(MuaError):
 class ProcessExecutor:
     """At most ``config.workers`` processes; each is started when an instance first needs it."""
 
-    runs_here = False
     hung = 0
 
     def __init__(self, domain: Domain, config: EnvironmentConfig) -> None:
@@ -76,7 +75,6 @@ class ProcessExecutor:
 
 
 class _WorkerHandle:
-    closes_at_once = False
     _numbers = itertools.count()
 
     def __init__(self, slots: list[_WorkerSlot], task: Task) -> None:

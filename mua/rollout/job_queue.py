@@ -25,9 +25,8 @@ from mua.rollout.rollout_worker import LATELY_SECONDS
 from mua.store.database import Store
 from mua.store.faults import StoreUnreachable
 from mua.store.leases import (
-    cancel_group,
-    complete_groups,
     database_clock,
+    end_groups,
     ended_episodes,
     live_samplers,
     open_group,
@@ -113,7 +112,7 @@ class JobQueue:
             names = await offered.complete
         except asyncio.CancelledError:
             run = self._recorder.run_id
-            self._order(lambda connection: cancel_group(connection, run, ordinal))
+            self._order(lambda connection: end_groups(connection, run, [ordinal], "cancelled"))
             raise
         finally:
             if self._offered.get(ordinal) is offered:
@@ -209,7 +208,8 @@ class JobQueue:
             counts: dict[int, int] = {}
             for ordinal, _ in found:
                 counts[ordinal] = counts.get(ordinal, 0) + 1
-            complete_groups(connection, run, [o for o, size in wanted.items() if counts.get(o, 0) == size])
+            complete = [o for o, size in wanted.items() if counts.get(o, 0) == size]
+            end_groups(connection, run, complete, "complete")
 
         if not orders and present is None and not wanted:
             return found

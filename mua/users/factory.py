@@ -130,16 +130,13 @@ class ReplayedUser:
 
     async def open(self) -> UserReply:
         """The first recorded turn."""
-        return await self._next()
-
-    async def reply(self, agent_text: str) -> UserReply:
-        """The next recorded turn; :class:`UserFault` when there is none or its actions have no tools."""
-        return await self._next()
+        return await self.reply("")
 
     async def close(self) -> None:
         """Holds nothing."""
 
-    async def _next(self) -> UserReply:
+    async def reply(self, agent_text: str) -> UserReply:
+        """The next recorded turn; :class:`UserFault` when there is none or its actions have no tools."""
         if self._said == len(self._turns):
             raise UserFault(
                 f"replay of task {self._task_id!r}: the recording has {len(self._turns)} user turns and the agent "

@@ -26,7 +26,7 @@ from mua.rollout.rollout_worker import configuration_of, made_with, secrets_of
 from mua.store import database, leases
 from mua.store.database import Store
 from mua.store.faults import StoreError, StoreUnreachable
-from mua.store.leases import EpisodeLease, claim, complete_groups, deliver, ended_episodes, give_back, open_group, renew
+from mua.store.leases import EpisodeLease, claim, deliver, end_groups, ended_episodes, give_back, open_group, renew
 from mua.store.starts import find_part, router_row, state_of_run
 from mua.store.tables import engines, episodes, parts, runs, tasks
 from mua.store.writer import Insert, execute
@@ -93,7 +93,7 @@ def test_a_cancelled_or_reopened_group_takes_no_results(url: str) -> None:
         with store.begin() as connection:
             held = claim(connection, RUN, 1, "a", 99, 60, 1)
         with store.begin() as connection:
-            leases.cancel_group(connection, RUN, 0)
+            end_groups(connection, RUN, [0], "cancelled")
         with store.begin() as connection:
             kept = renew(connection, held, 60)
             assert kept == {lease.token for lease in held if lease.ordinal == 1}
@@ -190,7 +190,7 @@ def test_drawn_histories_end_every_episode_once(url: str, seed: int) -> None:
                         mine.clear()
                     case "reopen" if move % 5 == 0:
                         ordinal = draw.randrange(6)
-                        leases.cancel_group(connection, RUN, ordinal)
+                        end_groups(connection, RUN, [ordinal], "cancelled")
                         open_group(connection, group(ordinal))
                         opened[ordinal] += 1
                         for sample in range(SIZE):
@@ -200,7 +200,7 @@ def test_drawn_histories_end_every_episode_once(url: str, seed: int) -> None:
             for lease in claim(connection, RUN, 1, "d", 99, 60, 2):
                 delivered[lease.place] += deliver(connection, lease, f"d {lease.place}")
             found = ended_episodes(connection, RUN, range(6))
-            complete_groups(connection, RUN, range(6))
+            end_groups(connection, RUN, range(6), "complete")
             assert set(connection.execute(sa.select(tasks.c.state)).scalars()) == {"complete"}
     assert set(found) == {(ordinal, sample) for ordinal in range(6) for sample in range(SIZE)}
     assert all(delivered[place] == 1 for place in found)

@@ -170,7 +170,10 @@ class Connection:
                 self._limits[1].correct(reserved[1][1], used)
         else:
             self._accounts.count(f"errors/{outcome.kind}")
-            if self.breaker.leave(probe, outcome if outcome.breaking else None):
+            # What speaks against the endpoint itself, and not only against this request.
+            breaking = outcome.kind in ("timeout", "connection", "server", "unreadable")
+            breaking = breaking or outcome.status in (401, 403, 404)
+            if self.breaker.leave(probe, outcome if breaking else None):
                 self._accounts.count("breaker_opened")
                 told = (self._config.breaker_faults, self._config.breaker_seconds, self.clean(outcome.reason))
                 log.warning("%r: %d faults in a row, left alone for %g s; last: %s", self, *told)
