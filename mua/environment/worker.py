@@ -115,12 +115,7 @@ def main() -> None:
             try:
                 message = json.loads(hello)
                 config = EnvironmentConfig.model_validate_json(message["config"])
-                domain = get_domain(message["domain"])
-                if isinstance(domain, Configurable):  # else the run has seen that nothing is set which it lacks
-                    from mua.environment.endpoint.services import Services  # takes long to import
-
-                    domain = domain.configured(config.of_domains, Services())
-                worker = Worker(domain, config.reset_seconds)
+                worker = Worker(configured_domain(message["domain"], config), config.reset_seconds)
                 worker.start()
             except BaseException as error:
                 worker = None
@@ -137,6 +132,16 @@ def main() -> None:
         if worker is not None:
             worker.close()
     _end()
+
+
+def configured_domain(name: str, config: EnvironmentConfig) -> Domain:
+    """The domain as the run has it, without endpoints."""
+    domain = get_domain(name)
+    if not isinstance(domain, Configurable):
+        return domain  # the run has seen that nothing is set which it lacks
+    from mua.environment.endpoint.services import Services  # brings clients of endpoints, which take long to import
+
+    return domain.configured(config.of_domains, Services())
 
 
 def _read(wire: socket.socket, inbox: _Inbox) -> None:
