@@ -10,6 +10,13 @@ import zlib
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
 Answer = Callable[[asyncio.StreamWriter], Awaitable[None]]
 ARTICLE = (
@@ -219,3 +226,13 @@ def bomb(megabytes: int = 200) -> bytes:
 
 def zipped(text: str) -> bytes:
     return gzip.compress(text.encode())
+
+
+def certificate(file: Path, name: x509.GeneralName) -> None:
+    """Write a certificate of ``name`` that signs itself, with its key."""
+    key, subject, now = ec.generate_private_key(ec.SECP256R1()), x509.Name([]), datetime.now(UTC)
+    builder = x509.CertificateBuilder(subject, subject, key.public_key(), 1, now - timedelta(1), now + timedelta(1))
+    builder = builder.add_extension(x509.SubjectAlternativeName([name]), critical=True)
+    made = builder.add_extension(x509.BasicConstraints(True, None), critical=True).sign(key, hashes.SHA256())
+    secret = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    file.write_bytes(made.public_bytes(Encoding.PEM) + secret)

@@ -606,7 +606,7 @@ def env_servers(config: ConfigFile, overrides: Overrides = None, as_json: AsJson
     from mua.environment.mcp.inspection import inspected, server_table
 
     found = inspected(loaded)
-    print(json.dumps([one.as_json() for one in found], indent=2) if as_json else server_table(found))
+    print(json.dumps([asdict(one) for one in found], indent=2) if as_json else server_table(found))
     if any(one.fault for one in found):
         raise typer.Exit(1)
 

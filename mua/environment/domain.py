@@ -170,11 +170,6 @@ class DomainLifecycle:
         self._seconds = seconds
         self._starting: asyncio.Task[None] | None = None
 
-    @property
-    def owns(self) -> bool:
-        """Whether the domain has a start and a stop of its own."""
-        return self._owner is not None
-
     async def start(self) -> None:
         """Start the domain, once; whoever comes meanwhile waits for the same start and meets the same end.
 

@@ -147,10 +147,6 @@ class EnvironmentHandle(Protocol):
         :class:`LostEnvironment`. When the wait is cancelled, the request itself still runs to its end.
         """
 
-    @property
-    def closes_at_once(self) -> bool:
-        """Whether :meth:`close` never waits, so that no cancellation can come between."""
-
     async def close(self, seconds: float) -> BaseException | None:
         """Close it, once the request under way has ended; what that raised. Raises :class:`HungCall`."""
 
@@ -158,8 +154,6 @@ class EnvironmentHandle(Protocol):
 class LocalExecutor:
     """In this process: on the event loop itself, or in at most ``threads`` threads at once, of which one whose call
     hangs is abandoned and replaced. For work of microseconds a thread costs more than the work."""
-
-    runs_here = True
 
     def __init__(self, domain: Domain, threads: int = 0) -> None:
         self._domain = domain
@@ -196,10 +190,6 @@ class _InlineHandle:
             return None, error
         return await _finished(answer, seconds, request)
 
-    @property
-    def closes_at_once(self) -> bool:
-        return self._environment is None or not inspect.iscoroutinefunction(self._environment.close)
-
     async def close(self, seconds: float) -> BaseException | None:
         environment, self._environment = self._environment, None
         try:
@@ -215,8 +205,6 @@ class _ThreadHandle:
     When building hangs past its deadline, the instance ends before there is anything to close; whatever the build
     gives later is then closed right where it was built.
     """
-
-    closes_at_once = False
 
     def __init__(self, domain: Domain, pool: BlockingPool) -> None:
         self._domain = domain

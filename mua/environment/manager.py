@@ -98,11 +98,6 @@ class EnvironmentInstance:
         """There are these tools too from now on."""
         self._schemas |= {schema.name: schema for schema in schemas}
 
-    @property
-    def closes_at_once(self) -> bool:
-        """Whether :meth:`close` never waits, so that no cancellation can come between."""
-        return self._handle.closes_at_once
-
     async def close(self) -> str | None:
         """Close, once the call under way has ended or run out of time. Gives what went wrong, if anything did."""
         self._unusable = "its instance has ended"
@@ -213,7 +208,8 @@ class EnvironmentManager:
         self.instances = 0
         """Environments alive now, those being closed included."""
         self._closing: set[asyncio.Task[str | None]] = set()
-        self._lifecycle = DomainLifecycle(domain, config.reset_seconds) if self._executor.runs_here else None
+        # Worker processes start the domain for themselves.
+        self._lifecycle = DomainLifecycle(domain, config.reset_seconds) if isolation != "process" else None
 
     @property
     def leaked_threads(self) -> int:
@@ -280,8 +276,6 @@ class EnvironmentManager:
         return HandleWithServers(inner, self._servers)
 
     async def _give_back(self, instance: EnvironmentInstance) -> str | None:
-        if instance.closes_at_once:
-            return await self._close(instance)
         task = asyncio.create_task(self._close(instance), name=f"close environment of {instance.task.id}")
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)

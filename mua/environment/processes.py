@@ -56,7 +56,6 @@ class WorkersBroken(MuaError):
 class ProcessExecutor:
     """At most ``config.workers`` processes; each is started when an instance first needs it."""
 
-    runs_here = False
     hung = 0
 
     def __init__(self, domain: Domain, config: EnvironmentConfig) -> None:
@@ -76,7 +75,6 @@ class ProcessExecutor:
 
 
 class _WorkerHandle:
-    closes_at_once = False
     _numbers = itertools.count()
 
     def __init__(self, slots: list[_WorkerSlot], task: Task) -> None:
@@ -131,9 +129,15 @@ class _WorkerSlot:
         """A worker that runs; whoever comes while it starts waits for the same one."""
         if self.worker is not None and self.worker.lost is None:
             return self.worker
+
+        def started(task: asyncio.Task[WorkerProcess]) -> None:
+            self._starting = None
+            if not task.cancelled():
+                task.exception()  # seen by those who waited, if any were left
+
         if self._starting is None:
             self._starting = asyncio.create_task(self._start(), name=f"start worker of {self._name}")
-            self._starting.add_done_callback(self._started)
+            self._starting.add_done_callback(started)
         return await asyncio.shield(self._starting)
 
     async def close(self) -> None:
@@ -152,11 +156,6 @@ class _WorkerSlot:
         self.worker = await WorkerProcess.start(self._name, self._hello)
         self._failures = 0
         return self.worker
-
-    def _started(self, task: asyncio.Task[WorkerProcess]) -> None:
-        self._starting = None
-        if not task.cancelled():
-            task.exception()  # seen by those who waited, if any were left
 
 
 class WorkerProcess:

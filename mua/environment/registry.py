@@ -14,7 +14,6 @@ from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from importlib.metadata import EntryPoint, entry_points, packages_distributions
 from pathlib import Path
-from types import ModuleType
 
 from mua.environment.domain import Domain
 from mua.utils.errors import ConfigError
@@ -68,7 +67,18 @@ def get_domain(name: str) -> Domain:
 
 def _modules() -> dict[str, str]:
     """Module path by domain name."""
-    own = _own_package()
+    try:
+        own = importlib.import_module(_PACKAGE)
+    except ImportError as error:
+        raise ConfigError(f"environments: the domains that come with mua cannot be imported: {error}") from error
+    if getattr(own, "PROJECT", None) != "mua":
+        folder = next(iter(getattr(own, "__path__", ())), None) or own.__file__
+        owners = sorted(set(packages_distributions().get(_PACKAGE, ())) - {"mua"})
+        who = f", of {' and '.join(owners)}" if owners else ""
+        raise ConfigError(
+            f"environments: the package of that name that Python finds first is not mua's but {folder}{who}; take it "
+            "off PYTHONPATH or out of the current folder, or give mua a virtual environment of its own"
+        )
     folders = [Path(folder) for folder in own.__path__]
     modules = {name: f"{_PACKAGE}.{name}" for name in _packages(folders)}
     inner = [one for folder in folders for one in folder.iterdir() if one.is_dir() and one.name[0] not in "_."]
@@ -89,23 +99,6 @@ def _modules() -> dict[str, str]:
 def _registered(path: tuple[str, ...]) -> Sequence[EntryPoint]:
     """The entry points that packages on ``path`` have: metadata of some two hundred are read for them."""
     return tuple(entry_points(group=ENTRY_POINT_GROUP))
-
-
-def _own_package() -> ModuleType:
-    """``environments``; raises :class:`ConfigError` where another project's package has that name and comes first."""
-    try:
-        found = importlib.import_module(_PACKAGE)
-    except ImportError as error:
-        raise ConfigError(f"environments: the domains that come with mua cannot be imported: {error}") from error
-    if getattr(found, "PROJECT", None) == "mua":
-        return found
-    folder = next(iter(getattr(found, "__path__", ())), None) or found.__file__
-    owners = sorted(set(packages_distributions().get(_PACKAGE, ())) - {"mua"})
-    who = f", of {' and '.join(owners)}" if owners else ""
-    raise ConfigError(
-        f"environments: the package of that name that Python finds first is not mua's but {folder}{who}; take it "
-        "off PYTHONPATH or out of the current folder, or give mua a virtual environment of its own"
-    )
 
 
 def _packages(folders: list[Path]) -> Iterator[str]:

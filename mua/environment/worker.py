@@ -31,7 +31,7 @@ from queue import SimpleQueue
 from typing import Any, TypeAlias
 
 from mua.config.schema import EnvironmentConfig
-from mua.environment.domain import Configurable, Domain, DomainLifecycle
+from mua.environment.domain import Configurable, Domain, DomainLifecycle, Owner
 from mua.environment.protocol import Environment
 from mua.environment.registry import get_domain
 from mua.environment.requests import answer_json, checked_answer, error_json, packed, read_request
@@ -54,7 +54,7 @@ class Worker:
 
     def start(self) -> None:
         """Start what the domain owns."""
-        if self._lifecycle.owns:
+        if isinstance(self._domain, Owner):
             self._loop.run_until_complete(self._lifecycle.start())
 
     def answer(self, message: Json) -> bytes:
@@ -79,12 +79,13 @@ class Worker:
         for instance in list(self._environments):
             with suppress(BaseException):
                 self._close(instance)
-        if self._lifecycle.owns:
+        if isinstance(self._domain, Owner):
             with suppress(BaseException):
                 self._loop.run_until_complete(self._lifecycle.stop())
 
     @cached_property
     def _loop(self) -> asyncio.AbstractEventLoop:
+        """Made when it is first needed: it holds two sockets."""
         return asyncio.new_event_loop()
 
     def _close(self, instance: int) -> None:
@@ -114,7 +115,7 @@ def main() -> None:
             try:
                 message = json.loads(hello)
                 config = EnvironmentConfig.model_validate_json(message["config"])
-                worker = Worker(_domain(message["domain"], config), config.reset_seconds)
+                worker = Worker(configured_domain(message["domain"], config), config.reset_seconds)
                 worker.start()
             except BaseException as error:
                 worker = None
@@ -133,7 +134,8 @@ def main() -> None:
     _end()
 
 
-def _domain(name: str, config: EnvironmentConfig) -> Domain:
+def configured_domain(name: str, config: EnvironmentConfig) -> Domain:
+    """The domain as the run has it, without endpoints."""
     domain = get_domain(name)
     if not isinstance(domain, Configurable):
         return domain  # the run has seen that nothing is set which it lacks

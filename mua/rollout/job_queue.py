@@ -26,9 +26,8 @@ from mua.rollout.rollout_worker import LATELY_SECONDS
 from mua.store.database import Store
 from mua.store.faults import StoreUnreachable
 from mua.store.leases import (
-    cancel_group,
-    complete_groups,
     database_clock,
+    end_groups,
     ended_episodes,
     live_samplers,
     open_group,
@@ -121,7 +120,7 @@ class JobQueue:
             names = await offered.complete
         except asyncio.CancelledError:
             run = self._recorder.run_id
-            self._order(lambda connection: cancel_group(connection, run, ordinal))
+            self._order(lambda connection: end_groups(connection, run, [ordinal], "cancelled"))
             raise
         finally:
             if self._offered.get(ordinal) is offered:
@@ -227,7 +226,7 @@ class JobQueue:
                 rows = [row | {"run_id": run, "seen_at": now} for row in present]
                 execute(connection, [Insert(engines, rows, "replace")])
                 self.alive = live_samplers(connection, run, self._config.lease_seconds)
-            complete_groups(connection, run, look(connection))
+            end_groups(connection, run, look(connection), "complete")
 
         if not orders and present is None:  # as long as nothing is to be written: reading takes no lock
             if not wanted:

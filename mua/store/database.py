@@ -203,11 +203,8 @@ class Store:
                 f"store {self.name}: has schema version {found}, this program's is {HEAD}; where a run "
                 f"goes on there, use the mua that runs it, else mua store migrate brings it to {HEAD}"
             )
-        self._migrate()
-
-    def _migrate(self) -> None:
-        """Make the tables, or migrate those of an older version, in one transaction; of several processes at once, one
-        does it."""
+        # Make the tables, or migrate those of an older version, in one transaction; of several processes at once, one
+        # does it.
         from alembic import command
         from alembic.config import Config
 
@@ -233,11 +230,6 @@ class Store:
 def store_url(output: Path, config: StoreConfig) -> str:
     """Where a run's store is: ``store.url``, or else the file in its output folder."""
     return str(output / FILE) if config.url is None else config.url.get_secret_value()
-
-
-def open_store(output: Path, config: StoreConfig, *, create: bool = True) -> Store:
-    """The store of a run that writes into ``output``; raises as :meth:`Store.open`."""
-    return Store.open(store_url(output, config), create=create, busy_seconds=config.busy_seconds)
 
 
 def _url(url: str | Path) -> URL:

@@ -72,13 +72,6 @@ def open_group(connection: Connection, task: Mapping[str, Any]) -> None:
     execute(connection, [Insert(episodes, rows, "replace")])
 
 
-def cancel_group(connection: Connection, run: str, ordinal: int) -> None:
-    """Nobody is to roll the group out any more; results of its episodes are refused from now on."""
-    where = (tasks.c.run_id == run) & (tasks.c.round == TRAINING) & (tasks.c.ordinal == ordinal)
-    values = {"state": "cancelled", "ended_at": time.time()}
-    connection.execute(sa.update(tasks).where(where, tasks.c.state == "open").values(values))
-
-
 def ended_episodes(connection: Connection, run: str, ordinals: Collection[int]) -> dict[tuple[int, int], str]:
     """Of the groups of ``ordinals``: by ordinal and sample, the trajectories of the episodes that are done."""
     found: dict[tuple[int, int], str] = {}
@@ -91,11 +84,12 @@ def ended_episodes(connection: Connection, run: str, ordinals: Collection[int]) 
     return found
 
 
-def complete_groups(connection: Connection, run: str, ordinals: Collection[int]) -> None:
-    """All episodes of these groups are done."""
+def end_groups(connection: Connection, run: str, ordinals: Collection[int], state: str) -> None:
+    """These groups are ``complete``: all their episodes are done; or ``cancelled``: nobody is to roll them out any
+    more, and results of their episodes are refused from now on."""
     for ordinal in ordinals:
         where = (tasks.c.run_id == run) & (tasks.c.round == TRAINING) & (tasks.c.ordinal == ordinal)
-        values = {"state": "complete", "ended_at": time.time()}
+        values = {"state": state, "ended_at": time.time()}
         connection.execute(sa.update(tasks).where(where, tasks.c.state == "open").values(values))
 
 

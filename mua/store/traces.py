@@ -240,11 +240,30 @@ def export_parquet(path: Path, found: Iterable[Trajectory]) -> int:
         import pyarrow.parquet as pq
     except ImportError:
         raise MuaError("a Parquet file needs pyarrow: pip install 'mua[parquet]', or export to .jsonl") from None
-    schema = _schema(pa)
+    scalar = {
+        "domain": pa.string(), "task_json": pa.string(), "ordinal": pa.int64(), "sample": pa.int32(),
+        "attempts": pa.int32(), "outcome": pa.string(), "scored": pa.bool_(), "passing": pa.bool_(),
+        "reward": pa.float64(), "success": pa.bool_(), "turn_rewards": pa.list_(pa.float64()),
+        "error_json": pa.string(), "messages_json": pa.string(), "metrics_json": pa.string(),
+        "details_json": pa.string(),
+    }  # fmt: skip
+    arrays = {name: pa.list_(pa.list_(pa.from_numpy_dtype(kind))) for name, kind in SEGMENT_DTYPES.items()}
+    schema = pa.schema(scalar | arrays | {"experts": pa.list_(pa.list_(pa.list_(pa.uint16())))})
+
+    def row(trajectory: Trajectory) -> dict[str, Any]:
+        values: dict[str, Any] = {"outcome": trajectory.outcome.value, "task_json": json_text(trajectory.task_id)}
+        for name in scalar.keys() - values:
+            value = getattr(trajectory, name.removesuffix("_json"))
+            values[name] = json_text(value) if name.endswith("_json") else value
+        for name in (*SEGMENT_DTYPES, "experts"):
+            found = (getattr(segment, name) for segment in trajectory.segments)
+            values[name] = [None if array is None else array.tolist() for array in found]
+        return values
+
     count, rest = 0, iter(found)
     with naming(path), replacing(path) as new, pq.ParquetWriter(new, schema, compression="zstd") as writer:
         while some := list(itertools.islice(rest, _ROWS)):
-            writer.write_table(pa.Table.from_pylist([_row(trajectory) for trajectory in some], schema=schema))
+            writer.write_table(pa.Table.from_pylist([row(trajectory) for trajectory in some], schema=schema))
             count += len(some)
     return count
 
@@ -254,38 +273,6 @@ def exporter(path: Path) -> Callable[[Path, Iterable[Trajectory]], int]:
     if path.suffix not in (".jsonl", ".parquet"):
         raise MuaError(f"{path}: name a file that ends in .jsonl or .parquet")
     return export_lines if path.suffix == ".jsonl" else export_parquet
-
-
-def _schema(pa: Any) -> Any:
-    scalar = {
-        "domain": pa.string(), "task_json": pa.string(), "ordinal": pa.int64(), "sample": pa.int32(),
-        "attempts": pa.int32(), "outcome": pa.string(), "scored": pa.bool_(), "passing": pa.bool_(),
-        "reward": pa.float64(), "success": pa.bool_(), "turn_rewards": pa.list_(pa.float64()),
-        "error_json": pa.string(), "messages_json": pa.string(), "metrics_json": pa.string(),
-        "details_json": pa.string(),
-    }  # fmt: skip
-    arrays = {name: pa.list_(pa.list_(pa.from_numpy_dtype(kind))) for name, kind in SEGMENT_DTYPES.items()}
-    return pa.schema(scalar | arrays | {"experts": pa.list_(pa.list_(pa.list_(pa.uint16())))})
-
-
-def _row(trajectory: Trajectory) -> dict[str, Any]:
-    names = ("domain", "ordinal", "sample", "attempts", "scored", "passing", "reward", "success", "turn_rewards")
-    values = {name: getattr(trajectory, name) for name in names}
-    parsed = {
-        "task": trajectory.task_id, "error": trajectory.error, "messages": trajectory.messages,
-        "metrics": trajectory.metrics, "details": trajectory.details,
-    }  # fmt: skip
-    return (
-        values
-        | {"outcome": trajectory.outcome.value}
-        | {f"{name}_json": json_text(value) for name, value in parsed.items()}
-        | {
-            name: [
-                None if (array := getattr(segment, name)) is None else array.tolist() for segment in trajectory.segments
-            ]
-            for name in (*SEGMENT_DTYPES, "experts")
-        }
-    )
 
 
 def import_writes(run: str, files: Sequence[Path], *, config: Json | None = None) -> Iterator[Write]:

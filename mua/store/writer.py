@@ -180,33 +180,27 @@ class Writer:
     def wait_for_room(self) -> None:
         """Wait until the queue is not full. A database that stays away ends the wait by the writer's own deadline."""
         began = time.monotonic()
-        with self._changed:
-            self._state.urgent = True
-            self._changed.notify_all()
-            room = self._changed.wait_for(
-                lambda: self._state.failure is not None or not self.full, timeout=2 * self._outage + 60
-            )
-            self.figures.blocked_seconds += time.monotonic() - began
-            self._check()
-        if not room:
-            raise DeadlineExceeded(f"store {self.store.name}: no room in the queue of its writer")
+        self._wait(lambda: not self.full, 2 * self._outage + 60, "no room in the queue of its writer")
+        self.figures.blocked_seconds += time.monotonic() - began
 
     def flush(self, deadline: float = 120.0) -> None:
         """Wait until everything put so far is committed.
 
         Raises the writer's error, or :class:`DeadlineExceeded` after ``deadline`` seconds; the writer goes on.
         """
+        goal = self._state.accepted
+        self._wait(lambda: self._state.committed >= goal, deadline, f"not written within {deadline:g} s")
+
+    def _wait(self, done: Callable[[], bool], seconds: float, late: str) -> None:
+        """Have the queue written at once, and wait until it is ``done``."""
         with self._changed:
             self._check()
-            goal = self._state.accepted
             self._state.urgent = True
             self._changed.notify_all()
-            done = self._changed.wait_for(
-                lambda: self._state.failure is not None or self._state.committed >= goal, timeout=deadline
-            )
+            in_time = self._changed.wait_for(lambda: self._state.failure is not None or done(), timeout=seconds)
             self._check()
-        if not done:
-            raise DeadlineExceeded(f"store {self.store.name}: not written within {deadline:g} s")
+        if not in_time:
+            raise DeadlineExceeded(f"store {self.store.name}: {late}")
 
     def close(self, deadline: float | None = None) -> None:
         """Write what is left and end the thread. Safe to call twice; raises as :meth:`flush`."""

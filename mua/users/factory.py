@@ -7,7 +7,7 @@ A kind of user of your own is a hook (:mod:`mua.utils.hooks`). It gets a :class:
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -130,16 +130,13 @@ class ReplayedUser:
 
     async def open(self) -> UserReply:
         """The first recorded turn."""
-        return await self._next()
-
-    async def reply(self, agent_text: str) -> UserReply:
-        """The next recorded turn; :class:`UserFault` when there is none or its actions have no tools."""
-        return await self._next()
+        return await self.reply("")
 
     async def close(self) -> None:
         """Holds nothing."""
 
-    async def _next(self) -> UserReply:
+    async def reply(self, agent_text: str) -> UserReply:
+        """The next recorded turn; :class:`UserFault` when there is none or its actions have no tools."""
         if self._said == len(self._turns):
             raise UserFault(
                 f"replay of task {self._task_id!r}: the recording has {len(self._turns)} user turns and the agent "
@@ -189,33 +186,27 @@ def load_recordings(path: Path) -> dict[str, list[list[RecordedTurn]]]:
     recordings: dict[str, list[list[RecordedTurn]]] = {}
     try:
         for file in sorted(path.glob("*.jsonl")) if path.is_dir() else [path]:
-            for task_id, turns in _read(file):
-                recordings.setdefault(task_id, []).append(turns)
+            with open_file(file) as lines:
+                for number, line in enumerate(lines, start=1):
+                    if not line.strip():
+                        continue
+                    try:
+                        trace: Json = read_json(line, strict=False, depth=MAX_FILE_DEPTH)
+                        task_id, turns = _text(trace["task_id"]), user_turns(trace["messages"])
+                    except (JsonError, KeyError, TypeError, AttributeError) as error:
+                        fault = "not a trace line; it needs task_id and messages in OpenAI form"
+                        if isinstance(error, JsonError):
+                            fault = f"not a JSON line ({error})"
+                        elif isinstance(error, KeyError):
+                            fault = f"no key {error} in this trace line"
+                        fault = f"user.replay: {file}:{number}: {fault}"
+                        if line.endswith(b"\n"):
+                            raise ConfigError(fault) from error
+                        log.warning("%s; the line is unfinished and skipped", fault)
+                    else:
+                        recordings.setdefault(task_id, []).append(turns)
     except OSError as error:
         raise ConfigError(f"user.replay: cannot read {path}: {error}; give a trace file (JSON lines)") from error
     if not recordings:
         raise ConfigError(f"user.replay: {path} holds no recording; give a trace file (JSON lines)")
     return recordings
-
-
-def _read(file: Path) -> Iterator[tuple[str, list[RecordedTurn]]]:
-    with open_file(file) as lines:
-        for number, line in enumerate(lines, start=1):
-            if not line.strip():
-                continue
-            try:
-                trace: Json = read_json(line, strict=False, depth=MAX_FILE_DEPTH)
-                recording = _text(trace["task_id"]), user_turns(trace["messages"])
-            except (JsonError, KeyError, TypeError, AttributeError) as error:
-                fault = "not a trace line; it needs task_id and messages in OpenAI form"
-                if isinstance(error, JsonError):
-                    fault = f"not a JSON line ({error})"
-                elif isinstance(error, KeyError):
-                    fault = f"no key {error} in this trace line"
-                fault = f"user.replay: {file}:{number}: {fault}"
-                if line.endswith(b"\n"):
-                    raise ConfigError(fault) from error
-                log.warning("%s; the line is unfinished and skipped", fault)
-                return
-            else:
-                yield recording

@@ -98,9 +98,14 @@ class Judge:
         for attempt in range(self._attempts):
             text = await self._answer(messages, form, derived_seed(seed, attempt))
             try:
-                verdict = _read(text, schema, form)
+                found = single_object(text)
+                if not isinstance(schema, dict):
+                    verdict: BaseModel | Json = schema.model_validate_json(found, strict=True)
+                else:
+                    verdict = read_json(found)
+                    jsonschema_rs.validate(form, verdict)
             except ValueError as error:
-                fault = " ".join(str(error).split())
+                fault = " ".join(str(getattr(error, "message", error)).split())
                 if isinstance(error, ValidationError):
                     first = error.errors(include_url=False)[0]
                     fault = f"{'.'.join(map(str, first['loc'])) or 'the object'}: {first['msg']}"
@@ -169,18 +174,6 @@ def single_object(text: str) -> str:
     if len(found) != 1:
         raise ValueError(f"expected one JSON object, found {len(found)}")
     return found[0]
-
-
-def _read(text: str, schema: type[BaseModel] | Json, form: Json) -> BaseModel | Json:
-    found = single_object(text)
-    if not isinstance(schema, dict):
-        return schema.model_validate_json(found, strict=True)
-    value: Json = read_json(found)
-    try:
-        jsonschema_rs.validate(form, value)
-    except jsonschema_rs.ValidationError as error:
-        raise ValueError(error.message) from None
-    return value
 
 
 def _strict(schema: Any) -> Any:

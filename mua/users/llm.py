@@ -137,23 +137,20 @@ class LlmUser:
         """Run the calls; mistakes are answers that the model can act on."""
         calls = [replace(call, arguments=json.dumps(_arguments(call) or {})).openai() for call in reply.calls]
         self._history.append({"role": "assistant", "content": reply.text or None, "tool_calls": calls})
+        assert self._tools is not None, "no calls come without tools"
+        known = {schema.name: schema for schema in self._tools.schemas()}
         for call in reply.calls:
-            answer = await self._call(call)
+            arguments = _arguments(call)
+            if (schema := known.get(call.name)) is None:
+                answer = f"error: there is no tool {call.name!r}"
+            elif arguments is None:
+                answer = f"error: the arguments of {call.name} must be a JSON object, not {call.arguments[:200]}"
+            elif fault := validate_arguments(schema, arguments):
+                answer = f"error: {fault}"
+            else:
+                answer = checked_text(call.name, (await self._tools.call(call.name, arguments)).text)
             self._check.saw(answer)
             self._history.append({"role": "tool", "tool_call_id": call.id, "content": answer})
-
-    async def _call(self, call: FunctionCall) -> str:
-        assert self._tools is not None, "no calls come without tools"
-        schema = next((schema for schema in self._tools.schemas() if schema.name == call.name), None)
-        if schema is None:
-            return f"error: there is no tool {call.name!r}"
-        arguments = _arguments(call)
-        if arguments is None:
-            return f"error: the arguments of {call.name} must be a JSON object, not {call.arguments[:200]}"
-        if fault := validate_arguments(schema, arguments):
-            return f"error: {fault}"
-        result = await self._tools.call(call.name, arguments)
-        return checked_text(call.name, result.text)
 
 
 def _words_of(reply: Completion) -> str:

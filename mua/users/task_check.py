@@ -172,7 +172,9 @@ class TaskCheck:
         for retreat in (found for pattern in self._given_up for found in pattern.finditer(text)):
             if not (self._may_keep and wording("keeps").search(retreat.group())):
                 return " ".join(retreat.group().split())
-        wishes = (asked["what"] for asked in _asking().finditer(text))
+        asking = wording("asking")
+        asked_what = re.compile(rf"(?:{asking.pattern})(?P<what>[^.!?;\n]*)", asking.flags)
+        wishes = (asked["what"] for asked in asked_what.finditer(text))
         asked_for = [what for what in wishes if not wording("not_asking").search(what)]
         # Sorts of wishes that neither the task nor the agent has spoken of.
         strange = {name: sort for name, sort in sorts().items() if not sort.vague and name not in self._sorts}
@@ -262,13 +264,6 @@ def _texts(data: Any, depth: int = 8) -> Iterator[str]:
 def _parted(text: str) -> list[str]:
     """Sentences, each with the mark that ends it."""
     return [part for part in (piece.strip() for piece in _ENDS.split(text)) if part]
-
-
-@cache
-def _asking() -> re.Pattern[str]:
-    """Asking, and in ``what`` what for."""
-    asking = wording("asking")
-    return re.compile(rf"(?:{asking.pattern})(?P<what>[^.!?;\n]*)", asking.flags)
 
 
 def _given_up(persona: str, wanted: set[str]) -> list[re.Pattern[str]]:

@@ -46,7 +46,7 @@ from mua.environment.protocol import (
 )
 from mua.environment.registry import domain_names, get_domain
 from mua.environment.user import STOP_SIGNAL, User
-from mua.environment.worker import Worker, _domain
+from mua.environment.worker import Worker, configured_domain
 from mua.types import ToolSchema
 
 SPLITS: tuple[Split, ...] = get_args(Split)
@@ -373,7 +373,9 @@ class WorkerHere:
 
     def __init__(self, hello: bytes) -> None:
         message = json.loads(hello)
-        self._worker = Worker(_domain(message["domain"], EnvironmentConfig.model_validate_json(message["config"])))
+        self._worker = Worker(
+            configured_domain(message["domain"], EnvironmentConfig.model_validate_json(message["config"]))
+        )
 
     @classmethod
     async def start(cls, name: str, hello: bytes) -> WorkerHere:
@@ -389,9 +391,9 @@ class WorkerHere:
 IN_A_WORKER = """
 import sys
 from mua.config.schema import EnvironmentConfig
-from mua.environment.worker import _domain
+from mua.environment.worker import configured_domain
 for name in sys.argv[1:]:
-    _domain(name, EnvironmentConfig(name=name)).environment().close()
+    configured_domain(name, EnvironmentConfig(name=name)).environment().close()
 """
 
 

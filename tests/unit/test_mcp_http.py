@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import datetime
 import gzip
 import ipaddress
 import json
@@ -23,17 +22,13 @@ from typing import Any
 import misbehaving_mcp
 import pytest
 from cryptography import x509
-from cryptography.hazmat.primitives import hashes
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
-from cryptography.x509.oid import NameOID
 from mcp_support import environment, managed, play, some_task
 
 from mua.environment.manager import EnvironmentInstance
 from mua.environment.mcp.health import ServerFaultKind, ServerNotStarted, ToolServerFault
-from mua.environment.mcp.http_pipe import EventCounter
 from mua.types import Json
 from mua.utils.errors import ConfigError
+from tests.web_support import certificate
 
 EVENTS = {"content-type": "text/event-stream"}
 NOTIFICATION = b'data: {"jsonrpc": "2.0", "method": "notifications/message", "params": {"level": "info", "data": 1}}'
@@ -125,17 +120,6 @@ class Handler(BaseHTTPRequestHandler):
             self.close_connection = True
 
 
-def certificate(folder: Path, name: str) -> None:
-    """A certificate of 127.0.0.1 that signs itself, with its key, in ``NAME.pem``."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    called, now = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]), datetime.datetime.now(datetime.UTC)
-    builder = x509.CertificateBuilder(called, called, key.public_key(), 1, now, now + datetime.timedelta(days=9))
-    address = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
-    made = builder.add_extension(address, critical=False).sign(key, hashes.SHA256())
-    secret = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-    (folder / f"{name}.pem").write_bytes(made.public_bytes(Encoding.PEM) + secret)
-
-
 @contextmanager
 def served(fault: str = "", tls: Path | None = None) -> Iterator[tuple[type[Handler], str]]:
     kind = type("Handler", (Handler,), {"fault": fault})
@@ -205,19 +189,9 @@ def test_a_fault_is_typed(fault: str) -> None:
     assert met.value.kind is kind
 
 
-def test_events_are_counted_wherever_a_stream_is_cut() -> None:
-    for end in (b"\n", b"\r", b"\r\n"):
-        stream = (b"event: message" + end + b"data: x" + end + end) * 3 + b"data: open"
-        for size in (1, 2, 3, 7, len(stream)):
-            counter = EventCounter()
-            found = [counter.count(stream[at : at + size]) for at in range(0, len(stream), size)]
-            assert sum(ended for ended, _ in found) == 3, (end, size)
-            assert found[-1][1] in (10, 11), (end, size)
-
-
 def test_a_private_authority_is_trusted_where_its_file_is_named(tmp_path: Path) -> None:
     for name in ("own", "other"):
-        certificate(tmp_path, name)
+        certificate(tmp_path / f"{name}.pem", x509.IPAddress(ipaddress.ip_address("127.0.0.1")))
     with served(tls=tmp_path / "own.pem") as (_, url):
         assert play(environment(at(url, ca_file=str(tmp_path / "own.pem"))), echo) == "hello"
         for settings in ({}, {"ca_file": str(tmp_path / "other.pem")}):

@@ -75,16 +75,8 @@ def test_tools_that_change_in_mid_episode_are_a_fault(tool: str) -> None:
 
 def test_what_a_server_answers_is_a_result() -> None:
     async def episode(instance: EnvironmentInstance) -> list[ToolResult]:
-        calls = [
-            ("wrong", {}),
-            ("stray", {}),
-            ("ask", {}),
-            ("kinds", {}),
-            ("structured", {}),
-            ("echo", {"text_": "\ud800"}),
-            ("big", {"size": 5000}),
-        ]
-        return [await instance.call(name, arguments) for name, arguments in calls]
+        found = [await instance.call(name, {}) for name in ("wrong", "stray", "ask", "kinds", "structured")]
+        return [*found, await instance.call("echo", {"text_": "\ud800"}), await instance.call("big", {"size": 5000})]
 
     wrong, stray, ask, kinds, structured, broken, big = play(environment(server("--banner", result_chars=300)), episode)
     assert (wrong.text, wrong.error) == ("this did not work", True)
@@ -272,10 +264,8 @@ def test_tools_are_chosen_and_named() -> None:
 
 MISTAKES: dict[str, tuple[list[Any], str]] = {
     "no program": ([server(command="no-such-program")], r"command: no program 'no-such-program' is on PATH"),
-    "no file": ([server(command="./no/such")], r"no program './no/such' is there"),
     "no folder": ([server(cwd="/no/such")], "cwd: there is no folder /no/such"),
     "not there": ([server(allow=["ecko"])], "allow names 'ecko', a tool that it does not have; did you mean 'echo'"),
-    "none left": ([server(*listing("a"), block=["a"])], "none of its 1 tools is left"),
     "two servers": (
         [server(*listing("a")), server(*listing("a"), name="other")],
         r"server 'desk' and the server 'other' both have a tool 'a'; in environment.mcp set prefix or rename",
@@ -290,7 +280,6 @@ MISTAKES: dict[str, tuple[list[Any], str]] = {
         [server(*listing("a", schema={"type": "object", "properties": {"x": {"$ref": "http://x.test/y"}}}))],
         "is no JSON Schema.*may only refer to themselves",
     ),
-    "one name": ([server(*listing("a", "b"), rename={"b": "a"})], "'a' and 'b' both become 'a'"),
 }
 
 

@@ -6,15 +6,12 @@ itself reached by TLS.
 
 from __future__ import annotations
 
-import datetime
 import ssl
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
 from pydantic import ValidationError
 
 from environments.servers.fetching import Fetched, Fetcher
@@ -23,7 +20,7 @@ from environments.servers.transport import Resolve
 from environments.servers.web_settings import PagesConfig
 from mua.utils.errors import EnvironmentFault
 from mua.utils.ports import free_port
-from tests.web_support import Proxy, host, moved, page, proxy
+from tests.web_support import Proxy, certificate, host, moved, page, proxy
 
 PUBLIC = "93.184.216.34"
 
@@ -98,7 +95,9 @@ async def test_what_it_refuses_is_read_by_the_policy_and_what_it_lacks_is_a_faul
 
 async def test_certificates_are_verified_through_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     resolve = names({"news.example": PUBLIC, "other.example": PUBLIC})
-    context = certified(tmp_path / "authority.pem", "news.example")
+    certificate(tmp_path / "authority.pem", x509.DNSName("news.example"))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(tmp_path / "authority.pem")
     async with host(context) as one, proxy(one) as through:
         one.answers["/"] = page("read")
         with pytest.raises(PageError, match="no connection to this host"):  # signed by nobody who is known
@@ -123,28 +122,3 @@ async def test_certificates_are_verified_through_it(tmp_path: Path, monkeypatch:
 def test_what_is_no_proxy(keys: dict[str, object], said: str) -> None:
     with pytest.raises(ValidationError, match=said):
         PagesConfig.model_validate(keys)
-
-
-def certified(authority: Path, name: str) -> ssl.SSLContext:
-    """For a host called ``name``, whose certificate signs itself and is written to ``authority``."""
-    key, subject = ec.generate_private_key(ec.SECP256R1()), x509.Name([])
-    now = datetime.datetime.now(datetime.UTC)
-    certificate = (
-        x509.CertificateBuilder()
-        .subject_name(subject)
-        .issuer_name(subject)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(days=1))
-        .not_valid_after(now + datetime.timedelta(days=1))
-        .add_extension(x509.SubjectAlternativeName([x509.DNSName(name)]), critical=True)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-        .sign(key, hashes.SHA256())
-    )
-    plain = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    authority.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
-    both = authority.with_suffix(".both")
-    both.write_bytes(key.private_bytes(serialization.Encoding.PEM, *plain) + authority.read_bytes())
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(both)
-    return context

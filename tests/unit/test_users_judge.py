@@ -71,16 +71,13 @@ async def test_a_verdict_is_typed_and_asked_for_under_its_schema() -> None:
         ("It is good.", "found 0"),
         (json.dumps(GOOD) * 2, "found 2"),
         ('{"reason": "r", "grade": "good", "points": 7', "broken JSON"),
-        ('{"verdict": {"reason": "r", "grade": "good", "points": 7}', "broken JSON"),
         ('{"reason": "r", "grade": "good", "points": 7, "points": 0}', "the key 'points' appears twice"),
         ('{"reason": "r", "grade": "good", "points": NaN}', "NaN is no JSON"),
         (json.dumps(GOOD | {"points": 11}), "points: Input should be less than or equal to 10"),
-        (json.dumps(GOOD | {"points": "7"}), "points: Input should be a valid integer"),
         (json.dumps(GOOD | {"grade": "Good"}), "grade: Input should be 'good' or 'bad'"),
         (json.dumps(GOOD | {"more": 1}), "more: Extra inputs are not permitted"),
         (json.dumps({"reason": "r"}), "grade: Field required"),
         ('{"a":' * 2_000, "broken JSON|nested too deeply"),
-        ("null", "found 0"),
     ],
 )
 async def test_what_is_no_verdict_is_said_and_asked_again(wrong: str, said: str) -> None:

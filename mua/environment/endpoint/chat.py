@@ -131,21 +131,6 @@ class RequestError:
         """Whether this request may be sent there again."""
         return self.kind != "refused" or self.status in _RETRIED_STATUS
 
-    @property
-    def breaking(self) -> bool:
-        """Whether it speaks against the endpoint itself; else only against this request."""
-        return self.kind in ("timeout", "connection", "server", "unreadable") or self.status in (401, 403, 404)
-
-    @property
-    def passing(self) -> bool:
-        """Whether the endpoint may answer later with nothing changed; what it refuses or garbles, somebody fixes."""
-        return self.kind in ("timeout", "connection", "rate_limit", "server")
-
-    @property
-    def pause(self) -> bool:
-        """Whether to back off. What the model wrote wrongly can be asked again at once, under another seed."""
-        return self.kind not in ("empty", "tool_call", "rejected")
-
 
 def unreadable(reason: str) -> RequestError:
     """The endpoint answered, but not as a chat endpoint does."""

@@ -147,7 +147,19 @@ class Connection:
                 return None
             probe = self.breaker.enter()
             try:
-                place = await self._place(request, deadline)
+                # The places under both limits, given back if their time never comes.
+                now = monotonic()
+                reserved = [(limit, limit.reserve(amount, now)) for limit, amount in self._amounts(request)]
+                start = max(place.start for _, place in reserved)
+                try:
+                    if start > deadline:
+                        raise TimeoutError
+                    if start > now:
+                        await asyncio.sleep(start - now)
+                except BaseException:
+                    for limit, place in reserved:
+                        limit.correct(place, 0.0)
+                    raise
                 outcome = await self._converse(request)
             except BaseException:
                 self.breaker.abandon(probe)
@@ -155,10 +167,13 @@ class Connection:
         if isinstance(outcome, Completion):
             self.breaker.leave(probe, None)
             if used := sum(outcome.usage.get(name, 0) for name in _TOKENS):
-                self._limits[1].correct(place, used)
+                self._limits[1].correct(reserved[1][1], used)
         else:
             self._accounts.count(f"errors/{outcome.kind}")
-            if self.breaker.leave(probe, outcome if outcome.breaking else None):
+            # What speaks against the endpoint itself, and not only against this request.
+            breaking = outcome.kind in ("timeout", "connection", "server", "unreadable")
+            breaking = breaking or outcome.status in (401, 403, 404)
+            if self.breaker.leave(probe, outcome if breaking else None):
                 self._accounts.count("breaker_opened")
                 told = (self._config.breaker_faults, self._config.breaker_seconds, self.clean(outcome.reason))
                 log.warning("%r: %d faults in a row, left alone for %g s; last: %s", self, *told)
@@ -175,22 +190,6 @@ class Connection:
             if len(secret) >= _SHORTEST_SECRET:
                 text = text.replace(secret, shown)
         return " ".join(text.split())[:_LONGEST_REFUSAL]
-
-    async def _place(self, request: ChatRequest, deadline: float) -> Reservation:
-        """The place of the tokens, once the time of both has come; given back if it never comes."""
-        now = monotonic()
-        reserved = [(limit, limit.reserve(amount, now)) for limit, amount in self._amounts(request)]
-        start = max(place.start for _, place in reserved)
-        try:
-            if start > deadline:
-                raise TimeoutError
-            if start > now:
-                await asyncio.sleep(start - now)
-        except BaseException:
-            for limit, place in reserved:
-                limit.correct(place, 0.0)
-            raise
-        return reserved[1][1]
 
     def _amounts(self, request: ChatRequest) -> list[tuple[RateLimit, float]]:
         """What ``request`` takes of each limit: requests, tokens."""

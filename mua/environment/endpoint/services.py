@@ -233,7 +233,8 @@ class ChatClient:
             fix = met.fix.replace("{here}", here).replace("{role}", self._section)
             stories.append(f"{self._role} endpoint {member!r}: {reason}{tries}; {fix}")
         text = "; ".join(stories)
-        passing = any(met.passing for met in asked.values())
+        # What an endpoint refuses or garbles, somebody has to fix.
+        passing = any(met.kind in ("timeout", "connection", "rate_limit", "server") for met in asked.values())
         last = list(asked.values())[-1]
         if self._role == "user":
             return UserFault(text, last.fault, passing=passing)
@@ -300,7 +301,7 @@ class _Way:
         longest = min(FIRST_BACKOFF_SECONDS * 2 ** self.tries[place], LONGEST_BACKOFF_SECONDS)
         self.last[place] = met
         self.tries[place] += 1
-        if met.pause:
+        if met.kind not in ("empty", "tool_call", "rejected"):  # these may be asked for again at once
             # Jitter on top of Retry-After too: the endpoint tells every waiting request the same moment.
             self._not_before[place] = monotonic() + met.wait_seconds + random.uniform(longest / 2, longest)
 

@@ -101,11 +101,6 @@ class Health:
         self.stray = ""
         """The last line on standard output that is no message."""
 
-    @property
-    def lost(self) -> bool:
-        """Whether something went wrong that no further call survives."""
-        return self.kind is not None
-
     def lose(self, kind: ServerFaultKind, reason: str, *, passing: bool | None = None) -> None:
         """Note what went wrong, if it is the first thing."""
         if self.kind is None:

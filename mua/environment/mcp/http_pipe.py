@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -16,30 +17,9 @@ from mua.utils.errors import ConfigError, one_line
 
 SESSION_HEADER = "mcp-session-id"
 _EVENTS = "text/event-stream"
+_BLANK_LINE = re.compile(rb"\r\n\r\n|\n\n|\r\r")
 _RECONNECT_MESSAGES = 20
 """What one more request for a stream counts as: 50 at once, then 10 per second."""
-
-
-class EventCounter:
-    """Counts the events of a stream, whose lines end with CR, LF or both, wherever chunks are cut."""
-
-    def __init__(self) -> None:
-        self._after_cr = False
-        self._line_ended = b""
-        self._open = 0
-
-    def count(self, chunk: bytes) -> tuple[int, int]:
-        """How many ended within the next ``chunk``, and the bytes so far of the one that goes on."""
-        if self._after_cr and chunk[:1] == b"\n":
-            chunk = chunk[1:]
-        if not chunk:
-            return 0, self._open
-        self._after_cr = chunk.endswith(b"\r")
-        lines = self._line_ended + chunk.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
-        self._line_ended = b"\n" if lines.endswith(b"\n") else b""
-        ended = lines.count(b"\n\n")
-        self._open = len(lines) - lines.rfind(b"\n\n") - 2 if ended else self._open + len(chunk)
-        return ended, self._open
 
 
 class CappedBody(httpx2.AsyncByteStream):
@@ -50,17 +30,20 @@ class CappedBody(httpx2.AsyncByteStream):
         self._body = body
         self._health = health
         self._longest = longest
-        self._events = EventCounter() if events else None
+        self._events = events
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        total = 0
+        total, before = 0, b""
         async for chunk in self._body:
             total += len(chunk)
-            messages = 0
-            if self._events is not None:
-                messages, total = self._events.count(chunk)
+            ends = []
+            if self._events:  # a blank line ends an event, also where chunks are cut within it
+                seen = before + chunk
+                ends = [end for found in _BLANK_LINE.finditer(seen) if (end := found.end()) > len(before)]
+                total = len(seen) - ends[-1] if ends else total
+                before = seen[max(ends[-1] if ends else 0, len(seen) - 3) :]
             try:
-                self._health.budget.spend(messages, len(chunk))
+                self._health.budget.spend(len(ends), len(chunk))
                 if total > self._longest:
                     raise Flood(f"it sent a message of more than {self._longest} bytes (message_bytes)")
             except Flood as flood:

@@ -39,10 +39,6 @@ class ServerReport:
     """As the policy gets them: ``name``, ``description``, ``parameters``, ``own_name``, ``safe``."""
     fault: str | None = None
 
-    def as_json(self) -> Json:
-        """Everything, for ``--json``."""
-        return asdict(self)
-
 
 def inspected(config: ExperimentConfig) -> list[ServerReport]:
     """One report for each server of ``config``, then one for each domain whose tools have a server's names."""

@@ -157,8 +157,6 @@ class HandleWithServers:
     The domain's tools come first, then those of the servers in their order; the verdict stays the domain's.
     """
 
-    closes_at_once = False
-
     def __init__(self, inner: EnvironmentHandle, servers: ToolServers) -> None:
         self._inner = inner
         self._servers = servers

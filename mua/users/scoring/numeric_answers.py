@@ -12,7 +12,7 @@ from pydantic import model_validator
 
 from mua.config.section import NonNegativeFloat, Section
 from mua.environment.endpoint.services import Services
-from mua.users.scoring.scorer import AnswerScore, Question, Scorer, accepted_texts, options_of
+from mua.users.scoring.scorer import ReadScorer, options_of
 from mua.users.scoring.written_numbers import EXACT, Ratio, WrittenNumber, digits_of_words, near, ratio, read_number
 from mua.utils.errors import ConfigError
 
@@ -45,29 +45,16 @@ class NumericOptions(Section):
         return self
 
 
-class NumericScorer(Scorer):
+class NumericScorer(ReadScorer[WrittenNumber]):
     """A number, compared by value."""
+
+    what = "a number for scorer 'numeric'"
 
     def __init__(self, options: Mapping[str, Any], _services: Services) -> None:
         self.options = options_of(NumericOptions, options, "numeric")
         if self.options.convert and importlib.util.find_spec("sympy") is None:
             raise ConfigError("environment.scorer.options.convert: needs sympy: install the extra 'tools' (mua[tools])")
         self._point = "," if self.options.decimal == "comma" else "."
-
-    def check(self, question: Question) -> None:
-        for text in accepted_texts(question):
-            if self._read(text) is None:
-                raise question.wrong("the right answer must be a number for scorer 'numeric'")
-
-    async def score(self, answer: str, question: Question) -> AnswerScore:
-        given = self._read(answer)
-        if given is None:
-            return AnswerScore.of(False, why="no number")
-        self.check(question)
-        for text in accepted_texts(question):
-            if (reference := self._read(text)) is not None and self.equal(given, reference):
-                return AnswerScore.of(True, reference=text)
-        return AnswerScore.of(False, why="another number")
 
     def equal(self, given: WrittenNumber, reference: WrittenNumber) -> bool:
         """Whether both are the same number under the options."""
@@ -86,7 +73,7 @@ class NumericScorer(Scorer):
                 return True
         return False
 
-    def _read(self, text: str) -> WrittenNumber | None:
+    def read(self, text: str) -> WrittenNumber | None:
         return _number(text, self._point, self.options.words)
 
     def _readings(self, number: WrittenNumber, other: WrittenNumber) -> list[Ratio]:

@@ -29,6 +29,7 @@ from typing import Annotated, Literal, TypeAlias
 from pydantic import Field
 
 from mua.config.section import Positive, PositiveFloat, Section
+from mua.types import Json
 from mua.utils.errors import ConfigError, EnvironmentFault
 from mua.utils.strict_json import unpaired_surrogate
 
@@ -208,8 +209,23 @@ class Sandbox:
         """Raises :class:`ConfigError` without its backend, :class:`EnvironmentFault` for one that fails."""
         told, tell = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         try:
-            self._launch = self._start_command(self._config, tell)
-            await self._start(self._launch)
+            launch = self._launch = self._start_command(self._config, tell)
+            process = self._process = await asyncio.create_subprocess_exec(
+                *launch.command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE, env=launch.variables, cwd="/", start_new_session=True,
+                limit=_LONGEST_ANSWER, pass_fds=launch.inherits,
+            )  # fmt: skip
+            assert process.stdin is not None
+            process.stdin.write(json.dumps(INSIDE.read_text(encoding="utf-8")).encode() + b"\n")
+            name = f"sandbox ({self._backend})"
+            try:
+                async with asyncio.timeout(self._config.start_seconds):
+                    greeting = await self._answer(process, 0)
+            except TimeoutError:
+                late = f"it is not ready within {self._config.start_seconds:g} s (start_seconds)"
+                raise EnvironmentFault(f"{name}: {late}", passing=True) from None
+            if greeting is None:
+                raise EnvironmentFault(f"{name} does not start: {await self._said(process)}", passing=True)
             self._know_first(told)
             result = await self._run("shell", "exit 7", self._config.start_seconds)
             if result.code != 7:
@@ -264,8 +280,17 @@ class Sandbox:
             return
         try:
             await self._kill(process, first)
-            if self._launch is not None and self._launch.end is not None:
-                await _quietly(self._launch.end, self._launch.variables)
+            if self._launch is not None and self._launch.end is not None:  # it may find nothing to end
+                devnull = asyncio.subprocess.DEVNULL
+                ending = await asyncio.create_subprocess_exec(
+                    *self._launch.end, stdin=devnull, stdout=devnull, stderr=devnull, env=self._launch.variables
+                )
+                try:
+                    async with asyncio.timeout(_END_SECONDS):
+                        await ending.wait()
+                except TimeoutError:
+                    ending.kill()
+                    log.warning("%s does not end", " ".join(self._launch.end))
         finally:
             if first >= 0:
                 os.close(first)
@@ -276,24 +301,6 @@ class Sandbox:
         return "it was closed" if status is None else ending(status)
 
     # ---- inside
-
-    async def _start(self, start: Launch) -> None:
-        self._process = await asyncio.create_subprocess_exec(
-            *start.command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE, env=start.variables, cwd="/", start_new_session=True, limit=_LONGEST_ANSWER,
-            pass_fds=start.inherits,
-        )  # fmt: skip
-        assert self._process.stdin is not None
-        name = f"sandbox ({self._backend})"
-        try:
-            self._process.stdin.write(json.dumps(INSIDE.read_text(encoding="utf-8")).encode() + b"\n")
-            async with asyncio.timeout(self._config.start_seconds):
-                greeting = await self._answer(0)
-        except TimeoutError:
-            late = f"it is not ready within {self._config.start_seconds:g} s (start_seconds)"
-            raise EnvironmentFault(f"{name}: {late}", passing=True) from None
-        if greeting is None:
-            raise EnvironmentFault(f"{name} does not start: {await self._said()}", passing=True)
 
     def _know_first(self, told: int) -> None:
         """Open the sandbox's first process, if its backend has said which it is."""
@@ -311,13 +318,22 @@ class Sandbox:
         try:
             process.stdin.write(json.dumps(request | {"output": config.output_bytes}).encode() + b"\n")
             async with asyncio.timeout(seconds + _GRACE):
-                answer = await self._answer(number)
+                answer = await self._answer(process, number)
             if answer is None:
-                why = await self._said()
+                why = await self._said(process)
             elif answer["why"] == "files":
                 why = f"there were more than {config.files} files"
             else:
-                return self._result(answer)
+                output, code, killed = str(answer["output"]), int(str(answer["code"])), str(answer["why"])
+                told = {
+                    "late": f"killed after {config.call_seconds:g} s",
+                    "memory": f"killed: its processes held more than {config.memory_mib} MiB of memory",
+                    "stopped": "stopped",
+                }
+                if killed:
+                    return SandboxResult(output, None, told[killed])
+                too_long = f"killed after {config.cpu_seconds} s of processor time" if code == -signal.SIGXCPU else ""
+                return SandboxResult(output, code, too_long)
         except asyncio.CancelledError:
             with suppress(OSError, RuntimeError):
                 process.stdin.write(json.dumps({"stop": number}).encode() + b"\n")
@@ -329,35 +345,17 @@ class Sandbox:
         await self._kill(process, self._first)
         return SandboxResult("", None, f"the sandbox has ended: {why}", lost=True)
 
-    async def _answer(self, number: int) -> dict[str, object] | None:
+    async def _answer(self, process: asyncio.subprocess.Process, number: int) -> Json | None:
         """The answer to a request; those to earlier ones, which nobody waits for any more, are dropped."""
-        assert self._process is not None
-        assert self._process.stdout is not None
-        while line := await self._process.stdout.readline():
-            answer = json.loads(line)
+        assert process.stdout is not None
+        while line := await process.stdout.readline():
+            answer: Json = json.loads(line)
             if answer["id"] == number:
-                found: dict[str, object] = answer
-                return found
+                return answer
         return None
 
-    def _result(self, answer: dict[str, object]) -> SandboxResult:
-        config = self._config
-        output, code, why = str(answer["output"]), int(str(answer["code"])), str(answer["why"])
-        told = {
-            "late": f"killed after {config.call_seconds:g} s",
-            "memory": f"killed: its processes held more than {config.memory_mib} MiB of memory",
-            "stopped": "stopped",
-        }
-        if why:
-            return SandboxResult(output, None, told[why])
-        if code == -signal.SIGXCPU:
-            return SandboxResult(output, code, f"killed after {config.cpu_seconds} s of processor time")
-        return SandboxResult(output, code)
-
-    async def _said(self) -> str:
+    async def _said(self, process: asyncio.subprocess.Process) -> str:
         """What a sandbox said in ending."""
-        process = self._process
-        assert process is not None
         assert process.stderr is not None
         with suppress(TimeoutError):
             async with asyncio.timeout(2.0):
@@ -380,40 +378,15 @@ class Sandbox:
         try:
             async with asyncio.timeout(_END_SECONDS):
                 await process.wait()
-                if first >= 0:
-                    await _ended(first)
+                if first >= 0:  # it is no child of ours
+                    ended = asyncio.Event()
+                    asyncio.get_running_loop().add_reader(first, ended.set)
+                    try:
+                        await ended.wait()
+                    finally:
+                        asyncio.get_running_loop().remove_reader(first)
         except TimeoutError:
             log.warning("sandbox (%s): it does not end", self._backend)
-
-
-async def _ended(pidfd: int) -> None:
-    """Wait for a process that is no child of ours."""
-    loop = asyncio.get_running_loop()
-    over = loop.create_future()
-
-    def ready() -> None:
-        if not over.done():
-            over.set_result(None)
-
-    loop.add_reader(pidfd, ready)
-    try:
-        await over
-    finally:
-        loop.remove_reader(pidfd)
-
-
-async def _quietly(command: list[str], variables: dict[str, str]) -> None:
-    """Run ``command``, which may find nothing to end."""
-    devnull = asyncio.subprocess.DEVNULL
-    process = await asyncio.create_subprocess_exec(
-        *command, stdin=devnull, stdout=devnull, stderr=devnull, env=variables
-    )
-    try:
-        async with asyncio.timeout(_END_SECONDS):
-            await process.wait()
-    except TimeoutError:
-        process.kill()
-        log.warning("%s does not end", " ".join(command))
 
 
 def ending(status: int) -> str:

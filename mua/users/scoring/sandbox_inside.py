@@ -12,6 +12,7 @@ filter of system calls, which all programs inherit, keeps them from changing its
 whatever a program started, detached or not, is killed before the answer is written.
 """
 
+import codecs
 import ctypes
 import json
 import os
@@ -147,28 +148,12 @@ class Kept:
         """What is left, with what was cut between; what is no UTF-8 becomes U+FFFD."""
         if self.total <= self._most:
             return bytes(self._head + self._tail).decode("utf-8", "replace")
-        head, tail = whole_end(bytes(self._head)), whole_start(bytes(self._tail))
-        cut = self.total - len(head) - len(tail)
-        return f"{head.decode('utf-8', 'replace')}\n[... {cut} bytes cut ...]\n{tail.decode('utf-8', 'replace')}"
-
-
-def whole_end(data: bytes) -> bytes:
-    """``data`` without the beginning of a character that is cut off at its end."""
-    for back in range(1, min(4, len(data)) + 1):
-        byte = data[-back]
-        if byte >= 0xC0:
-            return data[:-back] if (2 if byte < 0xE0 else 3 if byte < 0xF0 else 4) > back else data
-        if byte < 0x80:
-            return data
-    return data
-
-
-def whole_start(data: bytes) -> bytes:
-    """``data`` without the end of a character whose beginning is cut off."""
-    for start in range(min(3, len(data))):
-        if not 0x80 <= data[start] < 0xC0:
-            return data[start:]
-    return data[3:]
+        # Neither ends or begins within a character.
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        head = decoder.decode(bytes(self._head))
+        tail = bytes(self._tail[:3]).lstrip(bytes(range(0x80, 0xC0))) + bytes(self._tail[3:])
+        cut = self.total - len(self._head) + len(decoder.getstate()[0]) - len(tail)
+        return f"{head}\n[... {cut} bytes cut ...]\n{tail.decode('utf-8', 'replace')}"
 
 
 class Programs:

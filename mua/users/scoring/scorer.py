@@ -17,7 +17,7 @@ import difflib
 import importlib.util
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol, TypeVar, runtime_checkable
+from typing import Any, ClassVar, Generic, Protocol, TypeVar, runtime_checkable
 
 from pydantic import ValidationError
 
@@ -30,6 +30,7 @@ from mua.utils.errors import ConfigError
 from mua.utils.hooks import call_hook, check_attributes, is_hook
 
 S = TypeVar("S", bound=Section)
+V = TypeVar("V")
 SCORERS: Mapping[str, str] = {
     "exact": "mua.users.scoring.text_answers:ExactScorer",
     "numeric": "mua.users.scoring.numeric_answers:NumericScorer",
@@ -109,6 +110,34 @@ class Scorer(Protocol):
     async def close(self) -> None:
         """Give back processes and connections. The scorer may be used again afterwards."""
         return None
+
+
+class ReadScorer(Scorer, Generic[V]):
+    """Compares what it reads in answer and references: numbers, days."""
+
+    what: ClassVar[str]
+    """What both have to be, such as "a number"."""
+
+    def read(self, text: str) -> V | None:
+        """What all of ``text`` says; None where it says none, or several."""
+        raise NotImplementedError
+
+    def equal(self, given: V, reference: V) -> bool:
+        """Whether both are the same."""
+        return given == reference
+
+    def check(self, question: Question) -> None:
+        if any(self.read(text) is None for text in accepted_texts(question)):
+            raise question.wrong(f"the right answer must be {self.what}")
+
+    async def score(self, answer: str, question: Question) -> AnswerScore:
+        if (given := self.read(answer)) is None:
+            return AnswerScore.of(False, why=f"not {self.what}")
+        self.check(question)
+        for text in accepted_texts(question):
+            if (reference := self.read(text)) is not None and self.equal(given, reference):
+                return AnswerScore.of(True, reference=text)
+        return AnswerScore.of(False, why="another one")
 
 
 @runtime_checkable

@@ -204,7 +204,9 @@ class ComparisonPool:
             threads.shutdown(wait=False, cancel_futures=True)
         self._idle.clear()
         while self._all:
-            self._all.pop().process.kill()
+            process = self._all.pop().process
+            process.kill()
+            process.wait()
 
     def _compared(self, request: Json) -> Json:
         threads, ended = self._threads, 0

@@ -25,7 +25,7 @@ from rapidfuzz.distance import Levenshtein
 from mua.config.section import Fraction, Section
 from mua.environment.endpoint.services import Services
 from mua.users.judge import Judge, VerdictForm
-from mua.users.scoring.scorer import AnswerScore, Question, Scorer, accepted_texts, options_of
+from mua.users.scoring.scorer import AnswerScore, Question, ReadScorer, Scorer, accepted_texts, options_of
 from mua.users.scoring.written_numbers import tidy
 from mua.utils.errors import ConfigError
 
@@ -271,28 +271,16 @@ class DateOptions(Section):
     """What ``03/04/2021`` begins with. ``unknown``: such a text is no day, unless both ways of reading it agree."""
 
 
-class DateScorer(Scorer):
+class DateScorer(ReadScorer[date]):
     """A day."""
+
+    what = "a day with its year, read in one way only (environment.scorer.options.order)"
 
     def __init__(self, options: Mapping[str, Any], _services: Services) -> None:
         self._order = options_of(DateOptions, options, "date").order
 
-    def check(self, question: Question) -> None:
-        for text in accepted_texts(question):
-            if read_day(text, self._order) is None:
-                raise question.wrong(
-                    "the right answer must be a day with its year for scorer 'date', which is read in one way only "
-                    "(environment.scorer.options.order)"
-                )
-
-    async def score(self, answer: str, question: Question) -> AnswerScore:
-        given = read_day(answer, self._order)
-        if given is None:
-            return AnswerScore.of(False, why="no day")
-        for text in accepted_texts(question):
-            if read_day(text, self._order) == given:
-                return AnswerScore.of(True, reference=text)
-        return AnswerScore.of(False, why="another day")
+    def read(self, text: str) -> date | None:
+        return read_day(text, self._order)
 
 
 @lru_cache(maxsize=4096)
