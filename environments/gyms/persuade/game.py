@@ -5,13 +5,17 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal, Protocol
+
+import yaml
 
 from environments.gyms._shared import Game, Reply, Setting
 from environments.gyms._shared.oracles import NEGATED, asked, labeled, spoken
 from environments.gyms.persuade.topics import LEVELS, Note, Side, looked_up, notes, numbers, themes, topics
 from mua.environment.protocol import Task
 from mua.types import Json
+from mua.utils.strict_json import read_file
 
 # What a text is worth as an argument, by rules: structure first, then the note that it rests on.
 #
@@ -245,42 +249,7 @@ STANCES = (
 """With the claim; the holder starts at the first."""
 PATIENCE = 1
 """Arguments that may fail; with the next one the holder breaks off. Else one could try note after note."""
-_SAID: Mapping[Verdict, Sequence[str]] = {
-    "moved": (
-        "Hm. I had not looked at it that way.",
-        "That is a point I cannot wave away.",
-        "You may be right there, I must admit.",
-        "That does give me pause.",
-    ),
-    "beside": (
-        "That may be so, but it is not what I am thinking of.",
-        "Well, that leaves me rather cold; something else is on my mind.",
-    ),
-    "known": ("You have said that already.", "That again? I have taken it into account."),
-    "agreeing": ("But that speaks for what I say!", "That is just why I hold my view."),
-    "elsewhere": ("That is another kind of place than mine.", "It is different there; that tells me nothing."),
-    "scattered": (
-        "That is so much at once that nothing sticks.",
-        "You jump from one thing to the next. Take one place and stay with it.",
-    ),
-    "muddled": ("I know the place, and that is not what happened there.", "Those figures are not right."),
-    "loose": (
-        "A name alone is no argument. What rose or fell there, from what to what, and so what follows for me?",
-        "Say it in whole sentences: what changed there, from what to what, and why that should move me.",
-    ),
-    "parroted": ("Those are not your own words.", "I can read myself. Put it in your own words."),
-    "asked": ("Let me think.", "You want to know what I am thinking of?", "Well, how shall I put it."),
-    "remark": ("Is that an argument? Show me a place where it was tried.", "Words. What has happened somewhere?"),
-}
-_STANDING = (
-    "I hold to it as firmly as ever.",
-    "I still agree with it, on the whole.",
-    "I lean towards it, but less than I did.",
-    "Honestly, I do not know any more.",
-    "By now I rather doubt it.",
-    "I think I was wrong about it.",
-    "You have convinced me: I was wrong.",
-)
+_SAYINGS: Json = yaml.safe_load(read_file(Path(__file__).with_name("sayings.yaml")))
 _ENOUGH = "I have heard enough. Let us leave it at that."
 
 
@@ -372,9 +341,10 @@ class PersuadeGame(Debate):
         self._misses += found.verdict in MISSES
         lost = found.verdict in MISSES
         self._level = max(0, sum(self._weights[name] for name in self._met) - lost)
+        said = self.rng.choice(_SAYINGS["said"][found.verdict])
         if self._misses > PATIENCE:
-            return f"{self.rng.choice(_SAID[found.verdict])} {_ENOUGH}"
-        return " ".join([self.rng.choice(_SAID[found.verdict]), _STANDING[self._level], *self._hint(found.verdict)])
+            return f"{said} {_ENOUGH}"
+        return " ".join([said, _SAYINGS["standing"][self._level], *self._hint(found.verdict)])
 
     def _open(self) -> list[str]:
         """Concerns that no argument has met yet, weightiest first."""
