@@ -8,14 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from environments.help_desk.database import CITIES, Snapshot, World, difference
 from environments.kit.conduct import Called, Past, Rules, conduct, untold
-from environments.kit.language.claims import AGENT, ClaimReader, Moment, Sheet, Thing
-from environments.kit.language.patterns import load
+from environments.kit.language.claims import AGENT, Moment, Sheet, Thing, claim_reader
 from mua.environment.protocol import Evaluation, Task, ToolResult, Transcript
 from mua.environment.tool_arguments import fitted
 from mua.types import Json
@@ -34,16 +32,10 @@ RULES = Rules(
 )
 
 
-@lru_cache(maxsize=1)
-def claim_reader() -> ClaimReader:
-    """What finds the claims of an agent at this desk."""
-    return ClaimReader(load(Path(__file__).with_name("claims.yaml")))
-
-
 def judged(task: Task, transcript: Transcript, desk: HelpDesk, state: Snapshot, gold: Snapshot) -> Evaluation:
     """1 exactly when all of it is so: see the module. ``desk`` is a fresh one, on which the episode is gone through."""
     wrong_rows = difference(state, gold)
-    found = conduct(transcript, Replayed(desk, task), claim_reader(), RULES, task.data["demands"])
+    found = conduct(transcript, Replayed(desk, task), claim_reader(Path(__file__).parent), RULES, task.data["demands"])
     unsaid = untold(task.data["facts"], found.claims.true)
     success = not wrong_rows and not unsaid and found.sound
     return Evaluation(float(success), success, {"database": wrong_rows, "unsaid": unsaid, **found.details()})
