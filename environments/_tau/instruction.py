@@ -618,9 +618,6 @@ _WHO = re.compile(
     r"|\d{5}\b)|in \d{5})",
     re.I,
 )
-_CAPITAL = re.compile(
-    r"^(?:you are|you're) (?:an? [a-z -]+ (?:called|named) |user )?['\"]?(?:[A-Z]|[a-z]+(?:_[a-z]+)+_\d|[\w.]+@)", re.I
-)
 _AFTER_WHO = re.compile(
     r"(?:,\s*(?:and\s+)?|\s+and\s+|;\s*)(?=you\s+(?!live|currently (?:live|reside)|reside|are (?:in|from)\b"
     r"|have (?:two|multiple|several) e-?mail|go by)"
