@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Self
 
 from environments._tau.desk import OfficialDesk
@@ -214,6 +215,17 @@ class OfficialDomain:
         if config.options.get("skip_noop"):
             self.skip_noop()
         return self
+
+    def serving(self, tasks: Mapping[Split, tuple[Task, ...]], *, skip_noop: bool) -> Self:
+        """This domain with other tasks; ConfigError for one that asks for what there is not."""
+        other = copy.copy(self)
+        other._tasks = dict(tasks)
+        for found in tasks.values():
+            for task in found:
+                self.desk.check(task)
+        if skip_noop:
+            other.skip_noop()
+        return other
 
     def tasks(self, split: Split) -> Sequence[Task]:
         return self._tasks[split]

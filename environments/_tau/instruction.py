@@ -17,7 +17,12 @@ import ast
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal, TypeAlias
+
+import yaml
+
+from mua.utils.strict_json import read_file
 
 # What can be told from its form in an instruction: names, numbers, addresses; and a sentence without them.
 
@@ -141,47 +146,8 @@ _ELIDED = re.compile(
     r"|contacting|"
     r"frustrated|in|very|an?|sure|unsure|disappointed|emotional|flexible|okay|now|ready|going)\b)"
 )
-_TYPOS = [
-    (r"(?i)\byou name\b", "your name"),
-    (r"\bYour received\b", "You received"),
-    (r"\bchange you mind\b", "change your mind"),
-    (r"\bwanna\b", "want to"),
-    (r"\bwan to\b", "want to"),
-    (r"\bdo't\b", "don't"),
-    (r"\bwant to want to\b", "want to"),
-    (r"\b(upto|up to)\b", "up to"),
-    (r"\bto to\b", "to"),
-    (r"You do not want the (?=\s*You )", ""),
-    (r"\bwhen is (your .*?) is arriving", r"when \1 is arriving"),
-    (
-        r"\byou (?:are|become|would be) angry(?: and| but)(?: swear for a few times,? ?(?:and|then)?)? "
-        r"(?=prefer|agree|asks?\b)",
-        "you ",
-    ),
-    (r"\byou (?:are|become|would be) angry and ", ""),
-    (r"\bYou'd say ordered by mistake if asked", "You ordered it by mistake"),
-    (r"\btell that the you've\b", "you tell them that you have"),
-    ("(?<=, )try to (?=exchange|return|cancel|modify)", "you would like to "),
-    (r"\bAlso if the agent can help you (?=[a-z]+ )", "You also want to "),
-    (r"\bYou also like to\b", "You would also like to"),
-    (r"(?<=[.] )Would want\b", "You would want"),
-    (r"In the middle of [^,.]*, you\b", "You"),
-    (r"\bso insist (?:persistently )?on\b", "so you insist on"),
-    (r"\byou asks? for (?:a )?human (\w+)(?: for help)?", r"you want to talk to a human \1"),
-    (r"\btransfer to a human\b", "transfer you to a human"),
-    (r",? (?:and )?be (?:insistent|persistent|adamant)(?: about it)?(?=[.,]| and|\n|$)", ""),
-    (",? and don't provide more information than necessary| - do not offer to do this on your own", ""),
-    (r"\bdo not say yes,? (?:because|since) ", ""),
-    (r"\bbut don't remember\b", "but you don't remember"),
-    ("Halfway [^,]*, abruptly mention that (.*?) by saying that ", r"\1: "),
-    (rf"(?<=[a-z], )ask {_CLERK} to\b|(?<= and )ask {_CLERK} to\b", "please"),
-    (rf"(?<=[a-z], )ask {_CLERK} about\b", "you would like to know about"),
-    (r"\ba mistake and provide (\S+?)(?=[.,]|$)", r"a mistake, it is \1"),
-    (r"\.\.\.(?=\s|$)", "."),
-    (r"\s+", " "),
-]
-"""Slips of the authors of instructions, and what they meant."""
-_MEANT = [(re.compile(slip), right) for slip, right in _TYPOS]
+_SLIPS = yaml.safe_load(read_file(Path(__file__).with_name("slips.yaml")))
+_MEANT = [(re.compile(slip.replace("<clerk>", _CLERK)), right) for slip, right in _SLIPS]
 
 
 def tidied(text: str) -> str:
@@ -651,9 +617,6 @@ _WHO = re.compile(
     r"(?:(?:an? [a-z ]+ (?:called|named) |user )?['\"]?(?:[A-Z][a-z]+\b|[a-z]+(?:_[a-z]+)+_\d+|[\w.]+@[\w.]+\w"
     r"|\d{5}\b)|in \d{5})",
     re.I,
-)
-_CAPITAL = re.compile(
-    r"^(?:you are|you're) (?:an? [a-z -]+ (?:called|named) |user )?['\"]?(?:[A-Z]|[a-z]+(?:_[a-z]+)+_\d|[\w.]+@)", re.I
 )
 _AFTER_WHO = re.compile(
     r"(?:,\s*(?:and\s+)?|\s+and\s+|;\s*)(?=you\s+(?!live|currently (?:live|reside)|reside|are (?:in|from)\b"

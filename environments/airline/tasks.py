@@ -13,7 +13,10 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import asdict
+from itertools import cycle
 from pathlib import Path
+
+import yaml
 
 from environments.airline.errands import FLIGHTS, SMALL, Caller, Errand, Unfit, day_words
 from environments.airline.world import AHEAD, world
@@ -23,6 +26,7 @@ from mua.environment.protocol import Split, Task
 from mua.types import Json
 from mua.users.personas import persona_of
 from mua.utils.errors import MuaError
+from mua.utils.strict_json import read_file
 
 # The scripted customer: the errands of a task one after the other, spoken by the grammar in ``voice.yaml``.
 
@@ -90,79 +94,16 @@ _SHARE: dict[Split, range] = {"train": range(6), "validation": range(6, 8), "tes
 """Customers by their place in the table modulo ten."""
 MAKERS = SMALL | FLIGHTS
 
-EASY = ["cancel_fresh", "cancel_business", "add_bags", "rename", "cancel_insured", "ask_fare", "add_bags", "rename"]
-MEDIUM = [
-    "change_cabin",
-    "add_bags + refused_cancel",
-    "cancel_airline",
-    "refused_fewer_bags + rename",
-    "cancel_fresh?",
-    "cancel_business + refused_insurance",
-    "change_day",
-    "refused_reason + add_bags",
-    "compensation",
-    "rename + refused_stranger",
-    "book_one_way",
-    "refused_passenger + cancel_fresh",
-    "add_bags~",
-    "add_bags + refused_elsewhere",
-    "cancel_business + ask_paid",
-    "refused_flown + rename",
-    "add_bags?",
-    "cancel_insured + refused_basic",
-    "rename + ask_balance",
-    "cancel_insured + ask_paid",
-    "rename?",
-    "refused_cancel",
-    "cancel_business?",
-    "rename + handover",
-    "cancel_business + ask_balance",
-    "refused_insurance + add_bags",
-    "cancel_insured?",
-    "ask_paid",
-    "ask_fare + ask_balance",
-    "add_bags + handover",
-]
-"""Of these two, at most one in fifteen, change nothing: whoever refuses everything should not be right often."""
-HARD = [
-    "add_bags?~",
-    "refused_cancel + change_cabin",
-    "change_cabin?",
-    "cancel_business + refused_claim",
-    "change_day?",
-    "refused_false_claim + add_bags",
-    "change_day~",
-    "rename + refused_compensation",
-    "compensation?",
-    "change_cabin + refused_basic",
-    "book_one_way_gift~",
-    "book_round_trip_mixed~ + refused_cancel",
-    "book_one_way_two_certificates",
-    "book_round_trip_certificate + ask_paid",
-    "book_round_trip~",
-    "compensation + cancel_airline",
-    "cancel_business + add_bags + refused_reason",
-    "cancel_fresh? + book_one_way",
-    "change_day + add_bags~",
-    "rename? + cancel_insured + ask_balance",
-    "refused_basic + cancel_insured? + add_bags",
-]
+_RECIPES: dict[str, list[str]] = yaml.safe_load(read_file(HERE / "recipes.yaml"))
 _ATTEMPTS = 100
 """Draws for a task that is not in the split yet."""
 
 
 def recipes(size: int) -> list[str]:
     """Two easy, two medium and one hard in turn, going round each list."""
-    found = []
-    for index in range(size):
-        group, turn = index % 5, index // 5
-        if group < 2:
-            found.append(EASY[(2 * turn + group) % len(EASY)])
-        elif group < 4:
-            found.append(MEDIUM[(2 * turn + group - 2) % len(MEDIUM)])
-        else:
-            found.append(HARD[turn % len(HARD)])
-    return found
+    order = ("easy", "easy", "medium", "medium", "hard")
+    going_round = {difficulty: cycle(listed) for difficulty, listed in _RECIPES.items()}
+    return [next(going_round[order[index % len(order)]]) for index in range(size)]
 
 
 def generate(split: Split, number: int, recipe: str, attempt: int = 0) -> Task:

@@ -42,8 +42,6 @@ Statement: TypeAlias = Sequence[str | Sequence[str]]
 each group any alternative. ``["327.50"]`` is a statement of one group; ``["#W123", ["cannot", "unable"]]`` asks for the
 order and a refusal together. Comparison is tau-bench's: lower case, commas removed, substrings."""
 
-CANNOT = ("cannot", "can not", "can't", "unable", "not able", "not possible", "not allowed", "not eligible")
-"""Ways to refuse, for statements that need one."""
 _YES = re.compile(
     r"\b(?:yes|yeah|yep|yup|sure|okay|correct"
     r"|right(?! (?:after|before|at|now|away|here|there|in|on)\b)|absolutely|definitely|certainly|of course"

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Sequence
+from pathlib import Path
 
+from environments.kit.database import read_schemas
 from environments.qa.records import question_of
 from environments.qa.world import SENTENCES, Pages, pages
 from mua.environment.protocol import Evaluation, Task, ToolResult, Transcript
@@ -13,27 +15,8 @@ from mua.environment.user import STOP_SIGNAL, UserReply
 from mua.types import Json, ToolSchema
 from mua.users.scoring.scorer import Grader
 
-LOOKUP = ToolSchema(
-    "lookup",
-    "Find pages. Gives the titles of the best ones for some words, and how each begins.",
-    {
-        "type": "object",
-        "properties": {"query": {"type": "string", "description": "Words to look for, such as a name."}},
-        "required": ["query"],
-        "additionalProperties": False,
-    },
-)
-OPEN = ToolSchema(
-    "open_page",
-    "Read a page from its beginning to its end.",
-    {
-        "type": "object",
-        "properties": {"title": {"type": "string", "description": "The title, as lookup gives it."}},
-        "required": ["title"],
-        "additionalProperties": False,
-    },
-)
-TOOLS = (LOOKUP, OPEN)
+TOOLS = tuple(read_schemas(Path(__file__).with_name("tools.yaml")).values())
+LOOKUP, OPEN = TOOLS
 _CHECKS = {tool.name: argument_checker(tool) for tool in TOOLS}
 _LONGEST_QUERY = 1_000
 _TEASER = 60

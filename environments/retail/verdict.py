@@ -9,13 +9,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 
 from environments.kit.conduct import Called, Past, Rules
 from environments.kit.database import Code
-from environments.kit.language.claims import AGENT, ClaimReader, Moment, Sheet, Thing
-from environments.kit.language.patterns import load
+from environments.kit.language.claims import AGENT, Moment, Sheet, Thing, claim_reader
 from environments.kit.overlay import Base, Overlay
 from environments.retail.reading import CITIES
 from mua.environment.protocol import Task
@@ -67,15 +65,9 @@ _NOTHING: frozenset[str] = frozenset()
 _METHODS = {"paypal": "paypal", "credit_card": "credit card", "gift_card": "gift card"}
 
 
-@lru_cache(maxsize=1)
-def claim_reader() -> ClaimReader:
-    """What finds the claims of an agent at the shop's desk."""
-    return ClaimReader(load(Path(__file__).with_name("claims.yaml")))
-
-
 def code(*, binding: bool = True) -> Code:
     """What the shop wants of its agents; not ``binding`` on official data."""
-    return Code(claim_reader(), RULES, moment, binding)
+    return Code(claim_reader(Path(__file__).parent), RULES, moment, binding)
 
 
 def moment(task: Task, base: Base, state: Overlay, past: Past) -> Moment:

@@ -16,8 +16,9 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from time import monotonic
 from typing import Any, TypeAlias
 from urllib.parse import unquote, urlsplit
@@ -30,6 +31,7 @@ from environments.servers.page_text import PageError
 from mua.utils.errors import EnvironmentFault
 from mua.utils.strict_json import printable
 
+_Stream: TypeAlias = httpcore.AsyncNetworkStream
 Resolve: TypeAlias = Callable[[str, int], Awaitable[Sequence[str]]]
 """The numeric addresses of a host; raises OSError."""
 _TRIED = 4
@@ -46,7 +48,8 @@ class SystemResolver:
 
     async def __call__(self, host: str, port: int) -> list[str]:
         loop = asyncio.get_running_loop()
-        found = await loop.run_in_executor(self._threads, _looked_up, host, port)
+        look_up = partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
+        found = await loop.run_in_executor(self._threads, look_up)
         return list(dict.fromkeys(str(entry[4][0]) for entry in found))
 
     def close(self) -> None:
@@ -79,22 +82,13 @@ class CheckedBackend(httpcore.AnyIOBackend):
     def __init__(self, checked: AddressLookup) -> None:
         self._checked = checked
 
-    async def connect_tcp(
-        self,
-        host: str,
-        port: int,
-        timeout: float | None = None,
-        local_address: str | None = None,
-        socket_options: Iterable[Any] | None = None,
-    ) -> httpcore.AsyncNetworkStream:
+    async def connect_tcp(self, host: str, port: int, timeout: float | None = None, *rest: Any, **how: Any) -> _Stream:
         addresses = (await self._checked.addresses(host, port))[:_TRIED]
         until = None if timeout is None else monotonic() + timeout
         for place, address in enumerate(addresses):
             left = None if until is None else max(0.001, (until - monotonic()) / (len(addresses) - place))
             try:
-                return await super().connect_tcp(
-                    address, port, timeout=left, local_address=local_address, socket_options=socket_options
-                )
+                return await super().connect_tcp(address, port, left, *rest, **how)
             except (httpcore.ConnectError, httpcore.ConnectTimeout):
                 if place + 1 == len(addresses):
                     raise
@@ -108,16 +102,9 @@ class ProxyBackend(httpcore.AnyIOBackend):
         """``shown``: the proxy in messages."""
         self._shown = shown
 
-    async def connect_tcp(
-        self,
-        host: str,
-        port: int,
-        timeout: float | None = None,
-        local_address: str | None = None,
-        socket_options: Iterable[Any] | None = None,
-    ) -> httpcore.AsyncNetworkStream:
+    async def connect_tcp(self, *target: Any, **how: Any) -> _Stream:
         try:
-            return await super().connect_tcp(host, port, timeout, local_address, socket_options)
+            return await super().connect_tcp(*target, **how)
         except (httpcore.ConnectError, httpcore.ConnectTimeout) as error:
             raise EnvironmentFault(f"pages.proxy {self._shown}: no connection: {error}") from None
 
@@ -183,7 +170,3 @@ class _Body(httpx.AsyncByteStream):
 
     async def aclose(self) -> None:
         await self._stream.aclose()
-
-
-def _looked_up(host: str, port: int) -> list[Any]:
-    return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)

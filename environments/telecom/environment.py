@@ -8,11 +8,14 @@ to a phone that works and looking costs nothing. How it came about counts too: w
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from environments.kit.database import Code, DatabaseEnvironment, RewardForm, ServiceDesk
+from environments.kit.language.claims import claim_reader
 from environments.kit.overlay import Changes, Difference, Overlay, difference, digest_of
 from environments.telecom import carrier_tools, phone_tools
 from environments.telecom.rules import RULES
-from environments.telecom.sheets import claim_reader, moment
+from environments.telecom.sheets import moment
 from environments.telecom.world import ASSERTIONS, PHONE, View, base
 from mua.environment.protocol import Task
 from mua.types import Json
@@ -23,7 +26,7 @@ JUDGED_BY_ASSERTIONS = (PHONE, "network")
 
 def desk(reward: RewardForm, *, compact: bool) -> ServiceDesk:
     """What all episodes share."""
-    code = Code(claim_reader(), RULES, moment)
+    code = Code(claim_reader(Path(__file__).parent), RULES, moment)
     return ServiceDesk(base(), carrier_tools.tools(compact=compact), phone_tools.TOOLS, reward=reward, code=code)
 
 

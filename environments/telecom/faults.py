@@ -260,7 +260,6 @@ FAULTS: tuple[Fault, ...] = (
     Fault("storage_permission", "no_mms", "phone", _not_granted("storage"), _grant("storage")),
     Fault("mms_bar", "no_mms", "carrier", _barred("mms"), _lift("mms")),
 )  # fmt: skip
-BY_NAME = {fault.name: fault for fault in FAULTS}
 WHICH: dict[Symptom, tuple[Symptom, ...]] = {
     "no_service": ("no_service",),
     "no_data": ("no_data", "no_service"),

@@ -19,11 +19,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
-from pathlib import Path
 
 from environments.kit.conduct import Past
-from environments.kit.language.claims import AGENT, ClaimReader, Moment, Sheet, Thing
-from environments.kit.language.patterns import load
+from environments.kit.language.claims import AGENT, Moment, Sheet, Thing
 from environments.kit.overlay import Base, Overlay
 from environments.telecom.phone_tools import SWITCHES
 from environments.telecom.world import APN, FIRST_NAMES, LAST_NAMES, PLANS, View, base, identified
@@ -47,12 +45,6 @@ CHARGES = (
 )  # fmt: skip
 MONTHS = {"2026-01": "january", "2026-02": "february", "2026-03": "march"}
 _NOTHING: frozenset[str] = frozenset()
-
-
-@lru_cache(maxsize=1)
-def claim_reader() -> ClaimReader:
-    """What finds the claims of Vela Mobile's agents."""
-    return ClaimReader(load(Path(__file__).with_name("claims.yaml")))
 
 
 def moment(task: Task, start: Base, state: Overlay, past: Past) -> Moment:

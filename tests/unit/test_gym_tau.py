@@ -25,8 +25,10 @@ from mua.environment.user import STOP_SIGNAL
 from mua.types import Json
 from mua.utils.errors import UserFault
 from tests.gyms_support import judged, modeled, opened, played, say
-from tests.tables import refused
+from tests.tables import cases_of, refused
 from tests.tau_support import official
+
+cases = cases_of("gym_tau")
 
 SPLITS = ("train", "validation", "test")
 DESK = TauGym(inner={"help_desk": get_domain("help_desk")})
@@ -99,18 +101,7 @@ async def test_the_tools_are_listed_whole_and_once():
     environment.close()
 
 
-@pytest.mark.parametrize(
-    ("content", "said"),
-    [
-        ("get_order", "JSON"),
-        ("[" * 150 + "]" * 150, "nested too deeply"),
-        ('{"name": "get_order", "arguments": {"order": "\\ud800"}}', "surrogate"),
-        ('["get_order"]', "object"),
-        ('{"arguments": {}}', "object"),
-        ('{"name": "get_order", "arguments": []}', "arguments"),
-        ('{"name": "get_order", "parameters": {}}', "beside"),
-    ],
-)
+@cases
 async def test_an_answer_that_is_no_call_is_refused(content: str, said: str):
     (result,) = await played(opened(DESK, desk_task("cancel")), act("answer", content))
     assert result.error

@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytest
 
 from environments.gyms._shared import act
-from environments.gyms.telepathy import A_GUESS, DOMAIN, NOT_THE_NAME
+from environments.gyms.telepathy import DOMAIN
 from environments.gyms.telepathy.table import (
     Entity,
     answer,
@@ -61,23 +61,7 @@ def test_the_rules_agree_with_the_labels():
     assert wrong == []
 
 
-@pytest.mark.parametrize(
-    ("question", "said"),
-    [
-        ("Is it an apple?", A_GUESS),
-        ("Could it be a pear?", A_GUESS),
-        ("Is it maybe the dog?", A_GUESS),
-        ("Is it a fly?", A_GUESS),
-        ("Does it start with a letter before B?", NOT_THE_NAME),
-        ("Does its name begin with b?", NOT_THE_NAME),
-        ("Does it end in e?", NOT_THE_NAME),
-        ("Is the first letter a vowel?", NOT_THE_NAME),
-        ("Does it rhyme with chapel, that is, are there rhymes?", NOT_THE_NAME),
-        ("Is it spelled with two p?", NOT_THE_NAME),
-        ("Is it red?", "Yes."),
-        ("Does it start to grow in spring?", "Yes."),
-    ],
-)
+@cases
 async def test_names_and_letters_are_no_questions(question: str, said: str):
     """Else a list of names, or the alphabet, finds everything without a thought about what it is like."""
     (result,) = await say(opened(DOMAIN, task_of("apple")), question)

@@ -24,6 +24,9 @@ from mua.types import Json
 from mua.utils.errors import JudgeFault, UserFault
 from tests.counting import operations
 from tests.gyms_support import judged, labeled, modeled, opened, played, real_oracle, say, verdict
+from tests.tables import cases_of
+
+cases = cases_of("gym_travel")
 
 TEST = DOMAIN.tasks("test")
 LABELLED = labeled("travel")
@@ -45,17 +48,7 @@ def question(aspect: str, attribute: str) -> Move:
     return act("action", catalog()[aspect].attributes[attribute].question)
 
 
-@pytest.mark.parametrize(
-    ("text", "lacking"),
-    [
-        ("restaurant in Lyon on 12 May for 4", []),
-        ("Lyon, May 12th, four guests", []),
-        ("lyon 2026-05-12, party of 4", []),
-        ("Lyon on the 12th of May for 5 people", ["guests"]),
-        ("Lyon on 4 May", ["date", "guests"]),
-        ("something nice", ["city", "date", "guests"]),
-    ],
-)
+@cases
 def test_what_a_query_has_to_state(text: str, lacking: list[str]):
     assert missing(text, {"city": "Lyon", "date": "12 May", "guests": "4"}) == lacking
 

@@ -30,6 +30,9 @@ from mua.environment.user import STOP_SIGNAL
 from mua.rollout.episode import EpisodeResult
 from mua.utils.errors import ConfigError
 from tests.desk_support import opened
+from tests.tables import cases_of
+
+cases = cases_of("qa")
 
 ALL = [task for split in SPLITS for task in DOMAIN.tasks(split)]
 
@@ -256,51 +259,16 @@ async def test_in_worker_processes_too(tmp_path: Path):
 GOOD = {"question": "What?", "answer": "x"}
 
 
-@pytest.mark.parametrize(
-    ("rows", "options", "says"),
-    [
-        ([], {}, "has no rows"),
-        (["{"], {}, "line 1: is no JSON"),
-        ([GOOD, "[1]"], {}, "line 2: must be a JSON object"),
-        ([GOOD, {"question": "What?"}], {}, "line 2: has no field 'answer'; it has question"),
-        ([GOOD, {"question": "Why?", "answer": None}], {}, "line 2: 'answer' holds no answer"),
-        ([GOOD, {"question": "Why?", "answer": ""}], {}, "line 2: the right answer must be a text or a number"),
-        ([GOOD, {"question": "Why?", "answer": {"a": 1}}], {}, "line 2: the right answer must be a text or a number"),
-        ([{"question": " ", "answer": "x"}], {}, "line 1: 'question' must be a text that is not empty"),
-        ([{"question": 5, "answer": "x"}], {}, "line 1: 'question' must be a text, or one message"),
-        ([{"question": "a\x00", "answer": "x"}], {}, "line 1: 'question' has a control character"),
-        ([{"question": "x" * 16_001, "answer": "x"}], {}, "line 1: 'question' has more than 16000 characters"),
-        ([{"question": f"a {STOP_SIGNAL}", "answer": "x"}], {}, "line 1: 'question' has ###STOP### in it"),
-        ([{"question": [{"role": "assistant", "content": "a"}], "answer": "x"}], {}, "one message of a user"),
-        ([GOOD], {"answer_after": "####"}, "line 1: 'answer' has no '####'"),
-        ([GOOD], {"answer": "gold.text"}, "line 1: has no field 'gold.text'; it has answer, question"),
-        ([{**GOOD, "c": "x"}], {"choices": "c"}, "line 1: 'c' must be a list of texts"),
-        ([{**GOOD, "d": "tricky"}], {"difficulty": "d"}, "line 1: 'd' must be one of easy, medium, hard"),
-        ([{**GOOD, "s": "exam"}], {"split": "s"}, "line 1: 's' must be one of train,.* not 'exam'"),
-        (
-            [{**GOOD, "i": "a"}, {"question": "Why?", "answer": "y", "i": "a"}],
-            {"id": "i"},
-            "line 2: 'i' is the same as",
-        ),
-        ([{**GOOD, "i": []}], {"id": "i"}, "line 1: 'i' must be a text or a whole number"),
-        (
-            [{**GOOD, "s": "train"}, {**GOOD, "s": "test"}],
-            {"split": "s"},
-            "line 2: the question is in split test, and in",
-        ),
-        ([GOOD], {"anwser": "x"}, "options.anwser: unknown option; known: answer"),
-        ([GOOD], {"answer": 5}, "options.answer: 5 is not the name of a field"),
-        ([GOOD], {"test": 1.5}, "options.test: 1.5 is not a share"),
-        ([GOOD], {"test": 0.6, "validation": 0.6}, "more than 1 together"),
-        ([GOOD], {"plain_names": 1}, "options.plain_names: is about the made-up world, and environment.data is set"),
-        ([GOOD], {"sentences": 29}, "options.sentences: 29 is no whole number from 0 to 28"),
-        ([GOOD], {"patience": 0}, "options.patience: 0 is no whole number from 1 to 50"),
-    ],
-)
+@cases
 def test_what_is_wrong_with_a_file_is_one_error(tmp_path: Path, rows: list[Any], options: Any, says: str):
     with pytest.raises(ConfigError, match=says) as error:
         over(written(tmp_path, *rows), options=options)
     assert "\n" not in str(error.value)
+
+
+def test_a_question_without_end_is_refused(tmp_path: Path):
+    with pytest.raises(ConfigError, match="line 1: 'question' has more than 16000 characters"):
+        over(written(tmp_path, {"question": "x" * 16_001, "answer": "x"}))
 
 
 def test_what_cannot_be_had_is_one_error(tmp_path: Path):

@@ -24,7 +24,10 @@ from environments.servers.parsers import Parsers
 from environments.servers.web_settings import PagesConfig
 from mua.environment.endpoint.services import JsonCache
 from mua.utils.errors import ConfigError
+from tests.tables import cases_of
 from tests.web_support import ARTICLE, Host, host, page
+
+cases = cases_of("reading_pages")
 
 RUSSIAN = "Мы вернём деньги за посылку в течение девяти дней после её получения. " * 4
 KEY = "pages"
@@ -299,23 +302,7 @@ async def test_a_folder_of_all_sorts(tmp_path: Path) -> None:
     ].cut == "only the first 3 characters of the page were kept"
 
 
-@pytest.mark.parametrize(
-    ("line", "said"),
-    [
-        ("{", "no JSON"),
-        ('{"url": "a", "url": "b", "text": "x"}', "the key 'url' appears twice"),
-        ("[" * 5000, "nested too deeply"),
-        ("[]", "an object with url, title and text"),
-        ('{"text": "x"}', "'url' has to be a text"),
-        ('{"url": "a"}', "'text' has to be a text"),
-        ('{"url": "a", "text": "x", "title": 7}', "'title' has to be a text"),
-        ('{"url": " ", "text": "x"}', "url '' has to be of 1 to 2000 printable characters"),
-        ('{"url": "a\\nb", "text": "x"}', "printable characters"),
-        ('{"url": "a", "text": " "}', "text is empty"),
-        ('{"url": "a", "text": "\\ud800"}', "unpaired surrogate"),
-        ('{"url": "first", "text": "again"}', r"the url 'first' is that of .*bad\.jsonl, line 1 too"),
-    ],
-)
+@cases
 async def test_a_mistake_in_a_corpus_is_named_with_its_line(line: str, said: str, tmp_path: Path) -> None:
     path = jsonl(tmp_path / "bad.jsonl", {"url": "first", "text": "x"}, "", line)
     with pytest.raises(ConfigError, match=rf"^{KEY}\.corpus: .*bad\.jsonl, line 3: {said}|{said}") as caught:

@@ -20,7 +20,10 @@ from environments.servers.transport import Resolve
 from environments.servers.web_settings import PagesConfig
 from mua.utils.errors import EnvironmentFault
 from mua.utils.ports import free_port
+from tests.tables import cases_of
 from tests.web_support import Proxy, certificate, host, moved, page, proxy
+
+cases = cases_of("reading_proxy")
 
 PUBLIC = "93.184.216.34"
 
@@ -110,15 +113,7 @@ async def test_certificates_are_verified_through_it(tmp_path: Path, monkeypatch:
         assert one.asked["/"] == 1
 
 
-@pytest.mark.parametrize(
-    ("keys", "said"),
-    [
-        ({"proxy": "proxy.corp:3128"}, "write http://HOST:PORT"),
-        ({"proxy": "socks5://proxy.corp:1080"}, "write http://HOST:PORT"),
-        ({"proxy": "http://proxy.corp:3128/path"}, "write http://HOST:PORT"),
-        ({"proxy_resolves": True}, "proxy_resolves belongs to proxy"),
-    ],
-)
+@cases
 def test_what_is_no_proxy(keys: dict[str, object], said: str) -> None:
     with pytest.raises(ValidationError, match=said):
         PagesConfig.model_validate(keys)

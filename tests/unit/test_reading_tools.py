@@ -37,8 +37,11 @@ from mua.types import Json, Outcome, Trajectory
 from mua.utils.errors import ConfigError
 from tests.chat_server import Handler, Server, completion, fails, says, serving
 from tests.rollout_fixtures import ScriptedSampler, TestDesk, call, experiment, lines, only
+from tests.tables import cases_of
 from tests.tokens_fixtures import chat_family
 from tests.web_support import ARTICLE, host, huge, moved, page
+
+cases = cases_of("reading_tools")
 
 FAMILY = chat_family("qwen3", False)
 TASK = generate("train", 77, "cancel")
@@ -355,21 +358,7 @@ async def test_a_service_that_refuses_a_query_hangs_or_is_not_there() -> None:
 # ---- settings
 
 
-@pytest.mark.parametrize(
-    ("settings", "key"),
-    [
-        ({}, "there is no tool"),
-        ({"browse": {}, "pages": {"corpus": "."}}, "browse and judge"),
-        ({"search": {}}, r"pages\.corpus"),
-        ({"read_page": {}, "pages": {"corpus": ".", "block": ["a.org"]}}, r"pages\.block"),
-        ({"read_page": {}, "pages": {"allow": ["https://a.org"]}}, r"allow: 'https://a\.org'"),
-        ({"read_page": {}, "pages": {"allow_private": ["a.org"]}}, r"a\.org:443"),
-        ({"search": {"url": "http://a.org/"}}, r"\{query\}"),
-        ({"search": {"url": "http://{query}/"}}, "host"),
-        ({"search": {"url": "http://a.org/{query}", "fields": {"title": "t"}}}, r"fields\.url"),
-        ({"search": {"count": 9, "most": 3}, "pages": {"corpus": "."}}, "count"),
-    ],
-)  # fmt: skip
+@cases
 def test_mistakes_are_found_in_the_settings(settings: Json, key: str) -> None:
     with pytest.raises(ValidationError, match=key):
         WebSettings.model_validate(settings)

@@ -24,11 +24,12 @@ from pathlib import Path
 
 import yaml
 
+from environments.help_desk.tasks import HERE
 from environments.help_desk.tools import HelpDesk
-from environments.help_desk.verdict import Replayed, claim_reader
+from environments.help_desk.verdict import Replayed
 from environments.kit.conduct import Called, Past, Replay
 from environments.kit.database import Again, DatabaseEnvironment
-from environments.kit.language.claims import ClaimReader, Moment, Review
+from environments.kit.language.claims import ClaimReader, Moment, Review, claim_reader
 from mua.environment.protocol import Task, UserControlled
 from mua.environment.registry import get_domain
 from tools import kit
@@ -131,7 +132,7 @@ def _checker(name: str, task: Task | None = None) -> tuple[ClaimReader, Replay, 
     environment = domain.environment()
     environment.reset(task, 0)
     if isinstance(environment, HelpDesk):
-        return claim_reader(), Replayed(environment, task), set()
+        return claim_reader(HERE), Replayed(environment, task), set()
     assert isinstance(environment, DatabaseEnvironment)
     desk, code = environment.desk, environment.desk.code
     if code is None:

@@ -24,6 +24,7 @@ from environments.gyms._shared.records import IntentionRecord
 from mua.environment.protocol import Move, Split, Task
 from mua.types import Json
 from mua.utils.errors import MuaError
+from mua.utils.strict_json import read_file
 
 FILE = Path(__file__).with_name("schemas.yaml")
 SIZES: dict[Split, int] = {"train": 380, "validation": 40, "test": 40}
@@ -232,33 +233,12 @@ _ASKING = re.compile(
     r"\?|\b(what|which|when|where|who|whom|whose|how|why|tell me|let me know|specify|describe|please give)\b",
     re.IGNORECASE,
 )
-NOT_ASKED = ("What would you like to know?", "Is that a question?", "I do not see what you are asking.")
-NO_PREFERENCE = (
-    "I have nothing special in mind there.",
-    "That does not matter to me.",
-    "I have not thought about that.",
-    "Could you ask about something more specific?",
-)
-TOO_BROAD = ("One thing at a time, please.", "That is too much at once; what first?", "Please ask for one thing.")
+_SAYINGS: Json = yaml.safe_load(read_file(Path(__file__).with_name("sayings.yaml")))
+TOO_BROAD: Sequence[str] = _SAYINGS["too_broad"]
 MOST_AT_ONCE = 2
 """A text that asks for more than this, of what its kind of request could leave open, covers nothing."""
 MOST_OTHER_KINDS = 1
 """Kinds of requests, besides its own, that the words of one question may happen to belong to."""
-SAYINGS = ("{0}: {1}.", "As for {0}: {1}.", "{0}, that would be: {1}.")
-AGAIN = ("As I said, {0}: {1}.", "I told you, {0}: {1}.")
-
-JUDGE = """An assistant asks a person a question. The person has these details in mind:
-{details}
-
-Which of the numbered details does the question ask for? It asks for a detail when the natural answer to it would be the
-person's preference on that detail. A general question such as "What else?" asks for none of them, and so does something
-that is not a question, or a text that asks for more than two things. Give the numbers; an empty list if there is none.
-"""
-
-PERSON = """You are a person who asked an assistant: "{request}"
-The assistant asks you a question. Answer it in one short sentence, as yourself. This is all that you may tell:
-{known}
-Do not make up any other wish. If the list is empty, say that you have no preference there."""
 
 
 def is_question(content: str) -> bool:
@@ -299,7 +279,7 @@ def covered_by_rule(kind: str, details: Sequence[Json], question: str) -> list[i
 async def covered_by_llm(setting: Setting, details: Sequence[Json], question: str, seed: int) -> list[int]:
     """The same by ``judge``; raises :class:`JudgeFault`."""
     listed = "\n".join(f"{i}. {d['description']} ({d['inquiry']})" for i, d in enumerate(details, start=1))
-    form = JUDGE.format(details=listed)
+    form = _SAYINGS["judge"].format(details=listed)
     return await chosen(setting.judge, form, len(details), {"the assistant's question": question}, seed)
 
 
@@ -309,8 +289,8 @@ def said_by_rule(task: Task, question: str, new: Sequence[Json], old: Sequence[J
         return rng.choice(TOO_BROAD)
     old = [*old, *_asked_though_stated(task, question)]
     if not new and not old:
-        return rng.choice(NO_PREFERENCE if is_question(question) else NOT_ASKED)
-    forms = [(rng.choice(SAYINGS), d) for d in new] + [(rng.choice(AGAIN), d) for d in old]
+        return rng.choice(_SAYINGS["no_preference" if is_question(question) else "not_asked"])
+    forms = [(rng.choice(_SAYINGS["told"]), d) for d in new] + [(rng.choice(_SAYINGS["again"]), d) for d in old]
     sentences = [form.format(d["description"], d["preference"]) for form, d in forms]
     return " ".join(sentence[0].upper() + sentence[1:] for sentence in sentences)
 
@@ -325,7 +305,7 @@ def _asked_though_stated(task: Task, question: str) -> list[Json]:
 async def said_by_llm(setting: Setting, request: str, question: str, asked_for: Sequence[Json], seed: int) -> str:
     """The same by ``user``, which is told nothing but what was asked for; raises :class:`UserFault`."""
     known = "\n".join(f"- {d['description']}: {d['preference']}" for d in asked_for) or "(nothing)"
-    return await asked(setting.user, PERSON.format(request=request, known=known), question, spoken, seed)
+    return await asked(setting.user, _SAYINGS["person"].format(request=request, known=known), question, spoken, seed)
 
 
 # UserRL's vague requests: details with options, of which the person has one in mind.

@@ -16,26 +16,15 @@ from typing import ClassVar
 from environments.gyms._shared import Choice, Game, Gym, act
 from environments.gyms._shared.game import Option, Role
 from environments.gyms._shared.records import PersuadeRecord
-from environments.gyms.persuade.game import Debate, PersuadeGame
+from environments.gyms.persuade.game import SAYINGS, Debate, PersuadeGame
 from environments.gyms.persuade.players import PLAYERS, argument, moves
 from environments.gyms.persuade.topics import NAME, generate_tasks, notes
 from mua.environment.protocol import Move, Task
 from mua.types import Json
 from mua.utils.errors import MuaError
 
-_OPENINGS = (
-    "{claim} {argument} That is my opinion, and you will hardly change it. I live in a {setting}; only what came of it "
-    "in another {setting} counts for me.",
-    "I am convinced of one thing. {claim} {argument} What do you say to that? But tell me of a {setting}, for that is "
-    "where I live.",
-    "Let us talk. {claim} Why? {argument} And come to me with nothing but a {setting} like mine.",
-    "Listen: {claim} {argument} Or do you know of a {setting} like ours where it was otherwise?",
-)
-_RECORD_OPENINGS = (
-    "{claim} {argument} That is my opinion, and you will hardly change it.",
-    "I am convinced of one thing. {claim} {argument} What do you say to that?",
-    "Let us talk. {claim} Why? {argument}",
-)
+_OPENINGS = SAYINGS["openings"]
+_RECORD_OPENINGS = SAYINGS["record_openings"]
 
 
 class PersuadeGym(Gym):

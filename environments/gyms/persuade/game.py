@@ -5,13 +5,17 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from pathlib import Path
+from typing import Literal
+
+import yaml
 
 from environments.gyms._shared import Game, Reply, Setting
 from environments.gyms._shared.oracles import NEGATED, asked, labeled, spoken
 from environments.gyms.persuade.topics import LEVELS, Note, Side, looked_up, notes, numbers, themes, topics
 from mua.environment.protocol import Task
 from mua.types import Json
+from mua.utils.strict_json import read_file
 
 # What a text is worth as an argument, by rules: structure first, then the note that it rests on.
 #
@@ -161,47 +165,13 @@ def _copied(words: Sequence[str], others: Sequence[str]) -> bool:
 # They are two roles, so that nobody rates the effect of an argument on itself, and the one that speaks knows the
 # stance.
 
-_JUDGE = """Somebody argues with a person who holds an opinion. What would change this person's mind, the weightiest
-first:
-{concerns}
-
-The person's stance towards the claim is now: {stance}. The levels are: {levels}. What is it after the latest message?
-- An argument in whole sentences that rests on one of these facts, with its place and its figures, and says what follows
-  from it for what the person cares about, moves the stance towards disagreement: by one to three levels, more for
-  weightier things.
-- Lists of words, facts without a conclusion, facts about other places, and figures that are wrong do not move it.
-- Praise, pressure, repetition, claims about the stance and many arguments at once do not move it.
-- A rude or absurd message may move it back."""
-_JUDGE_OF_ANY = """Somebody argues with a person who holds an opinion, for the reasons that the person has given.
-
-The person's stance towards the claim is now: {stance}. The levels are: {levels}. What is it after the latest message?
-- One sound argument in whole sentences, which answers a reason of the person's or brings up one against the claim that
-  the conversation has not had yet, moves the stance towards disagreement: by one level, by two if it is a strong one.
-- Questions, lists of words, bare assertions, and things that were said before do not move it.
-- Praise, pressure, claims about the stance and many arguments at once do not move it.
-- A rude or absurd message may move it back."""
-_PERSON = """You play a person who holds an opinion and is being argued with. You are given the claim, the person's own
-argument, what is on the person's mind, the conversation so far, the latest message and the stance that the person takes
-after it. Answer as that person would, in one or two sentences that fit the stance. You may let shine through what is on
-the person's mind, but never list it. Write nothing but the person's words."""
+SAYINGS: Json = yaml.safe_load(read_file(Path(__file__).with_name("sayings.yaml")))
+_JUDGE = SAYINGS["judge"]
+_JUDGE_OF_ANY = SAYINGS["judge_of_any"]
+_PERSON = SAYINGS["person"]
 
 
-class Holder(Protocol):
-    """What is used of a debate."""
-
-    setting: Setting
-    task: Task
-    history: list[tuple[str, str]]
-
-    @property
-    def stance(self) -> str: ...
-    @property
-    def concerns(self) -> Sequence[str]: ...
-    @property
-    def request_seed(self) -> int: ...
-
-
-async def judged_stance(game: Holder, text: str, levels: Sequence[str]) -> str:
+async def judged_stance(game: Debate, text: str, levels: Sequence[str]) -> str:
     """The stance after ``text``, one of ``levels``; raises :class:`JudgeFault`."""
     concerns = "\n".join(f"- {one}" for one in game.concerns)
     form = _JUDGE if concerns else _JUDGE_OF_ANY
@@ -215,13 +185,13 @@ async def judged_stance(game: Holder, text: str, levels: Sequence[str]) -> str:
     return await labeled(game.setting.judge, question, levels, material, game.request_seed)
 
 
-async def answered(game: Holder, text: str) -> str:
+async def answered(game: Debate, text: str) -> str:
     """What the person says to ``text``, at the stance that the judge has found."""
     question = f"{_situation(game)}\n\nLatest message: {text}"
     return await asked(game.setting.user, _PERSON, question, spoken, game.request_seed)
 
 
-def _situation(game: Holder) -> str:
+def _situation(game: Debate) -> str:
     data = game.task.data
     minded = ["What would change the person's mind:\n" + "\n".join(f"- {one}" for one in game.concerns)]
     return "\n\n".join(
@@ -235,7 +205,7 @@ def _situation(game: Holder) -> str:
     )
 
 
-def _conversation(game: Holder) -> str:
+def _conversation(game: Debate) -> str:
     return "\n".join(f"Message: {said}\nPerson: {answer}" for said, answer in game.history) or "(none yet)"
 
 
@@ -245,42 +215,6 @@ STANCES = (
 """With the claim; the holder starts at the first."""
 PATIENCE = 1
 """Arguments that may fail; with the next one the holder breaks off. Else one could try note after note."""
-_SAID: Mapping[Verdict, Sequence[str]] = {
-    "moved": (
-        "Hm. I had not looked at it that way.",
-        "That is a point I cannot wave away.",
-        "You may be right there, I must admit.",
-        "That does give me pause.",
-    ),
-    "beside": (
-        "That may be so, but it is not what I am thinking of.",
-        "Well, that leaves me rather cold; something else is on my mind.",
-    ),
-    "known": ("You have said that already.", "That again? I have taken it into account."),
-    "agreeing": ("But that speaks for what I say!", "That is just why I hold my view."),
-    "elsewhere": ("That is another kind of place than mine.", "It is different there; that tells me nothing."),
-    "scattered": (
-        "That is so much at once that nothing sticks.",
-        "You jump from one thing to the next. Take one place and stay with it.",
-    ),
-    "muddled": ("I know the place, and that is not what happened there.", "Those figures are not right."),
-    "loose": (
-        "A name alone is no argument. What rose or fell there, from what to what, and so what follows for me?",
-        "Say it in whole sentences: what changed there, from what to what, and why that should move me.",
-    ),
-    "parroted": ("Those are not your own words.", "I can read myself. Put it in your own words."),
-    "asked": ("Let me think.", "You want to know what I am thinking of?", "Well, how shall I put it."),
-    "remark": ("Is that an argument? Show me a place where it was tried.", "Words. What has happened somewhere?"),
-}
-_STANDING = (
-    "I hold to it as firmly as ever.",
-    "I still agree with it, on the whole.",
-    "I lean towards it, but less than I did.",
-    "Honestly, I do not know any more.",
-    "By now I rather doubt it.",
-    "I think I was wrong about it.",
-    "You have convinced me: I was wrong.",
-)
 _ENOUGH = "I have heard enough. Let us leave it at that."
 
 
@@ -372,9 +306,10 @@ class PersuadeGame(Debate):
         self._misses += found.verdict in MISSES
         lost = found.verdict in MISSES
         self._level = max(0, sum(self._weights[name] for name in self._met) - lost)
+        said = self.rng.choice(SAYINGS["said"][found.verdict])
         if self._misses > PATIENCE:
-            return f"{self.rng.choice(_SAID[found.verdict])} {_ENOUGH}"
-        return " ".join([self.rng.choice(_SAID[found.verdict]), _STANDING[self._level], *self._hint(found.verdict)])
+            return f"{said} {_ENOUGH}"
+        return " ".join([said, SAYINGS["standing"][self._level], *self._hint(found.verdict)])
 
     def _open(self) -> list[str]:
         """Concerns that no argument has met yet, weightiest first."""

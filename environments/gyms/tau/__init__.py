@@ -20,13 +20,13 @@ import json
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import TYPE_CHECKING, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from environments.gyms._shared import Choice, Game, Gym, Setting, act
 from environments.gyms._shared.game import Option, Role, setting_of
 from environments.gyms.tau.canned import canned_through
 from environments.gyms.tau.game import CustomerUser, NeutralUser, TauEnvironment, TauGame, tool_call
-from environments.gyms.tau.records import OverRecords, checked_folder, databases, domains_of, own_records
+from environments.gyms.tau.records import checked_folder, databases, domains_of, own_records, tasks_of
 from environments.kit.canned import Canned
 from mua.config.schema import EnvironmentConfig
 from mua.environment.domain import Configurable, Domain, Expert, PerTaskPrompt, moves_of
@@ -251,8 +251,8 @@ def _over_records(config: EnvironmentConfig, setting: Setting, services: Service
     inner: dict[str, Domain] = {}
     for name in names:
         folder = checked_folder(name, base).parent
-        domain = _configured(name, config.model_copy(update={"data": folder}), plain, services)
-        inner[name] = OverRecords(domain, records, skip_noop=skip)  # type: ignore[arg-type]
+        domain: Any = _configured(name, config.model_copy(update={"data": folder}), plain, services)
+        inner[name] = domain.serving(tasks_of(name, records), skip_noop=skip)
     return inner
 
 

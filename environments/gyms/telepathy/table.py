@@ -21,8 +21,6 @@ ENTITIES = Path(__file__).with_name("entities.txt")
 ATTRIBUTES = Path(__file__).with_name("attributes.yaml")
 UNSEEN = ("musical instrument", "vehicle", "insect", "drink")
 """Categories of the test split, which has no other: neither they nor what tells their members apart stand elsewhere."""
-ALIKE = 3
-"""Entities that no question may tell apart: as many as there are answers."""
 SIZES: dict[Split, int] = {"train": 540, "validation": 60, "test": 80}
 LEVELS = ("easy", "medium", "hard")
 ENOUGH = 3

@@ -16,6 +16,7 @@ from environments.gyms._shared.oracles import is_list
 from mua.environment.protocol import Task
 from mua.types import Json
 from mua.utils.errors import MuaError
+from mua.utils.strict_json import read_file
 
 _FILE = Path(__file__).with_name("catalog.yaml")
 
@@ -242,40 +243,18 @@ def _states(value: str, dates: set[tuple[int, int]], rest: str) -> bool:
 
 # What the traveller says: the trip, answers that tell nothing, and the frame around wishes.
 
-_FRAMES = (
-    "Hello, I am planning a trip. {needs}",
-    "Hi! Could you book something for me? {needs}",
-    "I need help with a journey. {needs} Can you take care of it?",
-    "{needs} Please find out what suits me and book it.",
-)
-_BUDGETS = (
-    "Of what has all that I want I take the cheapest.",
-    "My budget is limited: where everything is as I like it, the cheapest will do.",
-)
+SAYINGS: Json = yaml.safe_load(read_file(Path(__file__).with_name("sayings.yaml")))
+_FRAMES = SAYINGS["frames"]
+_BUDGETS = SAYINGS["budgets"]
 """What UserRL's openings end with, as to the sense."""
 IMPATIENT = "I have been asked too much that is beside the point; please book."
-CHAT = ("All right.", "Good, go on.", "Thank you, that sounds fine.", "Take your time.", "I am glad that you help me.")
-MISS = (
-    "I have no strong feelings about that.",
-    "That makes no difference to me.",
-    "Whatever comes, I do not mind.",
-    "You may choose that as you like.",
-)
-VAGUE = (
-    "Hm, I would not know where to begin. Ask me about one thing.",
-    "There are some things that matter to me, but that is too broad to answer.",
-    "Could you be more specific? One point at a time, please.",
-    "That is a lot at once. What exactly would you like to know?",
-)
-AGAIN = ("As I said: {hint}", "I have told you that already. {hint}", "Once more, then. {hint}")
-VOLUNTEERED = ("By the way, about the {noun}: {hint}", "There is one thing about the {noun}. {hint}")
+CHAT = SAYINGS["chat"]
+MISS = SAYINGS["miss"]
+VAGUE = SAYINGS["vague"]
+AGAIN = SAYINGS["again"]
+VOLUNTEERED = SAYINGS["volunteered"]
 COMPLETE = "That is all that matters to me about the {noun}."
-BOOKED = {
-    "best": "{id} is just what I was hoping for.",
-    "correct": "{id} has all I want, although I would have liked to pay less.",
-    "wrong": "{id} is not what I had in mind.",
-    "noise": "{id} is not even for the right place and day.",
-}
+BOOKED = SAYINGS["booked"]
 
 
 def openings(task: Task) -> list[str]:

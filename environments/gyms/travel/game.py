@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 from environments.gyms._shared import Game, Reply, Setting
 from environments.gyms._shared.oracles import asked, is_list, labeled, spoken
@@ -17,6 +17,7 @@ from environments.gyms.travel.catalog import (
     COMPLETE,
     IMPATIENT,
     MISS,
+    SAYINGS,
     VAGUE,
     VOLUNTEERED,
     Asked,
@@ -37,42 +38,14 @@ from mua.types import Json
 # The traveller played by language models: a judge says what a question is about, a user model finds the words.
 
 _KINDS: Mapping[str, Kind] = {"chat": "chat", "miss": "miss", "vague": "vague"}
-_JUDGE = """A booking agent writes to a traveller who has some wishes in mind:
-{wishes}
-
-What is the agent's message?
-- chat: it asks for nothing, or is small talk, thanks or a report.
-- wish and a number: it asks a concrete question about one of the wishes above and about nothing else, so that
-  answering it truly would tell that wish.
-- miss: it asks a concrete question, but none of the wishes answers it, or it also asks about something else.
-- vague: it asks for wishes in general, or for more than two things at once."""
-_SEARCH = """A booking agent searches a list of options. The parts of the trip, and the facts that a search for
-each has to state:
-{parts}
-
-Which part does the query search for? Name it when the query is about that part alone and states every one of its facts
-rightly, in whatever form. Otherwise, and where a fact is missing or wrong, it is {none}."""
+_JUDGE = SAYINGS["judge"]
+_SEARCH = SAYINGS["search"]
 _NO_PART = "none"
-_HINT = """You are a traveller who talks with a booking agent. Let the agent know one wish of yours without stating it:
-tell in one sentence a habit, a reason or a circumstance from which it follows. Do not use the words of the wish, do not
-mention any other wish, and write nothing but the sentence."""
-_CHAT = """You are a traveller who talks with a booking agent. Answer the agent's message kindly in one short sentence.
-Tell nothing but the facts of the trip, and no wish of any kind."""
+_HINT = SAYINGS["hint"]
+_SMALL_TALK = SAYINGS["small_talk"]
 
 
-class Traveller(Protocol):
-    """What is used of a game."""
-
-    setting: Setting
-    task: Task
-
-    @property
-    def asks_seed(self) -> int: ...
-    def aspect(self, name: str) -> Aspect: ...
-    def preference(self, aspect: str, attribute: str) -> Json: ...
-
-
-async def classified(game: Traveller, text: str, pending: Mapping[str, Sequence[str]]) -> Asked:
+async def classified(game: TravelGame, text: str, pending: Mapping[str, Sequence[str]]) -> Asked:
     """The judge's reading of the agent's ``text``; see :func:`environments.gyms.travel.catalog.classify`."""
     wishes = {
         f"wish {number}": (aspect, attribute)
@@ -87,7 +60,7 @@ async def classified(game: Traveller, text: str, pending: Mapping[str, Sequence[
     return Asked("hit", *wishes[label]) if label in wishes else Asked(_KINDS[label])
 
 
-async def searched(game: Traveller, text: str, facts: Mapping[str, str]) -> str | None:
+async def searched(game: TravelGame, text: str, facts: Mapping[str, str]) -> str | None:
     """The part of the trip that the query ``text`` covers; ``facts`` are those of each part."""
     question = _SEARCH.format(parts="\n".join(f"- {name}: {told}" for name, told in facts.items()), none=_NO_PART)
     labels = [*facts, _NO_PART]
@@ -95,7 +68,7 @@ async def searched(game: Traveller, text: str, facts: Mapping[str, str]) -> str 
     return None if said == _NO_PART else said
 
 
-async def hinted(game: Traveller, preference: Json, aspect: str, text: str) -> str:
+async def hinted(game: TravelGame, preference: Json, aspect: str, text: str) -> str:
     """The wish in the traveller's own words; a reply that states it is asked for again."""
 
     def unstated(reply: str) -> str:
@@ -111,13 +84,13 @@ async def hinted(game: Traveller, preference: Json, aspect: str, text: str) -> s
     return await asked(game.setting.user, _HINT, wanted, unstated, game.asks_seed)
 
 
-async def small_talk(game: Traveller, text: str) -> str:
+async def small_talk(game: TravelGame, text: str) -> str:
     """A reply that tells no wish: the model does not know any."""
     question = f"The trip: {facts(game.task)}\nThe agent's message:\n{text}"
-    return await asked(game.setting.user, _CHAT, question, spoken, game.asks_seed)
+    return await asked(game.setting.user, _SMALL_TALK, question, spoken, game.asks_seed)
 
 
-def _line(game: Traveller, aspect: str, attribute: str) -> str:
+def _line(game: TravelGame, aspect: str, attribute: str) -> str:
     preference = game.preference(aspect, attribute)
     return f"for the {game.aspect(aspect).noun}, the traveller {wish(preference, game.aspect(aspect))}"
 

@@ -476,6 +476,12 @@ def _quantifier(clause: str, kinds: Sequence[str]) -> tuple[str, str]:
     return "", ""
 
 
+@lru_cache(maxsize=8)
+def claim_reader(folder: Path) -> ClaimReader:
+    """What finds the claims of the agents of the domain in ``folder``, by its ``claims.yaml``."""
+    return ClaimReader(load(folder / "claims.yaml"))
+
+
 # Typed values.
 
 _SMALL = (

@@ -10,13 +10,15 @@ process connects with; here they are a new connection's own.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
-from environments.kit.database import Tool, ToolError
+from environments.kit.database import ToolError, load_tools
 from environments.kit.overlay import Overlay
 from environments.telecom.official.records import USER, Apn, Vpn, read_record
-from mua.types import Json, ToolSchema
+from mua.types import Json
 
 DEVICE, SURROUNDINGS = "device", "surroundings"
 MODES = {"4g_5g_preferred": "5G", "4g_only": "4G", "3g_only": "3G", "2g_only": "2G"}
@@ -133,11 +135,11 @@ def _icons(phone: Json) -> Iterator[str]:
 # ---- looking
 
 
-def _check_status_bar(database: Overlay) -> str:
+def check_status_bar(database: Overlay) -> str:
     return _bar(database)
 
 
-def _check_network_status(database: Overlay) -> str:
+def check_network_status(database: Overlay) -> str:
     phone = _phone(database)
     lines = {
         "Airplane mode": _on(phone["airplane_mode"]),
@@ -157,11 +159,11 @@ def _on(value: bool) -> str:
     return "ON" if value else "OFF"
 
 
-def _check_mode(database: Overlay) -> str:
+def check_network_mode_preference(database: Overlay) -> str:
     return f"Network mode: {_phone(database)['network_mode_preference']}"
 
 
-def _run_speed_test(database: Overlay) -> str:
+def run_speed_test(database: Overlay) -> str:
     found = speed(database)
     return f"Speed test: {found[0]:.2f} Mbps ({found[1]})" if found else "Speed test failed: no connection"
 
@@ -174,31 +176,31 @@ _SIM = {
 }
 
 
-def _check_sim_status(database: Overlay) -> str:
+def check_sim_status(database: Overlay) -> str:
     return _SIM[sim_status(_phone(database))]
 
 
-def _check_data_restriction(database: Overlay) -> str:
+def check_data_restriction_status(database: Overlay) -> str:
     return f"Data Saver is {_on(_phone(database)['data_saver_mode'])}."
 
 
-def _check_apn(database: Overlay) -> str:
+def check_apn_settings(database: Overlay) -> str:
     apn = _phone(database)["active_apn_settings"]
     return f"APN name: {apn['apn_name']}\nMMSC URL, for picture messages: {apn['mmsc_url'] or 'not set'}"
 
 
-def _check_wifi(database: Overlay) -> str:
+def check_wifi_status(database: Overlay) -> str:
     phone = _phone(database)
     if not phone["wifi_enabled"] or not phone["wifi_connected"]:
         return f"Wi-Fi is {_on(phone['wifi_enabled'])} and connected to no network."
     return f"Wi-Fi is ON, connected to {phone['wifi_ssid']}; its signal is {phone['wifi_signal_strength']}."
 
 
-def _check_wifi_calling(database: Overlay) -> str:
+def check_wifi_calling_status(database: Overlay) -> str:
     return f"Wi-Fi Calling is {_on(_phone(database)['wifi_calling_enabled'])}."
 
 
-def _check_vpn(database: Overlay) -> str:
+def check_vpn_status(database: Overlay) -> str:
     phone = _phone(database)
     if not phone["vpn_connected"]:
         return f"The VPN is {'set up but not connected' if phone['vpn_enabled_setting'] else 'OFF'}."
@@ -206,11 +208,11 @@ def _check_vpn(database: Overlay) -> str:
     return "The VPN is connected" + (f": {details}" if details else ".")
 
 
-def _check_apps(database: Overlay) -> str:
+def check_installed_apps(database: Overlay) -> str:
     return f"Apps on the phone: {', '.join(_phone(database)['app_statuses'])}"
 
 
-def _check_app(database: Overlay, app_name: str) -> str:
+def check_app_status(database: Overlay, app_name: str) -> str:
     app = _phone(database)["app_statuses"].get(app_name)
     if app is None:
         return f"There is no app {app_name!r} on this phone."
@@ -218,11 +220,11 @@ def _check_app(database: Overlay, app_name: str) -> str:
     return f"The app {app_name} may use: {', '.join(allowed) or 'nothing'}."
 
 
-def _can_send_mms(database: Overlay) -> str:
+def can_send_mms(database: Overlay) -> str:
     return f"Picture messages {'can' if mms_works(database) else 'cannot'} be sent."
 
 
-def _check_payment_request(database: Overlay) -> str:
+def check_payment_request(database: Overlay) -> str:
     asked = around(database)["payment_request"]
     if asked is None:
         return "Nobody asks for a payment."
@@ -232,7 +234,7 @@ def _check_payment_request(database: Overlay) -> str:
 # ---- changing
 
 
-def _set_mode(database: Overlay, mode: str) -> str:
+def set_network_mode_preference(database: Overlay, mode: str) -> str:
     if mode not in MODES:
         return f"There is no network mode {mode!r}; there are {', '.join(MODES)}.\n{_bar(database)}"
     _edit(database)["network_mode_preference"] = mode
@@ -295,13 +297,13 @@ def _until(toggle: Callable[[Overlay], bool], wanted: bool) -> Callable[[Overlay
     return run
 
 
-def _reseat_sim(database: Overlay) -> str:
+def reseat_sim_card(database: Overlay) -> str:
     _edit(database)["sim_card_missing"] = False
     search_network(database)
     return f"The SIM card was taken out and put back.\n{_bar(database)}"
 
 
-def _set_apn(database: Overlay, apn_settings: Json) -> str:
+def set_apn_settings(database: Overlay, apn_settings: Json) -> str:
     try:
         settings = read_record(Apn, apn_settings)
     except ValueError as error:
@@ -311,13 +313,13 @@ def _set_apn(database: Overlay, apn_settings: Json) -> str:
     return f"The APN is {settings['apn_name']} now.\n{_bar(database)}"
 
 
-def _reset_apn(database: Overlay) -> str:
+def reset_apn_settings(database: Overlay) -> str:
     _edit(database)["active_apn_settings"]["reset_at_reboot"] = True
     search_network(database)
     return f"The APN settings will be reset when the phone restarts.\n{_bar(database)}"
 
 
-def _toggle_wifi(database: Overlay) -> str:
+def toggle_wifi(database: Overlay) -> str:
     phone = _edit(database)
     if phone["airplane_mode"]:
         return f"Wi-Fi cannot be changed in airplane mode.\n{_bar(database)}"
@@ -327,7 +329,7 @@ def _toggle_wifi(database: Overlay) -> str:
     return f"Wi-Fi is {_on(on)} now.\n{_bar(database)}"
 
 
-def _connect_vpn(database: Overlay) -> str:
+def connect_vpn(database: Overlay) -> str:
     phone = _edit(database)
     if phone["vpn_connected"]:
         return "The VPN is connected already."
@@ -336,12 +338,12 @@ def _connect_vpn(database: Overlay) -> str:
     return f"The VPN is connected.\n{_bar(database)}"
 
 
-def _disconnect_vpn(database: Overlay) -> str:
+def disconnect_vpn(database: Overlay) -> str:
     ended = _drop_vpn(_edit(database))
     return f"{'The VPN is disconnected.' if ended else 'No VPN was connected.'}\n{_bar(database)}"
 
 
-def _grant(database: Overlay, app_name: str, permission: str) -> str:
+def grant_app_permission(database: Overlay, app_name: str, permission: str) -> str:
     app, wanted = _edit(database)["app_statuses"].get(app_name), permission.lower()
     if app is None:
         return f"There is no app {app_name!r} to allow anything.\n{_bar(database)}"
@@ -351,7 +353,7 @@ def _grant(database: Overlay, app_name: str, permission: str) -> str:
     return f"The app {app_name} may use {wanted} now.\n{_bar(database)}"
 
 
-def _reboot(database: Overlay) -> str:
+def reboot_device(database: Overlay) -> str:
     phone = _edit(database)
     reset = phone["active_apn_settings"]["reset_at_reboot"]
     if reset:
@@ -360,7 +362,7 @@ def _reboot(database: Overlay) -> str:
     return f"The phone has restarted{', with its APN settings reset' if reset else ''}.\n{_bar(database)}"
 
 
-def _make_payment(database: Overlay) -> str:
+def make_payment(database: Overlay) -> str:
     if around(database)["payment_request"] is None:
         return "Nobody asks for a payment."
     asked = database.edit(USER, SURROUNDINGS)["payment_request"]
@@ -417,7 +419,7 @@ def _set_wifi_calling(database: Overlay, enabled: bool, mms_over_wifi: bool | No
 
 
 def _break_vpn(database: Overlay) -> str:
-    _connect_vpn(database)
+    connect_vpn(database)
     details = _edit(database)["vpn_details"]
     if details is None:
         raise ToolError("the VPN's connection has no details to spoil")
@@ -500,55 +502,11 @@ ASSERTIONS: dict[str, Callable[..., bool]] = {
 }
 
 
-def tool(name: str, description: str, run: Callable[..., Any], /, **arguments: Json) -> Tool:
-    """A tool that needs all its arguments."""
-    parameters = {"type": "object", "properties": arguments, "required": list(arguments)}
-    return Tool(ToolSchema(name, description, parameters), run)
-
-
-_MODE: Json = {"type": "string", "enum": list(MODES), "description": "Which networks to use."}
-_APN: Json = {
-    "type": "object",
-    "description": "The settings; what is left out is the carrier's default.",
-    "properties": {
-        "apn_name": {"type": "string", "enum": ["internet", "broken"]},
-        "reset_at_reboot": {"type": "boolean"},
-        **{name: {"type": ["string", "null"]} for name in ("mms_apn", "mmsc_url", "mms_proxy")},
-        "mms_port": {"type": ["integer", "null"]},
-    },
-}
-_APP: Json = {"type": "string", "description": "The app, such as messaging."}
-_PERMISSION: Json = {"type": "string", "description": "What it may use: sms, storage, phone or network."}
-TOOLS = (
-    tool("check_status_bar", "Read the icons at the top of the screen.", _check_status_bar),
-    tool("check_network_status", "See what the phone is connected to, and with which settings.", _check_network_status),
-    tool("check_network_mode_preference", "See which networks the phone prefers.", _check_mode),
-    tool("set_network_mode_preference", "Choose which networks the phone prefers.", _set_mode, mode=_MODE),
-    tool("run_speed_test", "Measure how fast mobile data is.", _run_speed_test),
-    tool("toggle_airplane_mode", "Switch airplane mode on or off.", _said("Airplane mode", _toggle_airplane)),
-    tool("check_sim_status", "See whether the SIM card is there and works.", _check_sim_status),
-    tool("reseat_sim_card", "Take the SIM card out and put it back.", _reseat_sim),
-    tool("toggle_data", "Switch mobile data on or off.", _said("Mobile data", _toggle_data)),
-    tool("toggle_roaming", "Switch data roaming on or off.", _said("Data roaming", _toggle_roaming)),
-    tool("check_data_restriction_status", "See whether Data Saver is on.", _check_data_restriction),
-    tool("toggle_data_saver_mode", "Switch Data Saver on or off.", _said("Data Saver", _toggle_saver)),
-    tool("check_apn_settings", "Read the APN's name and the address for picture messages.", _check_apn),
-    tool("set_apn_settings", "Set the APN by hand.", _set_apn, apn_settings=_APN),
-    tool("reset_apn_settings", "Have the APN settings reset at the next restart.", _reset_apn),
-    tool("check_wifi_status", "See whether Wi-Fi is on, and connected.", _check_wifi),
-    tool("toggle_wifi", "Switch Wi-Fi on or off.", _toggle_wifi),
-    tool("check_wifi_calling_status", "See whether Wi-Fi Calling is on.", _check_wifi_calling),
-    tool("toggle_wifi_calling", "Switch Wi-Fi Calling on or off.", _said("Wi-Fi Calling", _toggle_wifi_calling)),
-    tool("check_vpn_status", "See whether a VPN is connected.", _check_vpn),
-    tool("connect_vpn", "Connect the VPN.", _connect_vpn),
-    tool("disconnect_vpn", "End the VPN's connection.", _disconnect_vpn),
-    tool("check_installed_apps", "List the apps.", _check_apps),
-    tool("check_app_status", "See what an app may use.", _check_app, app_name=_APP),
-    tool("check_app_permissions", "See which permissions an app has.", _check_app, app_name=_APP),
-    tool("grant_app_permission", "Allow an app to use something.", _grant, app_name=_APP, permission=_PERMISSION),
-    tool("can_send_mms", "See whether picture messages can be sent.", _can_send_mms),
-    tool("reboot_device", "Restart the phone.", _reboot),
-    tool("check_payment_request", "See whether the carrier asks for a payment.", _check_payment_request),
-    tool("make_payment", "Pay the bill that the carrier asks to be paid.", _make_payment),
-)
+toggle_airplane_mode = _said("Airplane mode", _toggle_airplane)
+toggle_data = _said("Mobile data", _toggle_data)
+toggle_roaming = _said("Data roaming", _toggle_roaming)
+toggle_data_saver_mode = _said("Data Saver", _toggle_saver)
+toggle_wifi_calling = _said("Wi-Fi Calling", _toggle_wifi_calling)
+check_app_permissions = check_app_status
+TOOLS = tuple(load_tools(Path(__file__).with_suffix(".yaml"), sys.modules[__name__], MODES=MODES).values())
 """In the benchmark's order."""
