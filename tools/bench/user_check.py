@@ -408,18 +408,12 @@ def main() -> None:
     parser = kit.parser(__doc__)
     parser.add_argument("--tasks", type=int, default=60, help="of each domain and run")
     parser.add_argument("--runs", nargs="+", default=["test:1", "train:2", "validation:3"], metavar="SPLIT:SEED")
-    parser.add_argument("--show", action="store_true", help="print what is missed and wrongly refused, write nothing")
     chosen = parser.parse_args()
     results = {name: asyncio.run(_measured(name, chosen.runs, chosen.tasks)) for name in DOMAINS}
     by_hand = {
         path: {name: measure_replies(path, name) for name in DOMAINS} if path != REPLIES else {"all": measure_replies()}
         for path in (REPLIES, LOOKED_AT, APART)
     }
-    if chosen.show:
-        _show(results)
-        for path, found in by_hand.items():
-            _show({f"{path.stem}, {name}": result for name, result in found.items()})
-        return
     parts = [f"`--tasks {chosen.tasks} --runs {' '.join(chosen.runs)}`, each `split:seed`:", table(results)]
     for path, found in by_hand.items():
         parts += [f"### {path.name}", table(found)]
@@ -435,15 +429,6 @@ async def _measured(name: str, runs: Sequence[str], count: int) -> Result:
         tasks = spread(domain.tasks(cast(Split, split)), count)
         whole.add(await measure(domain, tasks, int(seed)))
     return whole
-
-
-def _show(results: Mapping[str, Result]) -> None:
-    for name, result in results.items():
-        print(f"== {name}: {sum(result.refused.values())} of {result.replies} good replies refused")
-        print("\n".join(f"   {line[:220]}" for line in result.examples[:12]))
-        for kind, counts in result.kinds.items():
-            print(f"  {kind}: {counts.named}/{counts.found}/{counts.planted}")
-            print("\n".join(f"     {line}" for line in counts.missed[:6]))
 
 
 if __name__ == "__main__":
