@@ -175,11 +175,6 @@ def check_of(domain: Domain, task: Task) -> ReplyCheck:
 # ---- faults
 
 
-def plant(kind: UserFaultKind, scene: Scene, text: str) -> str:
-    """``text``, or another reply, as a fault of ``kind``."""
-    return _PLANTS[kind](scene, text)
-
-
 def _broken(scene: Scene, text: str) -> str:
     place = scene.rng.randrange(len(text) + 1)
     return text[:place] + scene.rng.choice(("\ud800", "\udfff", "\x00", "\x1b[2J")) + text[place:]
@@ -281,16 +276,11 @@ async def watch(domain: Domain, task: Task, seed: int, user: Watched) -> None:
         await play(domain, task, seed, lambda opening, tools: moves_of(domain, task, seed), user)
 
 
-def talker(domain: Domain, task: Task, seed: int) -> User:
-    """A customer, of any kind."""
-    return domain.scripted_user(task, seed)
-
-
 async def measure(domain: Domain, tasks: Sequence[Task], seed: int) -> Result:
     """Every reply as it is, and one fault of each kind in each task's dialogue."""
     result = Result(kinds={kind: Counts() for kind in KINDS})
     for number, task in enumerate(tasks):
-        clean = Watched(talker(domain, task, seed), check_of(domain, task))
+        clean = Watched(domain.scripted_user(task, seed), check_of(domain, task))
         await watch(domain, task, seed, clean)
         result.replies += clean.replies
         result.refused.update(refusal.kind for _, refusal in clean.refused)
@@ -302,8 +292,8 @@ async def measure(domain: Domain, tasks: Sequence[Task], seed: int) -> Result:
             if last < 1:
                 continue
             scene = Scene(domain, task, rng, tools)
-            fault = lambda text, kind=kind, scene=scene: plant(kind, scene, text)  # noqa: E731
-            user = Planted(talker(domain, task, seed), check_of(domain, task), rng.randint(1, last), fault)
+            fault = lambda text, kind=kind, scene=scene: _PLANTS[kind](scene, text)  # noqa: E731
+            user = Planted(domain.scripted_user(task, seed), check_of(domain, task), rng.randint(1, last), fault)
             await watch(domain, task, seed, user)
             if user.planted is not None:
                 _count(result.kinds[kind], kind, *user.planted)
