@@ -61,22 +61,6 @@ def test_requests_decode_together_after_the_prefill_of_all() -> None:
     assert steps_of(setting(ONE, groups=2, engines=2)) == [2 + 11 + 5] * 3
 
 
-def test_a_full_cache_makes_requests_wait_and_sessions_give_way() -> None:
-    # A request holds 20 + 10 tokens: two do not fit.
-    assert steps_of(setting(ONE, groups=2, cache_tokens=50)) == [2 * (2 + 11) + 5] * 3
-    # While the second one runs, what the first one had is given up, and is prefilled again at its second turn: 50
-    # tokens of prompt where 20 are new. The same holds for the second, as the first runs meanwhile.
-    first = 2 + 11
-    rest = (5 + 11) + (5 + 11)
-    assert steps_of(setting(ONE, ONE, groups=2, cache_tokens=50)) == [2 * first + rest + 5] * 3
-
-
-def test_what_all_episodes_begin_with_is_prefilled_once() -> None:
-    made = setting(ONE, groups=2)
-    shared = replace(made, episode=lambda ordinal, sample: SimulatedEpisode([ONE], shared=20))
-    assert steps_of(shared)[0] == 2 + 0.1 + 10 * 1.2 + 5  # a token of a prompt is always new
-
-
 def test_the_trainer_books_what_it_does() -> None:
     made = setting(
         ONE, score_seconds=0.1, train_seconds=0.2, sync_seconds=7.0,
