@@ -12,7 +12,6 @@ import importlib
 import inspect
 import itertools
 import json
-import subprocess
 import sys
 import tomllib
 from collections.abc import Callable, Iterator
@@ -285,18 +284,6 @@ def test_the_contract_notices_a_flaw(name: str, monkeypatch: pytest.MonkeyPatch)
     check = next(check for check in CHECKS if check.__name__ == name)
     with pytest.raises(AssertionError):
         run_check(check, names["DOMAIN"], monkeypatch)
-
-
-@pytest.mark.parametrize(("name", "gym"), [("theatre", False), ("gyms/guess", True)])
-def test_a_new_domain_is_short_and_meets_the_projects_style(tmp_path: Path, name: str, gym: bool):
-    text = source(name, gym)
-    assert len([line for line in text.splitlines() if line.strip()]) < 50
-    path = tmp_path / "made.py"
-    path.write_text(text)
-    config = ["--config", str(ROOT / "pyproject.toml"), str(path)]
-    for command in (["check", "--no-cache", *config], ["format", "--check", "--no-cache", *config]):
-        done = subprocess.run([sys.executable, "-m", "ruff", *command], capture_output=True, text=True)
-        assert done.returncode == 0, done.stdout
 
 
 @pytest.mark.parametrize(

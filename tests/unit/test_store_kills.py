@@ -184,10 +184,8 @@ def _step(config: ExperimentConfig, run: Run, record: RunRecord, step: int) -> N
 def faults(config: ExperimentConfig) -> list[str]:
     """What store and checkpoints disagree about, and what of the store is not whole."""
     output = config.output
-    if config.store.url is None and not (output / "store.sqlite").exists():
-        return ["checkpoints without a store"] if checkpoint_steps(output) else []
     try:
-        opened = Store.open(store_url(output, config.store), write=True)
+        opened = Store.open(store_url(output, config.store), create=False)
     except NoStore:  # it was killed before there were tables
         return ["checkpoints without a store"] if checkpoint_steps(output) else []
     with opened as store, store.read() as found:
@@ -195,21 +193,17 @@ def faults(config: ExperimentConfig) -> list[str]:
         run = run_of(output)
         if lacking := missing_steps(found, run, max(checkpoint_steps(output), default=0)):
             wrong.append(f"a checkpoint is there, and steps {lacking} are not in the store")
-        standing = sa.select(steps.c.step, steps.c.part, steps.c.details).where(steps.c.run_id == run, ~lost_step())
-        for row in found.execute(standing):
-            there = (uses.c.run_id == run) & (uses.c.step == row.step) & (uses.c.part == row.part)
-            count = found.execute(sa.select(sa.func.count()).select_from(uses).where(there)).scalar_one()
-            if count != 2 * GROUPS * SIZE:
-                wrong.append(f"step {row.step} has {count} uses")
-            names = [name for group in row.details["groups"] for name in group[2]]
-            known = sa.select(sa.func.count()).select_from(trajectories).where(trajectories.c.id.in_(names))
-            if found.execute(known).scalar_one() != GROUPS * SIZE:
-                wrong.append(f"step {row.step} trained on trajectories that are not there")
-            taken = sa.select(sa.func.count()).select_from(tasks).where(
-                tasks.c.run_id == run, tasks.c.state == "taken", tasks.c.taken_step == row.step
-            )  # fmt: skip
-            if found.execute(taken).scalar_one() != GROUPS:
-                wrong.append(f"step {row.step} did not take {GROUPS} groups")
+        for step in found.execute(sa.select(steps).where(steps.c.run_id == run, ~lost_step())):
+            there = (uses.c.run_id == run) & (uses.c.step == step.step) & (uses.c.part == step.part)
+            names = [name for group in step.details["groups"] for name in group[2]]
+            taken = (tasks.c.run_id == run) & (tasks.c.state == "taken") & (tasks.c.taken_step == step.step)
+            chosen = ((uses, there), (trajectories, trajectories.c.id.in_(names)), (tasks, taken))
+            counts = [
+                found.execute(sa.select(sa.func.count()).select_from(table).where(where)).scalar_one()
+                for table, where in chosen
+            ]
+            if counts != [2 * GROUPS * SIZE, GROUPS * SIZE, GROUPS]:
+                wrong.append(f"step {step.step} has {counts} uses, trajectories and groups")
         return wrong
 
 
