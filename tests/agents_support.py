@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
 import hashlib
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import numpy as np
 
-from mua.types import Trajectory
+from mua.config.schema import EnvironmentConfig
+from mua.environment.endpoint.services import Services
+from mua.environment.protocol import Task
+from mua.environment.registry import get_domain
+from mua.environment.selection import Selection
+from mua.rollout.runner import EpisodeRunner, Placed
+from mua.types import Json, Trajectory
+from tests.expert_sampler import ExpertSampler
+from tests.rollout_fixtures import experiment
+from tests.tokens_fixtures import chat_family
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / ".venv-agents"
@@ -61,3 +72,59 @@ def differing(mine: Trajectory, built_in: Trajectory) -> str:
         for name in ("ids", "provenance", "logprobs")
         if not np.array_equal(getattr(ours, name)[:end], getattr(theirs, name)[:end])
     )
+
+
+def play(
+    domain_name: str, tasks: dict[int, Task], agent: Json | None, *, final: str | None = None, hostile: bool = False
+) -> list[Trajectory]:
+    """One episode of each task, by the agent of a command or by the built-in one."""
+    domain, family = get_domain(domain_name), chat_family("qwen3", False)
+    environment = {"name": domain_name, "prompt": "short"}
+    budgets = {
+        "max_tokens": 32000,
+        "max_turn_tokens": 4000,
+        "max_retries": 0,
+        "concurrency": 2,
+        "max_tool_calls": 60,
+        "max_malformed": 60,
+    }
+    sections: dict[str, Json] = {"environment": environment, "rollout": budgets, "model": {"max_length": 40000}}
+    config = experiment(**sections, **({} if agent is None else {"agent": agent}))
+    config = config.model_copy(update={"output": Path(tempfile.mkdtemp(prefix="mua-agents-"))})
+    selection = Selection({domain_name: domain}, EnvironmentConfig(name=domain_name, prompt="short"))
+
+    async def run() -> list[Trajectory]:
+        sampler = ExpertSampler(family, domain, tasks, final, hostile=hostile)
+        runner = EpisodeRunner(config, selection, family, sampler, Services())
+        found: dict[int, Trajectory] = {}
+        try:
+            await runner.each(
+                [Placed(task, ordinal, 0) for ordinal, task in tasks.items()],
+                temperature=1.0,
+                on_trajectory=lambda placed, trajectory: found.update({placed.ordinal: trajectory}),
+            )
+        finally:
+            await runner.close()
+        return [found[ordinal] for ordinal in tasks]
+
+    return asyncio.run(run())
+
+
+def same_tokens(mine: Trajectory, built: Trajectory) -> bool:
+    """Whether both saw and sampled the same; what came behind the last sampled token is left out."""
+    if len(mine.segments) != 1 or len(built.segments) != 1:
+        return False
+    ours, theirs = (
+        segment.ids[: int(np.flatnonzero(segment.loss_mask)[-1]) + 1]
+        for segment in (mine.segments[0], built.segments[0])
+    )
+    return np.array_equal(ours, theirs)
+
+
+def shares(trajectories: list[Trajectory]) -> tuple[int, int]:
+    """Follow-up calls that were appended, and all of them."""
+    counts = [
+        sum(int(t.metrics.get(f"gateway/{placed}", 0)) for t in trajectories)
+        for placed in ("appended", "forked", "rewritten")
+    ]
+    return counts[0], sum(counts)

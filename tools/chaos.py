@@ -12,9 +12,9 @@ Slurm would, and what a person is asked for::
     with 2 on a damaged checkpoint ──────────────── a person takes what the message offers
     with anything else, or no progress ──────────── the run has failed
 
-At the end no task is lost and none trained twice; in the deterministic modes weights, tokens and metrics are bit for
-bit those of an undisturbed run. A run that fails leaves everything in ``runs/chaos/<run>``, and the command that
-repeats its faults is printed. Status 1 if any failed.
+At the end no task is lost and none trained twice, and the store is whole; in the deterministic modes weights, tokens
+and metrics are bit for bit those of an undisturbed run. A run that fails leaves everything in ``runs/chaos/<run>``,
+and the command that repeats its faults is printed. Status 1 if any failed.
 """
 
 from __future__ import annotations
@@ -39,7 +39,10 @@ from typing import Any
 import psutil
 
 from mua.observe.metrics_log import read_metrics
+from mua.store.database import Store
+from mua.store.starts import missing_steps, run_of
 from mua.store.traces import read_traces
+from mua.store.verification import verify
 from mua.types import Json, Trajectory
 from tools import kit
 from tools.faults import (
@@ -342,6 +345,10 @@ def problems_of(output: Path, undisturbed: Path, *, bits: bool, staleness: int) 
     counted = (state["extra"]["step"], state["extra"]["position"]["next"], state["steps"])
     if counted != (STEPS, STEPS * GROUPS, STEPS * UPDATES):
         yield f"the last checkpoint counts {counted} steps, tasks and optimizer steps"
+    with Store.open(output, write=False) as store, store.read() as connection:
+        yield from (f"the store: {finding}" for finding in verify(connection))
+        if missing := missing_steps(connection, run_of(output), STEPS):
+            yield f"the store lacks the steps {missing}"
     yield from (f"{path} is left behind" for path in output.glob("checkpoints/.*"))
     yield from (f"{path} is left behind" for path in output.glob("**/*.new"))
     if bits:

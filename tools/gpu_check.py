@@ -82,22 +82,13 @@ class Usage(Exception):
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--list", action="store_true", help="print what is checked, and leave")
-    parser.add_argument(
-        "--only", nargs="+", metavar="NAME", help="these checks, also where the folder has their results"
-    )
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="these, also where the folder has their results")
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="for results, table and log")
     parser.add_argument("--budget", type=float, metavar="SECONDS", help="for all of it; what does not fit is named")
     parser.add_argument("--retry", action="store_true", help="also run again what failed or was skipped")
-    parser.add_argument(
-        "--device", choices=["auto", "cpu"], default="auto", help="cpu: toy sizes though there is a GPU"
-    )
-    parser.add_argument(
-        "--engine",
-        nargs="+",
-        default=[],
-        metavar="KEY=VALUE",
-        help="keys of the section engine, or SGLang's own arguments, for the checks with engines",
-    )
+    parser.add_argument("--device", choices=["auto", "cpu"], default="auto", help="cpu: toy sizes in spite of a GPU")
+    engines = "keys of the section engine, or SGLang's own arguments, for the checks with engines"
+    parser.add_argument("--engine", nargs="+", default=[], metavar="KEY=VALUE", help=engines)
     parser.add_argument("--host-memory", type=float, metavar="GB", help="what one check may take of the host's memory")
     arguments = parser.parse_args(argv)
     if arguments.list:
@@ -237,9 +228,8 @@ class Session:
         try:
             said = json.loads(file.read_text(encoding="utf-8"))
             state, figures, message = said["state"], said["figures"], str(said["message"])
-            if state not in ("ok", "failed", "skipped") or not all(
-                f.keys() == {"name", "value", "unit"} for f in figures
-            ):
+            formed = all(figure.keys() == {"name", "value", "unit"} for figure in figures)
+            if state not in ("ok", "failed", "skipped") or not formed:
                 raise ValueError("it has another form")
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             message = f"its process ended without a result that can be read ({type(error).__name__}: {error})"
@@ -294,14 +284,10 @@ def free_memory() -> int:
     """Bytes of the host that processes can still take, by the kernel and by the control group."""
     lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
     free = next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:"))
-    for limit, used in (
-        ("memory.max", "memory.current"),
-        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
-    ):
-        with suppress(
-            OSError, ValueError
-        ):  # of control groups, version 2 and 1; without a limit it is no number, or huge
-            group = Path("/sys/fs/cgroup")
+    group = Path("/sys/fs/cgroup")
+    first = ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes")
+    for limit, used in (("memory.max", "memory.current"), first):  # of control groups, version 2 and 1
+        with suppress(OSError, ValueError):  # without a limit it is no number, or huge
             free = min(free, int((group / limit).read_text()) - int((group / used).read_text()))
     return free
 

@@ -1,15 +1,13 @@
-"""What tools share: arguments, tables in Markdown, the machine's name, memory, measurements in fresh processes."""
+"""What tools share: arguments, tables in Markdown, the machine's name, memory, small policies and learners."""
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import platform
 import re
-import subprocess
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -58,13 +56,6 @@ def resident(mark: str = "VmRSS") -> int:
 def forget_peak() -> None:
     """The high-water mark of memory begins anew."""
     Path("/proc/self/clear_refs").write_text("5")
-
-
-def afresh(module: str, *arguments: object, environment: Mapping[str, str] | None = None) -> Any:
-    """What ``python -m module arguments`` prints last, as JSON: a measurement in an interpreter of its own."""
-    command = [sys.executable, "-m", module, *map(str, arguments)]
-    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True, timeout=1800)
-    return json.loads(done.stdout.splitlines()[-1])
 
 
 def random_qwen3(folder: Path, seed: int, **shape: Any) -> Any:

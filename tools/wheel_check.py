@@ -105,20 +105,8 @@ def build(work: Path) -> Path:
         if name.startswith(wanted) and (kit.ROOT / name).is_file():
             (copy / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(kit.ROOT / name, copy / name)
-    made = [
-        sys.executable,
-        "-m",
-        "uv",
-        "build",
-        "-q",
-        "--wheel",
-        "--no-build-isolation",
-        "--offline",
-        "-o",
-        str(work),
-        ".",
-    ]
-    subprocess.run(made, cwd=copy, check=True, timeout=SECONDS)
+    made = [sys.executable, "-m", "uv", "build", "-q", "--wheel", "--no-build-isolation", "--offline", "-o", str(work)]
+    subprocess.run([*made, "."], cwd=copy, check=True, timeout=SECONDS)
     (wheel,) = work.glob("mua-*.whl")
     lacking = missing(wheel, copy)
     if lacking:

@@ -119,10 +119,3 @@ def test_the_citation_names_the_version_and_nobody_who_is_not_there() -> None:
     assert citation["license"] == "Apache-2.0"
     assert citation["authors"] == [{"name": "The mua contributors"}]
     assert mua.__version__ in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
-
-
-def test_hooks_download_nothing() -> None:
-    (repository,) = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text(encoding="utf-8"))["repos"]
-    assert repository["repo"] == "local"
-    assert {hook["language"] for hook in repository["hooks"]} == {"system"}
-    assert all(hook["entry"].startswith(".venv/bin/python -m ") for hook in repository["hooks"])

@@ -1,18 +1,17 @@
 """What goes wrong outside the program: each gets one line a person can act on, and nothing is lost.
 
-Not covered here but in the unit tests of the parts: broken YAML and unknown keys, a tool that raises or hangs, a disk
-that fills up while a checkpoint is written, an endpoint that answers 429 or nothing.
+Not covered here but in the unit tests of the parts: a configuration that names what is not there, a tool that raises or
+hangs, a disk that fills up while a checkpoint is written, an endpoint that answers 429 or nothing.
 """
 
 from __future__ import annotations
 
 import json
 import signal
-import time
 from pathlib import Path
 
 import pytest
-from e2e_support import Workshop, assert_gone, ended, launcher_in, metrics_of, refused, running, shared_memory, until
+from e2e_support import Workshop, assert_gone, ended, metrics_of, refused, running, shared_memory, until
 
 from mua.store.traces import read_traces
 from tests.chat_server import answering, nobody
@@ -21,23 +20,9 @@ pytestmark = pytest.mark.timeout(900)  # a busy machine; the fixtures' runs coun
 
 SLOW_ROLLOUT = ("rollout.concurrency=2", "algorithm.groups_per_step=8", "algorithm.group_size=4")
 """Enough episodes, one after the other, that a rollout lasts for seconds and can be hit in its middle."""
-EPISODES = 32
 
 
 # ---- what the configuration names is not there
-
-
-@pytest.mark.slow
-def test_an_unknown_environment_is_named_with_the_nearest(workshop: Workshop, tmp_path: Path) -> None:
-    line = refused("rollout", workshop.recipe, "environment.name=help_dsk", cwd=tmp_path)
-    assert "'help_dsk'" in line
-    assert "did you mean 'help_desk'?" in line
-
-
-@pytest.mark.parametrize("verb", ["train", "eval"])
-@pytest.mark.slow
-def test_a_missing_model_folder_is_named(workshop: Workshop, tmp_path: Path, verb: str) -> None:
-    assert "nowhere" in refused(verb, workshop.recipe, "model.path=nowhere", cwd=tmp_path)
 
 
 @pytest.mark.slow
@@ -65,14 +50,6 @@ def test_a_checkpoint_of_another_shape_is_refused_and_kept(workshop: Workshop, t
     assert sorted(path.name for path in checkpoints.iterdir()) == before
 
 
-@pytest.mark.slow
-def test_an_unwritable_output_folder_is_named(workshop: Workshop, tmp_path: Path) -> None:
-    # /proc refuses even root.
-    line = refused("train", workshop.recipe, "output=/proc/self/runs", cwd=tmp_path)
-    assert "output: " in line
-    assert "/proc/self" in line
-
-
 # ---- the user's endpoint
 
 
@@ -98,20 +75,11 @@ def test_an_endpoint_that_refuses_the_key(recipe: Path, tmp_path: Path) -> None:
     assert metrics_of(tmp_path / "out") == []
 
 
-@pytest.mark.parametrize(
-    ("http", "body", "said", "status"),
-    [
-        pytest.param(500, b"{}", "HTTP 500", 75, marks=pytest.mark.grid),
-        pytest.param(200, b"<html>no json", "unusable reply", 2, marks=pytest.mark.slow),
-        pytest.param(200, b'{"choices": []}', "unusable reply", 2, marks=pytest.mark.grid),
-    ],
-)
-def test_an_endpoint_that_fails_or_babbles(
-    recipe: Path, tmp_path: Path, http: int, body: bytes, said: str, status: int
-) -> None:
-    with answering(lambda: (http, body)) as url:
-        line = ask(recipe, "rollout", url, tmp_path, status)
-    assert said in line
+@pytest.mark.slow
+def test_an_endpoint_that_babbles(recipe: Path, tmp_path: Path) -> None:
+    with answering(lambda: (200, b"<html>no json")) as url:
+        line = ask(recipe, "rollout", url, tmp_path, status=2)
+    assert "unusable reply" in line
     assert "after 2 requests" in line
     unscored = list(read_traces(tmp_path / "out" / "traces"))
     assert [(t.outcome, t.attempts) for t in unscored] == [("user_error", 2)] * 4
@@ -126,33 +94,6 @@ def test_an_endpoint_that_is_not_there(recipe: Path, tmp_path: Path) -> None:
 
 
 # ---- killed and interrupted
-
-
-def engine_works(output: Path) -> bool:
-    """The engine decodes several episodes of the first step."""
-    log = output / "logs" / "engine-0.log"
-    return log.exists() and log.read_text(errors="replace").count("Prefill batch") > 4
-
-
-@pytest.mark.grid  # tests/e2e/test_engine_lost.py kills one twice and compares what is left bit for bit
-def test_an_engine_that_is_killed_comes_back_and_no_episode_is_missing(recipe: Path, tmp_path: Path) -> None:
-    output = tmp_path / "out"
-    with running("train", recipe, *SLOW_ROLLOUT, cwd=tmp_path, own_engine=True) as process:
-        until(lambda: engine_works(output), process, "the first episodes")
-        used = shared_memory(tmp_path)
-        server = launcher_in(tmp_path)
-        server.suspend()
-        time.sleep(1.0)  # by now every episode waits for the server: the kill cannot fall between two requests
-        server.kill()
-        ended(process, tmp_path, 0)
-    lines = metrics_of(output)
-    assert [line["step"] for line in lines] == [0, 1]
-    assert lines[0]["engine/restarts"] == 1
-    assert lines[0]["engine/retries"] >= 1  # the turn, and not the episode
-    assert [line["rollout/trajectories/count"] for line in lines] == [EPISODES, EPISODES]
-    assert [line["rollout/trajectories/unscored"] for line in lines] == [0, 0]
-    assert min(t.attempts for t in read_traces(output / "traces" / "step_000000.jsonl")) == 1
-    assert_gone(used)
 
 
 @pytest.mark.slow

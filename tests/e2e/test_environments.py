@@ -10,7 +10,7 @@ import math
 from pathlib import Path
 
 import pytest
-from e2e_support import evaluations_of, metrics_of, mua, refused
+from e2e_support import evaluations_of, metrics_of, mua
 
 from mua.store.traces import read_traces
 
@@ -54,10 +54,3 @@ def test_environments_are_trained_together_and_judged_apart(recipe: Path, tmp_pa
         own = [line[f"{prefix}/{domain}/validation_success"] for domain in TRAINED]
         assert math.isclose(line[f"{prefix}/validation_success"], sum(own) / len(own))  # three tasks of each
     assert {t.domain for t in read_traces(tmp_path / "out" / "traces")} <= set(TRAINED)
-
-
-@pytest.mark.grid
-def test_a_held_out_domain_without_tasks_is_refused_before_anything_is_trained(recipe: Path, tmp_path: Path) -> None:
-    wrong = ["trainer.evaluate_every=1", "evaluation.domains=[gyms/search]", "evaluation.split=train"]
-    assert "'gyms/search' has no train tasks" in refused("train", recipe, *wrong, cwd=tmp_path)
-    assert not metrics_of(tmp_path / "out")

@@ -3,7 +3,7 @@
 The same policy and seeds: what the built-in episode saw and sampled, the agent's session saw and sampled, token for
 token, as long as both ask the same (a cut or malformed turn is answered by each in its own way). Not covered:
 smolagents, whose own instructions are longer than the tiny policy's context (test_gateway_libraries.py), whether a
-policy learns from an agent of its own, all libraries on retail (tools/bench/agents_on_engine.py).
+policy learns from an agent of its own, retail (docs/benchmarks/gateway.md).
 """
 
 from __future__ import annotations
@@ -18,9 +18,6 @@ from e2e_support import DETERMINISTIC, GROUPS, SIZE, metrics_of, mua
 from mua.store.traces import read_traces
 from mua.types import Trajectory
 from tests.agents_support import agreed, command_of, differing
-from tools.bench.agent_libraries import shares
-from tools.bench.agents_on_engine import episodes, tuned
-from tools.bench.agents_on_engine import trained as trained_with
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -63,17 +60,3 @@ def test_the_agent_is_sampled_as_the_built_in_one_is_and_trains(
 def _turns_before(trajectory: Trajectory) -> int:
     segment = trajectory.segments[0]
     return len(set(segment.turn[: agreed(trajectory)][segment.loss_mask[: agreed(trajectory)]].tolist()))
-
-
-@pytest.mark.grid
-def test_retail_on_the_engine(tmp_path: Path) -> None:
-    recipe = tuned("retail", tmp_path, 30)
-    built_in = episodes(trained_with(recipe, tmp_path / "built_in", None), 0)
-    played = trained_with(recipe, tmp_path / "agent", {"command": command_of("openai_agents")})
-    mine = episodes(played, 0)
-    assert mine.keys() == built_in.keys()
-    assert not [place for place, theirs in built_in.items() if differing(mine[place], theirs)]
-    appended, calls = shares([*mine.values(), *episodes(played, 1).values()])
-    assert calls >= 32
-    assert appended / calls >= 0.95
-    assert all(np.isfinite(step["train/grad_norm"]) and step["train/grad_norm"] > 0 for step in metrics_of(played))

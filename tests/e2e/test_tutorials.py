@@ -21,8 +21,8 @@ from e2e_support import ROOT, metrics_of, mua
 from environments.help_desk import DOMAIN
 from mua.users.factory import Placement
 from mua.utils.hooks import load_hook
+from tests.agents_support import play
 from tests.made_once import made_once
-from tools.bench.agent_libraries import play
 
 PAGES = {page.stem: page for page in sorted((ROOT / "docs/tutorials").glob("own-*.md"))}
 FILE = re.compile(r"`([\w./-]+\.\w+)`[^`\n]*:\n\n```\w+\n(.*?)```", re.DOTALL)

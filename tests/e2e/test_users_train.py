@@ -182,18 +182,3 @@ def test_a_policy_is_trained_with_users_who_act_on_their_phone(phone_policy: Pat
     assert acted, "nobody was asked to look at the phone"
     assert all(m["role"] == "user" for m in acted)
     assert sum(t.metrics.get("user_actions", 0) for t in found) == sum(len(m["actions"]) for m in acted)
-
-
-@pytest.mark.grid  # served users train in the test before, and this user, scripted, in another
-def test_a_policy_is_trained_with_a_served_user_who_acts_on_its_phone(phone_policy: Path, tmp_path: Path) -> None:
-    """The user's model is random: the server makes it call some tool, and choose a sentence."""
-    model = random_model(tmp_path / "model", customers(60), 16_384)
-    with serving(model, tmp_path / "served", "--tool-call-parser=qwen") as served:
-        user = {"kind": "graded_phone:guided", "llm": served.section(max_tokens=200, max_retries=3)}
-        path = recipe(tmp_path, phone_policy, "graded_phone", 2048, steps=1, user=user)
-        mua("train", path, cwd=tmp_path, seconds=900)
-    found = trained(tmp_path / "out", steps=1)
-    assert_only_the_policy_is_trained(found, phone_policy, Provenance.USER)
-    acted = [action for t in found for m in t.messages for action in m.get("actions", ())]
-    assert acted, "no tool of the user's was called"
-    assert {"name", "arguments", "answer"} <= set(acted[0])

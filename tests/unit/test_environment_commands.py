@@ -10,8 +10,8 @@ import asyncio
 import contextlib
 import importlib
 import inspect
+import itertools
 import json
-import subprocess
 import sys
 import tomllib
 from collections.abc import Callable, Iterator
@@ -23,7 +23,7 @@ from typer.testing import CliRunner, Result
 
 import environments
 import workbench.domains as listing
-from environments.kit.database import Tool, tool_of
+from environments.kit.database import DatabaseEnvironment, ServiceDesk, Tool, tool_of
 from mua.cli import app
 from mua.environment import registry
 from mua.environment.registry import domain_names, get_domain
@@ -235,16 +235,40 @@ def test_an_installed_package_is_never_written_to(tmp_path: Path, monkeypatch: p
     assert not list((site / "environments").iterdir())
 
 
-@pytest.mark.parametrize(("name", "gym"), [("theatre", False), ("gyms/guess", True)])
-def test_a_new_domain_is_short_and_meets_the_projects_style(tmp_path: Path, name: str, gym: bool):
-    text = source(name, gym)
-    assert len([line for line in text.splitlines() if line.strip()]) < 50
-    path = tmp_path / "made.py"
-    path.write_text(text)
-    config = ["--config", str(ROOT / "pyproject.toml"), str(path)]
-    for command in (["check", "--no-cache", *config], ["format", "--check", "--no-cache", *config]):
-        done = subprocess.run([sys.executable, "-m", "ruff", *command], capture_output=True, text=True)
-        assert done.returncode == 0, done.stdout
+FLAWS = {
+    "test_splits_are_disjoint_ids_unique_and_order_fixed": ('"validation": {3}', '"validation": {2}'),
+    "test_the_gold_moves_earn_everything": ('"statements": [[seat]]', '"statements": [["thanks"]]'),
+    "test_doing_nothing_never_pays": ('[booked], "statements": [[seat]]', '[], "statements": []'),
+    "test_tasks_are_json_and_name_their_kind_and_difficulty": ('"difficulty": "easy"', '"difficulty": ("easy",)'),
+    "test_the_same_task_seed_and_calls_give_the_same_episode": (
+        "return record",
+        "return record | {'at': next(NUMBERS)}",
+    ),
+    "test_rollouts_write_neither_to_the_base_nor_to_their_task": (
+        'database.edit("seats", seat)',
+        "look(database, seat)",
+    ),
+    "test_interleaved_rollouts_equal_those_alone": ('database.edit("seats", seat)', "look(database, seat)"),
+    "test_closing_frees_everything": ("return DatabaseEnvironment(self.desk)", "return kept(self.desk)"),
+}
+KEPT: list[DatabaseEnvironment] = []
+
+
+def kept(desk: ServiceDesk) -> DatabaseEnvironment:
+    KEPT.append(DatabaseEnvironment(desk))
+    return KEPT[-1]
+
+
+@pytest.mark.parametrize("name", FLAWS)
+def test_the_contract_notices_a_flaw(name: str, monkeypatch: pytest.MonkeyPatch):
+    good, bad = FLAWS[name]
+    text = source("theatre_d", gym=False)
+    assert good in text
+    names: dict[str, object] = {"__name__": "flawed", "kept": kept, "NUMBERS": itertools.count()}
+    exec(text.replace(good, bad), names)
+    check = next(check for check in CHECKS if check.__name__ == name)
+    with pytest.raises(AssertionError):
+        run_check(check, names["DOMAIN"], monkeypatch)
 
 
 @pytest.mark.parametrize(

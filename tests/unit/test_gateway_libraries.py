@@ -1,7 +1,7 @@
 """Four agent libraries from PyPI, unmodified, each playing episodes of the help desk as its users would write it.
 
 The policy is the domain's expert behind the scripted engine; libraries, processes, gateway, users and environment are
-real. Not covered: retail and more tasks (tools/bench/agent_libraries.py), the real engine (e2e/test_gateway.py,
+real. Not covered: retail and more tasks (docs/benchmarks/gateway.md), the real engine (e2e/test_gateway.py,
 which has openai-agents in CI).
 """
 
@@ -11,8 +11,7 @@ import pytest
 
 from mua.environment.registry import get_domain
 from mua.types import Outcome
-from tests.agents_support import LIBRARIES, command_of
-from tools.bench.agent_libraries import play, same_tokens, shares
+from tests.agents_support import LIBRARIES, command_of, play, same_tokens, shares
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 TASKS = dict(enumerate(list(get_domain("help_desk").tasks("train"))[1:3]))

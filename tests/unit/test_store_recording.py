@@ -35,7 +35,6 @@ from mua.utils.errors import EngineError, UserFault
 from tests.chat_server import asked, fails, serving
 from tests.rollout_fixtures import Script, ScriptedSampler, TestDesk, call, experiment, lines, only
 from tests.tokens_fixtures import chat_family
-from tools.bench.store_kills import campaign
 
 FAMILY = chat_family("qwen3", False)
 TASK = generate("train", 77, "cancel")
@@ -230,10 +229,3 @@ async def test_no_secret_comes_into_the_store(store: Store, tmp_path: Path) -> N
                 if table is texts:
                     whole["body"] = check_text(row["hash"], row["body"])
                 assert planted not in repr(whole), table.name
-
-
-@pytest.mark.slow
-def test_store_and_checkpoints_agree_after_kills_at_drawn_moments(tmp_path: Path) -> None:
-    found = campaign(tmp_path / "kills", 6, seed=3)
-    assert found["faults"] == []
-    assert found["killed"] == 6

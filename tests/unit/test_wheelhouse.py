@@ -5,7 +5,6 @@ The index is served here, so nothing depends on a network; the real lists and si
 
 from __future__ import annotations
 
-import ast
 import hashlib
 import io
 import json
@@ -235,37 +234,3 @@ def test_mistakes_are_one_line(index: Index, tmp_path: Path, capsys) -> None:
     err = capsys.readouterr().err.splitlines()
     assert len(err) == 4
     assert [name in line for name, line in zip(("empty.txt", "binary", "nowhere", "sglang"), err, strict=True)]
-
-
-def test_what_modules_import_at_once_is_asked_for_by_setup() -> None:
-    """Or a machine that got training's layer alone could not import it."""
-    root = Path(__file__).parents[2]
-    tree = ast.parse((root / "setup.py").read_text())
-    (core,) = (ast.literal_eval(n.value) for n in tree.body
-               if isinstance(n, ast.Assign) and getattr(n.targets[0], "id", "") == "CORE")  # fmt: skip
-    asked = {re.split(r"[^\w-]", line)[0].replace("-", "_") for line in core} - {"pyyaml"} | {"yaml"}
-    brought = {
-        "torch",
-        "megatron",
-        "packaging",
-        "annotated_types",
-        "pydantic_core",
-        "yarl",
-    }  # by Megatron-Core and these
-    known = asked | brought | sys.stdlib_module_names | {"mua", "megatron_bridge", "environments", "workbench"}
-    # What a section of the configuration brings is imported when it is there.
-    lazy = {
-        "mua/environment/mcp": {"anyio", "httpx2", "mcp", "mcp_types"},
-        "environments/servers": {"mcp", "mcp_types"},
-    }
-    files = [file for folder in ("mua", "megatron_bridge", "environments", "workbench")
-             for file in (root / folder).rglob("*.py") if not {"shim", "plugin"} & set(file.parts)]  # fmt: skip
-    unknown = {
-        f"{file.relative_to(root)}: {name}"
-        for file in files
-        for node in ast.parse(file.read_text()).body
-        for name in ([of.name for of in node.names] if isinstance(node, ast.Import) else
-                     [node.module or ""] if isinstance(node, ast.ImportFrom) and not node.level else [])
-        if name.partition(".")[0] not in known | lazy.get(file.parent.relative_to(root).as_posix(), set())
-    }  # fmt: skip
-    assert sorted(unknown) == []

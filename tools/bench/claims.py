@@ -1,6 +1,6 @@
 """How well untrue statements are told from true ones, on the labeled sentences in tests/data/claims.
 
-    python -m tools.bench.claims [--set heldout|fresh] [--domain retail] [--half tune|check] [--show]
+    python -m tools.bench.claims [--set heldout|fresh] [--domain retail] [--show]
 
 A sentence is said in a scene: a task, what the customer has said and what the agent has called by then. It is called
 untrue if any claim that is read in it is. Of ``true`` and ``false`` sentences those are unread that hold no claim.
@@ -9,13 +9,11 @@ untrue if any claim that is read in it is. Of ``true`` and ``false`` sentences t
 * recall: of the sentences labeled ``false``, those called untrue
 
 ``--set`` takes the sentences of a folder below, which are said in the same scenes. ``--show`` prints the sentences that
-are told wrongly or not read, ``--half`` takes one half of a set (by a hash of the sentence), and ``--write`` puts the
-tables of all sets into docs/benchmarks/claims.md.
+are told wrongly or not read, and ``--write`` puts the tables of all sets into docs/benchmarks/claims.md.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -79,19 +77,13 @@ def sets(folder: Path = DATA) -> list[str]:
     return [path.stem for path in sorted(folder.glob("*.jsonl")) if _checker(path.stem) is not None]
 
 
-def judged(name: str, folder: Path = DATA, half: str = "") -> Iterator[Judged]:
+def judged(name: str, folder: Path = DATA) -> Iterator[Judged]:
     """Every sentence of a domain, read in its scene."""
     scenes = yaml.safe_load((DATA / f"{name}-scenes.yaml").read_text(encoding="utf-8"))
     for line in (folder / f"{name}.jsonl").read_text(encoding="utf-8").splitlines():
         row = json.loads(line)
-        if half in ("", half_of(row["say"])):
-            reader, moment = _at(name, folder, row["scene"], json.dumps(scenes[row["scene"]]))
-            yield Judged(row["scene"], row["say"], row["label"], reader.review(row["say"], moment))
-
-
-def half_of(sentence: str) -> str:
-    """The half that a sentence belongs to."""
-    return "tune" if hashlib.sha256(sentence.encode()).digest()[0] % 2 else "check"
+        reader, moment = _at(name, folder, row["scene"], json.dumps(scenes[row["scene"]]))
+        yield Judged(row["scene"], row["say"], row["label"], reader.review(row["say"], moment))
 
 
 def score(rows: Sequence[Judged]) -> Score:
@@ -146,22 +138,21 @@ def _row(name: str, found: Score) -> str:
     return kit.row(name, found.sentences, *(f"{share:.3f}" for share in shares))
 
 
-def table(folder: Path, half: str) -> str:
+def table(folder: Path) -> str:
     """The table of all domains."""
     head = kit.head("domain", "sentences", "precision", "recall", "unread")
-    return "\n".join([head, *(_row(name, score(list(judged(name, folder, half)))) for name in sets(folder))])
+    return "\n".join([head, *(_row(name, score(list(judged(name, folder)))) for name in sets(folder))])
 
 
 def main() -> None:
     parser = kit.parser(__doc__)
     parser.add_argument("--set", choices=SETS, default="", help="another folder of sentences")
     parser.add_argument("--domain", help="one domain only")
-    parser.add_argument("--half", choices=("tune", "check"), default="")
     parser.add_argument("--show", action="store_true", help="print what is told wrongly or not read")
     parser.add_argument("--write", action="store_true", help=f"write {PAGE.relative_to(kit.ROOT)}")
     given = parser.parse_args()
     if given.domain:
-        rows = list(judged(given.domain, DATA / given.set, given.half))
+        rows = list(judged(given.domain, DATA / given.set))
         for row in (row for row in rows if given.show and (row.wrong or row.unread)):
             read = f"true={[str(c) for c in row.review.true]} false={[str(c) for c in row.review.false]}"
             print(f"{'WRONG' if row.wrong else 'unread'} {row.label} [{row.scene}] {row.say!r}\n      {read}")
@@ -169,10 +160,10 @@ def main() -> None:
         return
     if given.write:
         head, _, _ = PAGE.read_text(encoding="utf-8").partition("\n## Figures")
-        tables = "\n".join(f"### {_TITLES[one]}\n\n{table(DATA / one, '')}\n" for one in SETS)
+        tables = "\n".join(f"### {_TITLES[one]}\n\n{table(DATA / one)}\n" for one in SETS)
         PAGE.write_text(f"{head}\n## Figures\n\n{tables}", encoding="utf-8")
     else:
-        print(table(DATA / given.set, given.half))
+        print(table(DATA / given.set))
 
 
 if __name__ == "__main__":

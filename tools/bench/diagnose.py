@@ -17,7 +17,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -228,29 +228,20 @@ def spoilt(what: str, share: float, start: int = 0) -> dict[str, Any]:
     return {"user.kind": "tools.bench.planted_users:spoilt", "user.options": options}
 
 
-def bound(make: Callable[..., AbstractContextManager[None]], *given: Any) -> Callable[[], Any]:
-    return partial(make, *given)
-
-
 def planted(domains: tuple[str, str, str], seeds: range) -> Iterator[Case]:
     """Each cause three times: in another domain, by another way or in another strength, and with another seed."""
     a, b, c = domains
     stale = {"trainer.max_staleness": 6, "algorithm.allow_off_policy": True, "optimizer.learning_rate": 1.0e-2}
+    on_train = {"evaluation.split": "train", "evaluation.tasks": 6}
     steep = {"algorithm.epochs": 2, "algorithm.minibatches": 4, "optimizer.learning_rate": 3.0e-2}
     ways: dict[str, list[tuple[str, Plan]]] = {
         "wrong_tokens": [
-            ("tools' results are trained", Plan(domain=a, around=bound(trains_too, Provenance.TOOL))),
-            ("users' words are trained", Plan(domain=b, around=bound(trains_too, Provenance.USER))),
+            ("tools' results are trained", Plan(domain=a, around=partial(trains_too, Provenance.TOOL))),
+            ("users' words are trained", Plan(domain=b, around=partial(trains_too, Provenance.USER))),
             ("the mask is a token late", Plan(domain=c, around=trains_late)),
         ],
         "evaluation_meets_training": [
-            (
-                "split train",
-                Plan(
-                    domain=d,
-                    settings={"evaluation.split": "train", "evaluation.tasks": 6, "trainer.evaluate_every": every},
-                ),
-            )
+            ("split train", Plan(domain=d, settings=on_train | {"trainer.evaluate_every": every}))
             for d, every in ((a, 4), (b, 3), (c, 6))
         ],
         "leaking_user": [
@@ -261,12 +252,12 @@ def planted(domains: tuple[str, str, str], seeds: range) -> Iterator[Case]:
         "failing_user": [
             ("the user does not answer", Plan(domain=a, settings=spoilt("fail", 0.2))),
             ("from step 3 on", Plan(domain=a, settings=spoilt("fail", 0.15, 3))),
-            ("a judge from step 4 on", Plan(domain=c, around=bound(judge_fails, 0.5, 4))),
+            ("a judge from step 4 on", Plan(domain=c, around=partial(judge_fails, 0.5, 4))),
         ],
         "tool_errors": [
-            ("70 % of the calls", Plan(domain=a, around=bound(tools_fail, 0.7, 0))),
-            ("all from step 3 on", Plan(domain=b, around=bound(tools_fail, 1.0, 3))),
-            ("60 % from step 4 on", Plan(domain=c, around=bound(tools_fail, 0.6, 4))),
+            ("70 % of the calls", Plan(domain=a, around=partial(tools_fail, 0.7, 0))),
+            ("all from step 3 on", Plan(domain=b, around=partial(tools_fail, 1.0, 3))),
+            ("60 % from step 4 on", Plan(domain=c, around=partial(tools_fail, 0.6, 4))),
         ],
         "engine_mismatch": [
             ("noise of 0.2 nats", Plan(domain=a, logprobs=noisy(0.2, 0))),
@@ -337,6 +328,8 @@ def planted(domains: tuple[str, str, str], seeds: range) -> Iterator[Case]:
 def healthy(domains: tuple[str, str, str], seeds: range) -> Iterator[Case]:
     """Twelve runs that do what they should."""
     a, b, c = domains
+    wide = {"algorithm.group_size": 16, "algorithm.groups_per_step": 2}
+    dr_grpo = {"algorithm.divide_by_std": False, "trainer.evaluate_every": 4, "evaluation.tasks": 8}
     plans = {
         "grpo": Plan(domain=a),
         "fine-tuned, fast": Plan(domain=b, start="sft", script=learning(0.3, 0.98), settings=FAST, steps=11),
@@ -352,19 +345,8 @@ def healthy(domains: tuple[str, str, str], seeds: range) -> Iterator[Case]:
             domain=b, settings={"trainer.max_staleness": 1, "algorithm.correction": "truncate"}
         ),
         "gspo, two updates": Plan(domain=c, settings={"algorithm.loss": "gspo", "algorithm.minibatches": 2}),
-        "groups of 16, rloo": Plan(
-            domain=a,
-            settings={"algorithm.group_size": 16, "algorithm.groups_per_step": 2, "algorithm.advantage": "rloo"},
-        ),
-        "Dr. GRPO, evaluated": Plan(
-            domain=b,
-            settings={
-                "algorithm.divide_by_std": False,
-                "algorithm.aggregation": "constant",
-                "trainer.evaluate_every": 4,
-                "evaluation.tasks": 8,
-            },
-        ),
+        "groups of 16, rloo": Plan(domain=a, settings=wide | {"algorithm.advantage": "rloo"}),
+        "Dr. GRPO, evaluated": Plan(domain=b, settings=dr_grpo | {"algorithm.aggregation": "constant"}),
         "KL, texts that grow": Plan(
             domain=a, start="sft", script=growing(), settings={"algorithm.kl_coefficient": 0.01}, steps=10
         ),
@@ -378,9 +360,7 @@ def growing() -> Script:
 
     def script(s: Situation) -> Generator[Move, str, None]:
         if s.draw.random() < 0.1 + 0.8 * s.progress:
-            s.lead = (
-                f"I look at everything twice, to be sure that it is right, and note number {s.draw.randint(100, 999)}. "
-            )
+            s.lead = f"I look at everything twice, to be sure that it is right, and note {s.draw.randint(100, 999)}. "
             yield from expert(s)
         else:
             yield from careless(s)
@@ -473,15 +453,8 @@ def tables(found: list[tuple[Case, Diagnosis]], summary: str) -> str:
     runs = kit.table(
         ["planted", "how", "domain", "steps", "named first", "from step"],
         [
-            [
-                case.cause,
-                case.what,
-                case.plan.domain,
-                case.plan.steps,
-                named(d),
-                d.findings[0][1].step if d.findings else "",
-            ]
-            for case, d in found
+            [c.cause, c.what, c.plan.domain, c.plan.steps, named(d), d.findings[0][1].step if d.findings else ""]
+            for c, d in found
         ],
     )
     return f"{summary}\n\nRows: planted; columns: named first.\n\n{matrix}\n\n### The runs\n\n{runs}"

@@ -16,7 +16,6 @@ scheduler of groups, the choice of an engine and the clocks are those of a run. 
 session that the engine has, under the same weights, need no prefill. After a weight update every running request is
 prefilled anew. Not modeled: CPU time of rollout and environments, faults, evaluation, popular experts. What a GPU does
 in a second follows from its datasheet and from the assumptions in the section ``cluster`` (docs/planning.md).
-``tools/bench/timeline.py`` compares the simulation with real runs.
 """
 
 from __future__ import annotations
@@ -168,17 +167,11 @@ class Setting:
     """Weight update: trainer and engines do nothing else."""
     switch_seconds: float = 0.0
     """Release of the engines' memory before training, and once more to take it back; with :attr:`released`."""
-    batch_seconds: float = 0.0
-    """Putting the batch together."""
-    record_seconds: float = 0.0
-    """Traces, metrics and checkpoint of a step."""
     released: bool = False
     """Whether engines stand still while the trainer trains: shared devices with ``engine.memory_saver``."""
     together: float = 1.0
     """Speed of trainer and engines while both work, of what each has alone: 1 on devices of their own, 0.5 where they
     take turns on one device."""
-    engine_devices: int | None = None
-    """Devices of the engines, which those at work divide evenly. None: one each."""
 
 
 @dataclass(eq=False, slots=True)
@@ -328,8 +321,7 @@ class Simulation:
 
     def engine_speed(self) -> float:
         """Of an engine at work, of what it has alone."""
-        devices, working = self.setting.engine_devices or self.setting.engines, sum(e.working for e in self._engines)
-        return min(1.0, devices / max(1, working)) * (self.setting.together if self._training else 1.0)
+        return self.setting.together if self._training else 1.0
 
     async def _train(self) -> list[dict[str, float]]:
         setting = self.setting
@@ -364,8 +356,6 @@ class Simulation:
         with phase(TrainerPhase.MEMORY):
             self._set(released=setting.released)
             await asyncio.sleep(switch)
-        with phase(TrainerPhase.BATCH):
-            await self._compute(setting.batch_seconds)
         with phase(TrainerPhase.LOGPROBS):
             await self._compute(setting.score_seconds * tokens)
         with phase(TrainerPhase.OPTIMIZER):
@@ -377,13 +367,7 @@ class Simulation:
             await asyncio.sleep(setting.sync_seconds)
             self._version += 1
             self._set(paused=False)
-        early = setting.demand.staleness > 0  # as in mua.trainer.rl
-        if early:
-            scheduler.release()
-        with phase(TrainerPhase.RECORDS):
-            await self._compute(setting.record_seconds)
-        if not early:
-            scheduler.release()
+        scheduler.release()
         ages: Counter[int] = Counter()
         for member in members:
             for version, sampled in member.details["sampled"]:

@@ -25,6 +25,8 @@ import numpy as np
 import torch
 from safetensors.torch import load_file
 
+from environments.kit.demonstrate import write_conversations
+from mua.config.load import load_config
 from mua.config.schema import ExperimentConfig
 from mua.engine import Pauses, SamplingParams
 from mua.engine.weight_transfer import SyncReport
@@ -42,15 +44,21 @@ from mua.trainer.preempt import Preemption
 from mua.trainer.ranks import init_distributed
 from mua.trainer.rl import Training
 from mua.trainer.run_folder import Run
-from mua.types import Generation, Int32Array, Provenance
+from mua.types import Generation, Int32Array, Json, Provenance
 from mua.utils.seeds import derived_seed
-from tools import kit
+from tools.tiny import SMALL, build_policy
 
-SHAPE = {
-    "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 2048, "rope_theta": 10_000.0,
-    "initializer_range": 0.06, "tie_word_embeddings": True,
-}  # fmt: skip
+SHAPE = SMALL | {"max_position_embeddings": 2048}
+BASE = """\
+model: {dtype: float32}
+environment: {prompt: short}
+rollout: {max_turns: 16, max_tool_calls: 16, max_turn_tokens: 300, concurrency: 64, max_retries: 1}
+algorithm: {group_size: 4, groups_per_step: 4}
+megatron: {threads: 1}
+optimizer: {learning_rate: 3.0e-4, weight_decay: 0.0}
+trainer: {save_every: 0}
+observe: {tensorboard: false, progress: false}
+"""
 WINDOW = 3900
 """Tokens of an episode."""
 WINDOWS = {"qa": 7900}
@@ -298,22 +306,15 @@ _domain = cache(get_domain)
 @cache
 def policy(root: Path, domains: tuple[str, ...], start: str) -> Path:
     """A small policy with a tokenizer of the domains' texts."""
-    from transformers import AutoTokenizer
-
-    from workbench.tokenizer import train_tokenizer
-
     folder = root / f"{start}-{'-'.join(domains).replace('/', '_')}"
-    texts = list(LEADS)
-    for name in domains:
-        domain = get_domain(name)
+    said = [{"content": lead} for lead in LEADS]
+    for domain in map(get_domain, domains):
         for task in list(domain.tasks("train"))[:60]:
-            texts += [str(move) if isinstance(move, str) else json.dumps({"name": move[0], "arguments": move[1]})
-                      for move in domain.gold(task)]  # fmt: skip
-            texts.append(domain.persona(task))
-    train_tokenizer(texts, folder, vocab_size=700)
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    ends = {"vocab_size": len(tokenizer), "eos_token_id": tokenizer.convert_tokens_to_ids("<|im_end|>")}
-    kit.random_qwen3(folder, 1, **(SHAPE | ends))
+            said.append({"content": domain.persona(task)})
+            for move in domain.gold(task):
+                text = move if isinstance(move, str) else json.dumps({"name": move[0], "arguments": move[1]})
+                said.append({"content": text})
+    build_policy(folder, [said], 1, 700, SHAPE)
     return folder if start == "random" else _fine_tuned(root, folder, domains)
 
 
@@ -323,65 +324,39 @@ def _fine_tuned(root: Path, folder: Path, domains: tuple[str, ...]) -> Path:
     from mua.trainer.sft import fine_tune
 
     conversations = []
-    for name in domains:
-        domain = get_domain(name)
+    for domain in map(get_domain, domains):
         for task in list(domain.tasks("train"))[60:180]:
             result = asyncio.run(replay_gold(domain, task))
-            before = [
-                {"role": "system", "content": domain.system_prompt("short")},
-                {"role": "user", "content": LEADS[0]},
-            ]
-            said = list(before)
+            opening: Json = {"role": "user", "content": LEADS[0]}
+            said: list[Json] = [{"role": "system", "content": domain.system_prompt("short")}, opening]
             for message in (m for m in result.messages if m["role"] in ("assistant", "tool", "user")):
                 last = said[-1]
                 if message["role"] == last["role"] == "assistant" and not last.get("tool_calls"):
                     # Gold moves may say two things in a row, where a conversation has the user's word between them.
-                    said.append({"role": "user", "content": LEADS[0]})
+                    said.append(opening)
                 said.append(message)
             conversations.append(said)
     data, out = folder / "sft.jsonl", root / f"{folder.name}-tuned"
-    data.write_text("".join(json.dumps({"messages": m}) + "\n" for m in conversations))
-    config = settings_of(folder, out, domains, {}, 40, 1)
-    config |= {"sft": {"data": str(data), "batch_size": 12, "overlong": "skip"}}
-    config["optimizer"] = {"learning_rate": 3.0e-3, "weight_decay": 0.0}
-    fine_tune(ExperimentConfig.model_validate(config))
+    write_conversations(data, conversations)
+    tuning = {"sft.data": data, "sft.batch_size": 12, "sft.overlong": "skip", "optimizer.learning_rate": 3.0e-3}
+    fine_tune(config_of(folder, out, domains, tuning, 40, 1))
     return out / "hf"
 
 
-def settings_of(
+def config_of(
     model: Path, output: Path, domains: Sequence[str], more: Mapping[str, Any], steps: int, seed: int
-) -> dict[str, Any]:
-    """A run's configuration as plain values; ``more`` by dotted keys."""
+) -> ExperimentConfig:
+    """A run's configuration; ``more`` by dotted keys."""
     window = max(WINDOWS.get(domain, WINDOW) for domain in domains)
     length = window + 196
-    config: dict[str, Any] = {
-        "name": output.name,
-        "output": str(output),
-        "seed": seed,
-        "model": {"path": str(model), "dtype": "float32", "max_length": length},
-        "environment": {"prompt": "short"}
-        | ({"name": domains[0]} if len(domains) == 1 else {"mix": dict.fromkeys(domains, 1.0)}),
-        "rollout": {
-            "max_turns": 16,
-            "max_tool_calls": 16,
-            "max_turn_tokens": 300,
-            "max_tokens": window,
-            "concurrency": 64,
-            "max_retries": 1,
-        },
-        "algorithm": {"group_size": 4, "groups_per_step": 4},
-        "megatron": {"max_tokens_per_microbatch": length, "threads": 1},
-        "optimizer": {"learning_rate": 3.0e-4, "weight_decay": 0.0},
-        "trainer": {"steps": steps, "save_every": 0},
-        "observe": {"tensorboard": False, "progress": False},
-    }
-    for key, value in more.items():
-        here = config
-        *path, last = key.split(".")
-        for part in path:
-            here = here.setdefault(part, {})
-        here[last] = value
-    return config
+    shares = {"environment.name": domains[0]} if len(domains) == 1 else {"environment.mix": dict.fromkeys(domains, 1.0)}
+    settings: dict[str, Any] = shares | {
+        "name": output.name, "output": output, "seed": seed, "model.path": model, "model.max_length": length,
+        "rollout.max_tokens": window, "megatron.max_tokens_per_microbatch": length, "trainer.steps": steps,
+    } | dict(more)  # fmt: skip
+    path = output.with_name(f".{output.name}.yaml")
+    path.write_text(BASE, encoding="utf-8")
+    return load_config(path, [f"{key}={json.dumps(value, default=str)}" for key, value in settings.items()])
 
 
 def made_run(plan: Plan, root: Path, output: Path, seed: int) -> Path:
@@ -392,7 +367,7 @@ def made_run(plan: Plan, root: Path, output: Path, seed: int) -> Path:
 
     domains = tuple(plan.domain.split("+"))
     model = policy(root, domains, plan.start)
-    config = ExperimentConfig.model_validate(settings_of(model, output, domains, plan.settings, plan.steps, seed))
+    config = config_of(model, output, domains, plan.settings, plan.steps, seed)
     family = load_family(model, thinking=config.model.thinking)
     engine = ScriptedEngine(model, family, plan)
     init_distributed(config)

@@ -175,11 +175,6 @@ def check_of(domain: Domain, task: Task) -> ReplyCheck:
 # ---- faults
 
 
-def plant(kind: UserFaultKind, scene: Scene, text: str) -> str:
-    """``text``, or another reply, as a fault of ``kind``."""
-    return _PLANTS[kind](scene, text)
-
-
 def _broken(scene: Scene, text: str) -> str:
     place = scene.rng.randrange(len(text) + 1)
     return text[:place] + scene.rng.choice(("\ud800", "\udfff", "\x00", "\x1b[2J")) + text[place:]
@@ -281,16 +276,11 @@ async def watch(domain: Domain, task: Task, seed: int, user: Watched) -> None:
         await play(domain, task, seed, lambda opening, tools: moves_of(domain, task, seed), user)
 
 
-def talker(domain: Domain, task: Task, seed: int) -> User:
-    """A customer, of any kind."""
-    return domain.scripted_user(task, seed)
-
-
 async def measure(domain: Domain, tasks: Sequence[Task], seed: int) -> Result:
     """Every reply as it is, and one fault of each kind in each task's dialogue."""
     result = Result(kinds={kind: Counts() for kind in KINDS})
     for number, task in enumerate(tasks):
-        clean = Watched(talker(domain, task, seed), check_of(domain, task))
+        clean = Watched(domain.scripted_user(task, seed), check_of(domain, task))
         await watch(domain, task, seed, clean)
         result.replies += clean.replies
         result.refused.update(refusal.kind for _, refusal in clean.refused)
@@ -302,8 +292,8 @@ async def measure(domain: Domain, tasks: Sequence[Task], seed: int) -> Result:
             if last < 1:
                 continue
             scene = Scene(domain, task, rng, tools)
-            fault = lambda text, kind=kind, scene=scene: plant(kind, scene, text)  # noqa: E731
-            user = Planted(talker(domain, task, seed), check_of(domain, task), rng.randint(1, last), fault)
+            fault = lambda text, kind=kind, scene=scene: _PLANTS[kind](scene, text)  # noqa: E731
+            user = Planted(domain.scripted_user(task, seed), check_of(domain, task), rng.randint(1, last), fault)
             await watch(domain, task, seed, user)
             if user.planted is not None:
                 _count(result.kinds[kind], kind, *user.planted)
@@ -408,18 +398,12 @@ def main() -> None:
     parser = kit.parser(__doc__)
     parser.add_argument("--tasks", type=int, default=60, help="of each domain and run")
     parser.add_argument("--runs", nargs="+", default=["test:1", "train:2", "validation:3"], metavar="SPLIT:SEED")
-    parser.add_argument("--show", action="store_true", help="print what is missed and wrongly refused, write nothing")
     chosen = parser.parse_args()
     results = {name: asyncio.run(_measured(name, chosen.runs, chosen.tasks)) for name in DOMAINS}
     by_hand = {
         path: {name: measure_replies(path, name) for name in DOMAINS} if path != REPLIES else {"all": measure_replies()}
         for path in (REPLIES, LOOKED_AT, APART)
     }
-    if chosen.show:
-        _show(results)
-        for path, found in by_hand.items():
-            _show({f"{path.stem}, {name}": result for name, result in found.items()})
-        return
     parts = [f"`--tasks {chosen.tasks} --runs {' '.join(chosen.runs)}`, each `split:seed`:", table(results)]
     for path, found in by_hand.items():
         parts += [f"### {path.name}", table(found)]
@@ -435,15 +419,6 @@ async def _measured(name: str, runs: Sequence[str], count: int) -> Result:
         tasks = spread(domain.tasks(cast(Split, split)), count)
         whole.add(await measure(domain, tasks, int(seed)))
     return whole
-
-
-def _show(results: Mapping[str, Result]) -> None:
-    for name, result in results.items():
-        print(f"== {name}: {sum(result.refused.values())} of {result.replies} good replies refused")
-        print("\n".join(f"   {line[:220]}" for line in result.examples[:12]))
-        for kind, counts in result.kinds.items():
-            print(f"  {kind}: {counts.named}/{counts.found}/{counts.planted}")
-            print("\n".join(f"     {line}" for line in counts.missed[:6]))
 
 
 if __name__ == "__main__":

@@ -42,21 +42,10 @@ CHECKS: tuple[Check, ...] = (
     _check("engine", "SGLang's log-probabilities, release and resume under probes", "engines:engine", 150, 480),
     _check("doctor-sync", "every tensor arrives in the engine", "engines:doctor_sync", 95, 400),
     _check("rl", "two colocated steps of reinforcement learning", "engines:rl", 170, 500),
-    _check(
-        "learns",
-        "a policy learns: SFT, then RL, on the test split",
-        "learning:learns",
-        280,
-        590,
-        "make demo shows it on a CPU",
-    ),
-    _check(
-        "rl-large", "colocated steps of 1.2 billion parameters", "learning:large", 270, 590, "rl does it at toy size"
-    ),
+    _check("learns", "a policy learns: SFT, then RL", "learning:learns", 280, 590, "make demo shows it on a CPU"),
+    _check("rl-large", "colocated steps of 1.2 billion weights", "learning:large", 270, 590, "rl does it at toy size"),
     _check("train-30b-a3b", "speed and memory of a step, Qwen3-30B-A3B", "steps:qwen3_30b_a3b", 130, 400),
     _check("train-32b", "speed and memory of a step, Qwen3-32B", "steps:qwen3_32b", 110, 400),
     _check("experts", "grouped experts equal single ones, and are faster", "experts:grouped", 40, 240),
-    _check(
-        "attention-speed", "the kernel beside SDPA's flash kernel", "attention:speed", 40, 240, "nothing to compare"
-    ),
+    _check("attention-speed", "the kernel beside SDPA's flash", "attention:speed", 40, 240, "nothing to compare"),
 )

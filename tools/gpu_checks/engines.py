@@ -205,12 +205,8 @@ def rl(place: Place) -> Found:
     found = Found(told())
     sizes = ["algorithm.groups_per_step=4", "algorithm.group_size=4"]
     if not place.cuda:
-        sizes = [
-            "algorithm.groups_per_step=2",
-            "algorithm.group_size=2",
-            "rollout.max_turns=3",
-            "rollout.max_turn_tokens=24",
-        ]
+        sizes = ["algorithm.groups_per_step=2", "algorithm.group_size=2"]
+        sizes += ["rollout.max_turns=3", "rollout.max_turn_tokens=24"]
     steps = ["trainer.steps=2", "trainer.save_every=1", "trainer.evaluate_every=0", "trainer.export=last"]
     off = ["algorithm.skip_zero_advantage=false", "megatron.offload=true", "optimizer.warmup_steps=0"]
     command("train", str(ROOT / "configs/demo.yaml"), *overrides(place), *sizes, *steps, *off)

@@ -68,12 +68,8 @@ def large(place: Place) -> Found:
     turns = ["model.max_length=4096", "rollout.max_tokens=4000", "rollout.max_turn_tokens=1024", "rollout.max_turns=6",
              "rollout.max_malformed=6", "megatron.max_tokens_per_microbatch=16384"]  # fmt: skip
     steps = [f"trainer.steps={STEPS}", "trainer.save_every=0", "trainer.evaluate_every=0", "trainer.export=last"]
-    off = [
-        "megatron.offload=true",
-        "optimizer.warmup_steps=0",
-        "optimizer.learning_rate=1e-7",
-        "optimizer.min_learning_rate=0",
-    ]
+    off = ["megatron.offload=true", "optimizer.warmup_steps=0"]
+    off += ["optimizer.learning_rate=1e-7", "optimizer.min_learning_rate=0"]
     where = [f"model.path={place.work}/policy"]
     command("train", str(ROOT / "configs/demo.yaml"), *overrides(place), *sizes, *groups, *turns, *steps, *off, *where)
     last = _steps(found, place.work / "run")

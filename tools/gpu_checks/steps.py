@@ -69,11 +69,8 @@ class Step:
 def share_of_rank(whole: Mapping[str, Any], recipe: ExperimentConfig, layers: int, place: Place) -> dict[str, Any]:
     """config.json of what one rank of ``recipe`` holds, as a policy of its own; at toy size on a CPU."""
     layout = recipe.megatron
-    tp, ep, etp = (
-        layout.tensor_parallel,
-        layout.expert_parallel,
-        layout.expert_tensor_parallel or layout.tensor_parallel,
-    )
+    tp, ep = layout.tensor_parallel, layout.expert_parallel
+    etp = layout.expert_tensor_parallel or tp
     divided = {"num_attention_heads": tp, "num_key_value_heads": tp, "intermediate_size": tp, "vocab_size": tp}
     divided |= {"num_experts": ep, "moe_intermediate_size": etp, "num_experts_per_tok": tp}
     share = dict(whole) | {key: max(1, math.ceil(whole[key] / by)) for key, by in divided.items() if key in whole}
@@ -94,23 +91,19 @@ def alone(recipe: str, recompute: str, place: Place) -> ExperimentConfig:
     # What is planned must be what is built: a plan is of a machine with Transformer Engine unless it is told otherwise.
     overrides += [f"megatron.implementation={implementation_of(MegatronConfig(), capabilities())}"]
     overrides += [f"megatron.recompute={recompute}", f"megatron.max_tokens_per_microbatch={tokens}"]
-    overrides += [
-        "algorithm.kl_coefficient=0",
-        f"rollout.max_tokens={tokens}",
-        f"model.dtype={place.pick('bfloat16', 'float32')}",
-    ]
-    overrides += [f"model.hf_config={ROOT / 'configs/models' / recipe_model(recipe) / 'config.json'}"]
+    overrides += ["algorithm.kl_coefficient=0", f"rollout.max_tokens={tokens}"]
+    overrides += [f"model.dtype={place.pick('bfloat16', 'float32')}", f"model.hf_config={config_json(recipe)}"]
     return load_config(ROOT / "configs" / f"{recipe}.yaml", overrides)
 
 
-def recipe_model(recipe: str) -> str:
+def config_json(recipe: str) -> Path:
     (model,) = (name for name in ("Qwen3-8B", "Qwen3-32B", "Qwen3-30B-A3B") if recipe.startswith(name.lower()))
-    return model
+    return ROOT / "configs/models" / model / "config.json"
 
 
 def _steps(place: Place, recipe: str, layers: int) -> Found:
     found = Found()
-    whole = load_config(ROOT / "configs" / f"{recipe}.yaml", [f"model.hf_config={_config_json(recipe)}"])
+    whole = load_config(ROOT / "configs" / f"{recipe}.yaml", [f"model.hf_config={config_json(recipe)}"])
     full = architecture_of(whole.model)
     share = share_of_rank(full.hf_config, whole, layers, place)
     configs = {recompute: alone(recipe, recompute, place) for recompute in ("full", "selective", "none")}
@@ -129,10 +122,6 @@ def _steps(place: Place, recipe: str, layers: int) -> Found:
             if shallow is not None:
                 _extrapolate(found, step, shallow, share, full, whole, peak)
     return found
-
-
-def _config_json(recipe: str) -> Path:
-    return ROOT / "configs/models" / recipe_model(recipe) / "config.json"
 
 
 def _peak(found: Found, place: Place) -> float | None:

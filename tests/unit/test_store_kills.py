@@ -1,12 +1,10 @@
-"""kill -9 of a run at drawn moments: does its store stay whole, and of one mind with its checkpoints?
-
-    python -m tools.bench.store_kills [--kills 200] [--seed 1] [--url POSTGRES] [--folder FOLDER]
+"""kill -9 of a run at drawn moments: its store stays whole, and of one mind with its checkpoints.
 
 Each attempt is a process of its own that continues the run: the output folder, the record, the recorder of episodes and
-the writer are the run's own; policy and episodes are made up, so that 200 kills take minutes. A quarter of the moments
-each is drawn over time, over the statements that the store sends, within its commits (while the database works on one)
-and within the saves of checkpoints (before one of their system calls on files). After every kill the store must verify,
-and hold every step of the newest checkpoint; at the end every step is there once.
+the writer are the run's own; policy and episodes are made up. Moments are drawn over time, over the statements that the
+store sends, before its commits and before the system calls of a checkpoint's save. After every kill the store must
+verify and hold every step of the newest checkpoint. Not covered: the real policy (tests/e2e/test_chaos_runs.py),
+PostgreSQL.
 """
 
 from __future__ import annotations
@@ -18,7 +16,6 @@ import os
 import random
 import signal
 import sys
-import tempfile
 import threading
 import time
 from dataclasses import dataclass
@@ -26,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import sqlalchemy as sa
 from sqlalchemy.engine.default import DefaultDialect
 
@@ -43,7 +41,6 @@ from mua.trainer.observers import DoneStep, Learned, RunRecord
 from mua.trainer.run_folder import Run
 from mua.types import Group, Outcome, Segment, Trajectory
 from mua.utils.atomic import hidden_folder, publish_folder
-from tools import kit
 
 GROUPS, SIZE = 2, 2
 KINDS = {"time": 1, "statement": 400, "commit": 60, "save": 150}
@@ -107,14 +104,14 @@ class CountingPolicy:
         pass
 
 
-def experiment(output: Path, run_steps: int, url: str | None) -> ExperimentConfig:
+def experiment(output: Path, run_steps: int) -> ExperimentConfig:
     """Every step has its checkpoint; the store is written as often as can be."""
     return ExperimentConfig.model_validate(
         {
             "name": "kills", "output": str(output), "model": {"path": "none"}, "environment": {"name": "help_desk"},
             "algorithm": {"group_size": SIZE, "groups_per_step": GROUPS, "epochs": 2},
             "trainer": {"steps": run_steps, "save_every": 2, "keep": 2},
-            "store": {"write_seconds": 0.002} | ({} if url is None else {"url": url}),
+            "store": {"write_seconds": 0.002},
             "observe": {"tensorboard": False, "progress": False, "traces": False},
         }
     )  # fmt: skip
@@ -187,10 +184,8 @@ def _step(config: ExperimentConfig, run: Run, record: RunRecord, step: int) -> N
 def faults(config: ExperimentConfig) -> list[str]:
     """What store and checkpoints disagree about, and what of the store is not whole."""
     output = config.output
-    if config.store.url is None and not (output / "store.sqlite").exists():
-        return ["checkpoints without a store"] if checkpoint_steps(output) else []
     try:
-        opened = Store.open(store_url(output, config.store), write=config.store.url is None)
+        opened = Store.open(store_url(output, config.store), create=False)
     except NoStore:  # it was killed before there were tables
         return ["checkpoints without a store"] if checkpoint_steps(output) else []
     with opened as store, store.read() as found:
@@ -198,28 +193,24 @@ def faults(config: ExperimentConfig) -> list[str]:
         run = run_of(output)
         if lacking := missing_steps(found, run, max(checkpoint_steps(output), default=0)):
             wrong.append(f"a checkpoint is there, and steps {lacking} are not in the store")
-        standing = sa.select(steps.c.step, steps.c.part, steps.c.details).where(steps.c.run_id == run, ~lost_step())
-        for row in found.execute(standing):
-            there = (uses.c.run_id == run) & (uses.c.step == row.step) & (uses.c.part == row.part)
-            count = found.execute(sa.select(sa.func.count()).select_from(uses).where(there)).scalar_one()
-            if count != 2 * GROUPS * SIZE:
-                wrong.append(f"step {row.step} has {count} uses")
-            names = [name for group in row.details["groups"] for name in group[2]]
-            known = sa.select(sa.func.count()).select_from(trajectories).where(trajectories.c.id.in_(names))
-            if found.execute(known).scalar_one() != GROUPS * SIZE:
-                wrong.append(f"step {row.step} trained on trajectories that are not there")
-            taken = sa.select(sa.func.count()).select_from(tasks).where(
-                tasks.c.run_id == run, tasks.c.state == "taken", tasks.c.taken_step == row.step
-            )  # fmt: skip
-            if found.execute(taken).scalar_one() != GROUPS:
-                wrong.append(f"step {row.step} did not take {GROUPS} groups")
+        for step in found.execute(sa.select(steps).where(steps.c.run_id == run, ~lost_step())):
+            there = (uses.c.run_id == run) & (uses.c.step == step.step) & (uses.c.part == step.part)
+            names = [name for group in step.details["groups"] for name in group[2]]
+            taken = (tasks.c.run_id == run) & (tasks.c.state == "taken") & (tasks.c.taken_step == step.step)
+            chosen = ((uses, there), (trajectories, trajectories.c.id.in_(names)), (tasks, taken))
+            counts = [
+                found.execute(sa.select(sa.func.count()).select_from(table).where(where)).scalar_one()
+                for table, where in chosen
+            ]
+            if counts != [2 * GROUPS * SIZE, GROUPS * SIZE, GROUPS]:
+                wrong.append(f"step {step.step} has {counts} uses, trajectories and groups")
         return wrong
 
 
-def campaign(folder: Path, kills: int, seed: int, url: str | None = None) -> dict[str, Any]:
+def campaign(folder: Path, kills: int, seed: int) -> dict[str, Any]:
     """Kill a run so often, check after each, let it end; how often it was killed, with every fault in ``faults``."""
     draw, killed, wrong = random.Random(seed), 0, list[str]()
-    config = experiment(folder / "out", 100 * kills + 8, url)  # more than any attempt comes to
+    config = experiment(folder / "out", 100 * kills + 8)  # more than any attempt comes to
     config.output.mkdir(parents=True)
     for number in range(kills):
         kind = list(KINDS)[number % len(KINDS)]
@@ -230,7 +221,7 @@ def campaign(folder: Path, kills: int, seed: int, url: str | None = None) -> dic
         if not os.WIFSIGNALED(status):
             wrong.append(f"kill {number}: the attempt ended before with status {os.waitstatus_to_exitcode(status)}")
         wrong += [f"kill {number} ({death}): {fault}" for fault in faults(config)]
-    last = experiment(config.output, max(checkpoint_steps(config.output), default=0) + 6, url)
+    last = experiment(config.output, max(checkpoint_steps(config.output), default=0) + 6)
     if status := attempt(last, None):
         wrong.append(f"the last attempt ended with status {status}")
     wrong += [f"end: {fault}" for fault in faults(last)]
@@ -255,18 +246,8 @@ def attempt(config: ExperimentConfig, death: Death | None) -> int:
     return os.waitpid(child, 0)[1]
 
 
-def main() -> None:
-    parser = kit.parser(__doc__)
-    parser.add_argument("--kills", type=int, default=200)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--url", help="of an empty PostgreSQL database; by default SQLite in the folder")
-    parser.add_argument("--folder", type=Path, help="by default a temporary one")
-    chosen = parser.parse_args()
-    with tempfile.TemporaryDirectory() as spare:
-        found = campaign(chosen.folder or Path(spare) / "kills", chosen.kills, chosen.seed, chosen.url)
-    print(json.dumps(found, indent=2))
-    sys.exit(1 if found["faults"] else 0)
-
-
-if __name__ == "__main__":
-    main()
+@pytest.mark.slow
+def test_store_and_checkpoints_agree_after_kills_at_drawn_moments(tmp_path: Path) -> None:
+    found = campaign(tmp_path / "kills", 6, seed=3)
+    assert found["faults"] == []
+    assert found["killed"] == 6
