@@ -301,7 +301,15 @@ def install() -> bool:
         )
     _installed = _Finder(_CpuLoader if without_cuda else _RepairLoader)
     sys.meta_path.insert(0, _installed)  # type: ignore[arg-type]
-    _silence(without_cuda)
+    # Drop the notices listed below where Megatron-Core or the parts of torch it calls raise them.
+    notices, records = list(_NOTICES), list(_RECORDS.items())
+    if without_cuda:
+        notices.append((_CUDA_NOTICE, UserWarning))
+        records.append(_CUDA_RECORD)
+    for message, category in notices:
+        warnings.filterwarnings("ignore", message, category, module=r"megatron\.core|torch\.distributed")
+    for name, message in records:
+        logging.getLogger(name).addFilter(lambda record, message=message: message not in str(record.msg))  # type: ignore[misc]
     return without_cuda
 
 
@@ -342,18 +350,6 @@ _CUDA_NOTICE = "When using sequence parallelism it is recommended to set the env
 _CUDA_RECORD = ("torch.utils.cpp_extension", "No CUDA runtime is found")
 
 
-def _silence(without_cuda: bool) -> None:
-    """Drops the notices listed above where Megatron-Core or the parts of torch it calls raise them."""
-    notices, records = list(_NOTICES), list(_RECORDS.items())
-    if without_cuda:
-        notices.append((_CUDA_NOTICE, UserWarning))
-        records.append(_CUDA_RECORD)
-    for message, category in notices:
-        warnings.filterwarnings("ignore", message, category, module=r"megatron\.core|torch\.distributed")
-    for name, message in records:
-        logging.getLogger(name).addFilter(lambda record, message=message: message not in str(record.msg))  # type: ignore[misc]
-
-
 # ---- faults that are no names of devices
 
 
@@ -377,17 +373,17 @@ def repair_random(module: Any, without_cuda: bool) -> None:
         module.FP8GlobalStateManager = types.SimpleNamespace(is_fp8_enabled=lambda: False, get_fp8_recipe=lambda: None)
         module.activation_recompute_forward = lambda *_, **__: contextlib.nullcontext()
         module.fp8_autocast = lambda *_, **__: contextlib.nullcontext()
+
+    def fill_storage(emptied: Tensor, computed: Tensor) -> None:
+        """Give the storage of ``emptied``, which was resized to nothing, the bytes of that of ``computed``.
+
+        Every view of that storage has them then, and no version counter moves.
+        """
+        storage, source = emptied.untyped_storage(), computed.untyped_storage()
+        storage.resize_(source.nbytes())
+        storage.copy_(source)
+
     module._get_share_storage = lambda: fill_storage
-
-
-def fill_storage(emptied: Tensor, computed: Tensor) -> None:
-    """Give the storage of ``emptied``, which was resized to nothing, the bytes of that of ``computed``.
-
-    Every view of that storage has them then, and no version counter moves.
-    """
-    storage, source = emptied.untyped_storage(), computed.untyped_storage()
-    storage.resize_(source.nbytes())
-    storage.copy_(source)
 
 
 def repair_mappings(module: Any, without_cuda: bool) -> None:
