@@ -55,7 +55,7 @@ import sys
 import time
 import types
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -416,6 +416,31 @@ def repair_mappings(module: Any, without_cuda: bool) -> None:
 
 def _padded(rows: Tensor, length: int) -> Tensor:
     return torch.cat([rows, rows.new_zeros((length - rows.shape[0], *rows.shape[1:]))]).contiguous()
+
+
+@contextlib.contextmanager
+def fake_rank(rank: int, world_size: int, device: torch.device) -> Iterator[None]:
+    """Rank ``rank`` of ``world_size`` on ``device``, whose collectives move nothing; the process group is the caller's
+    to end. Members and sizes of the groups made inside are right.
+
+    Upstream: torch 2.14.1 has a ``fake`` backend and keeps its store in a private module; megatron-core 0.19.2 names
+    gloo for some of its groups, beside which there is no other than the fake one, and asks CUDA for the current device.
+    Goes when: ``torch.distributed`` exports the store of its ``fake`` backend.
+    """
+    from megatron.core import parallel_state
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    upstream, draw = parallel_state.create_group, torch.nn.init.normal_
+    _STAND_IN.current_device = lambda: device  # type: ignore[method-assign]
+    parallel_state.create_group = lambda *args, **kwargs: upstream(*args, **(kwargs | {"backend": None}))
+    if device.type == "meta":  # drawing values that nobody keeps takes torch a millisecond for each tensor
+        torch.nn.init.normal_ = lambda tensor, *_, **__: tensor
+    try:
+        dist.init_process_group("fake", rank=rank, world_size=world_size, store=FakeStore())
+        yield
+    finally:
+        del _STAND_IN.current_device  # the class's is seen again
+        parallel_state.create_group, torch.nn.init.normal_ = upstream, draw
 
 
 _REPAIRS: dict[str, Callable[[Any, bool], None]] = {

@@ -14,7 +14,6 @@ from megatron.core import parallel_state, tensor_parallel
 from megatron.core.tensor_parallel import random as megatron_random
 
 from mua.compat import megatron_cpu
-from mua.compat.fake_ranks import fake_rank
 from mua.compat.megatron_optimizer import plain_adam
 from mua.config.schema import MegatronConfig
 from mua.megatron.layouts import check_layout
@@ -129,6 +128,6 @@ def meta_rank(megatron: MegatronConfig, rank: int) -> Iterator[None]:
         stack.enter_context(plain_adam())
         stack.callback(megatron_random.initialize_rng_tracker, force_reset=True)
         stack.callback(shutdown, started=True)
-        stack.enter_context(fake_rank(rank, megatron.world_size, meta))
+        stack.enter_context(megatron_cpu.fake_rank(rank, megatron.world_size, meta))
         initialize(megatron.model_copy(update={"threads": None}), seed=0)
         yield

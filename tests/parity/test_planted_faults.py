@@ -30,7 +30,7 @@ from mua.megatron import (
     network,
     optimizer,
     parallel,
-    tiles,
+    trees,
 )
 from tests import layout_support
 from tests.distributed import run_on_workers
@@ -112,7 +112,7 @@ def sequences_split_in_halves(patch: Patch) -> None:
         return np.concatenate([np.zeros(0, dtype=np.int64), *parts])
 
     patch.setattr(microbatch, "zigzag", halves)
-    patch.setattr(tiles, "zigzag", halves)
+    patch.setattr(trees, "zigzag", halves)
 
 
 def positions_counted_by_rank(patch: Patch) -> None:

@@ -15,7 +15,7 @@ from mua.config.schema import MegatronConfig
 from mua.megatron import microbatch
 from mua.megatron.microbatch import MicroBatch, micro_batch
 from mua.megatron.packing import Alignment, plan_microbatches
-from mua.megatron.tiles import gathered_order, zigzag
+from mua.megatron.trees import gathered_order, zigzag
 from mua.types import TrainSequence
 from tests.megatron_support import make_batch
 

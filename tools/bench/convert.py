@@ -115,7 +115,7 @@ class Bench:
         load_hf([self.model], self.source)
 
     def _save(self, out: Path, *, checksums: bool = False, sync: bool = False) -> None:
-        from megatron_bridge.save import save_hf
+        from megatron_bridge.hf_folder import save_hf
 
         settings: dict[str, Any] = {"source": self.source, "max_shard_bytes": SHARD_BYTES}
         save_hf([self.model], out, **settings, sync=sync, checksums=checksums)
