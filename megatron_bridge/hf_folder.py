@@ -156,17 +156,14 @@ def save_hf(
     *,
     source: Path,
     max_shard_bytes: int = DEFAULT_SHARD_BYTES,
-    sync: bool = True,
-    checksums: bool = True,
     texts: Mapping[str, str] | None = None,
 ) -> None:
     """Export ``chunks`` into the folder ``out``; every rank of the job calls it, one replica writes.
 
+    The folder has checksums (:func:`verify_hf_folder`), and is flushed to the disk before it gets its name.
+
     Args:
         source: gives configuration and tokenizer files.
-        sync: flush everything to the disk before the folder gets its name. Without it a crash of the machine, not of
-            the process, may leave a damaged folder.
-        checksums: leave the sidecar that :func:`megatron_bridge.hf_folder.verify_hf_folder` compares with.
         texts: files by name that stand in ``out`` instead of those of ``source``.
 
     Raises:
@@ -176,22 +173,14 @@ def save_hf(
     failure: Exception | None = None
     if 0 in distributed.get_process_group_ranks(plan.group):
         try:
-            _save(plan, out, source, max_shard_bytes, sync, checksums, texts)
+            _save(plan, out, source, max_shard_bytes, texts)
         except Exception as error:  # raised below, once the other replicas have been told
             failure = error
     raise_together(failure)
 
 
 @torch.no_grad()
-def _save(
-    plan: ModelPlan,
-    out: Path,
-    source: Path,
-    max_shard_bytes: int,
-    sync: bool,
-    checksums: bool,
-    texts: Mapping[str, str] | None,
-) -> None:
+def _save(plan: ModelPlan, out: Path, source: Path, max_shard_bytes: int, texts: Mapping[str, str] | None) -> None:
     own, specs, folder = distributed.get_rank(), plan.tensors(), hidden_folder(out)
     exported = [p for p in plan.parameters if not p.tied_copy]
     writers = [parameter.owners[turn % len(parameter.owners)] for turn, parameter in enumerate(exported)]
@@ -216,9 +205,7 @@ def _save(
                     if leads:
                         stack.enter_context(staged_folder(out))
                         copy_other_files(source, folder, main_dtype(specs), texts)
-                    writer = SafetensorsWriter(
-                        folder, specs, max_shard_bytes, create=leads, only=written, checksums=checksums
-                    )
+                    writer = SafetensorsWriter(folder, specs, max_shard_bytes, create=leads, only=written)
                     stack.callback(writer.close)
         assert writer is not None
         for parameter, rank in zip(exported, writers, strict=True):
@@ -232,14 +219,13 @@ def _save(
         with _together(plan.group, out):
             if failure is not None:
                 raise failure
-            writer.finish(sync=sync)
+            writer.finish()
         digests = {name: digest for found in gathered(writer.digests, plan.group) for name, digest in found.items()}
         with _together(plan.group, out):
             if own == 0:
-                if checksums:
-                    ordered = {spec.name: digests[spec.name] for spec in specs if spec.name in digests}
-                    write_checksums(folder, ordered, writer.header_sizes())
-                publish_folder(folder, out, sync=sync)
+                ordered = {spec.name: digests[spec.name] for spec in specs}
+                write_checksums(folder, ordered, writer.header_sizes())
+                publish_folder(folder, out)
 
 
 @contextmanager
