@@ -90,15 +90,12 @@ def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(
         assert np.array_equal(values, resumed[name]), name
 
 
-@pytest.mark.parametrize("distributed_optimizer", [True, False])
-def test_a_checkpoint_before_the_first_step_continues_like_a_fresh_start(
-    folder: Path, tmp_path: Path, distributed_optimizer: bool
-) -> None:
-    with backend(folder, distributed_optimizer=distributed_optimizer) as built:
+def test_a_checkpoint_before_the_first_step_continues_like_a_fresh_start(folder: Path, tmp_path: Path) -> None:
+    with backend(folder) as built:
         built.save(checkpoint_folder(tmp_path, 0), {})
         built.train_step(make_batch(), CrossEntropyLoss())
         fresh = exported(built)
-    with backend(folder, distributed_optimizer=distributed_optimizer) as built:
+    with backend(folder) as built:
         built.load(checkpoint_folder(tmp_path, 0))
         built.train_step(make_batch(), CrossEntropyLoss())
         for name, values in exported(built).items():
@@ -231,12 +228,6 @@ def test_a_checkpoint_in_the_background_is_finished_by_a_later_step(folder: Path
         prune_checkpoints(tmp_path, keep=1, writing=checkpoint_folder(tmp_path, 1))
         built.train_step(make_batch(), CrossEntropyLoss())
         assert latest_checkpoint(tmp_path) == checkpoint_folder(tmp_path, 1)
-
-
-def test_closing_finishes_a_checkpoint_that_is_being_written(folder: Path, tmp_path: Path) -> None:
-    with backend(folder) as built:
-        built.save(checkpoint_folder(tmp_path, 3), {}, background=True)
-    assert latest_checkpoint(tmp_path) == checkpoint_folder(tmp_path, 3)
 
 
 def test_an_error_in_the_background_is_told_by_the_next_call(
