@@ -430,17 +430,18 @@ def fake_rank(rank: int, world_size: int, device: torch.device) -> Iterator[None
     from megatron.core import parallel_state
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
-    upstream, draw = parallel_state.create_group, torch.nn.init.normal_
+    init: Any = torch.nn.init
+    upstream, draw = parallel_state.create_group, init.normal_
     _STAND_IN.current_device = lambda: device  # type: ignore[method-assign]
     parallel_state.create_group = lambda *args, **kwargs: upstream(*args, **(kwargs | {"backend": None}))
     if device.type == "meta":  # drawing values that nobody keeps takes torch a millisecond for each tensor
-        torch.nn.init.normal_ = lambda tensor, *_, **__: tensor
+        init.normal_ = lambda tensor, *_, **__: tensor
     try:
         dist.init_process_group("fake", rank=rank, world_size=world_size, store=FakeStore())
         yield
     finally:
         del _STAND_IN.current_device  # the class's is seen again
-        parallel_state.create_group, torch.nn.init.normal_ = upstream, draw
+        parallel_state.create_group, init.normal_ = upstream, draw
 
 
 _REPAIRS: dict[str, Callable[[Any, bool], None]] = {
