@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -79,7 +80,8 @@ def check_coverage(
                 "set tie_word_embeddings to false"
             )
         unused.remove(_LM_HEAD)
-    unused = [name for name in unused if not family.is_extra(name, hf_config)]
+    extras = family.extras(hf_config)
+    unused = [name for name in unused if not any(re.fullmatch(pattern, name) for pattern in extras)]
     if unused:
         raise BridgeError(f"{checkpoint.folder} has {_listed(unused)}, which no parameter of the model takes")
     for name, spec in wanted.items():

@@ -98,10 +98,6 @@ class Family:
 
     They are neither loaded nor exported; any other tensor without a use is an error."""
 
-    def is_extra(self, name: str, config: HfConfig) -> bool:
-        """Whether a checkpoint's tensor is declared to have no part in the model."""
-        return any(re.fullmatch(pattern, name) for pattern in self.extras(config))
-
     def rule(self, name: str) -> tuple[Rule, tuple[str, ...]] | None:
         """The rule for a global Megatron name, and the layer and expert numbers to put into the source names."""
         numbers: list[str] = []

@@ -243,7 +243,6 @@ class SafetensorsWriter:
         only: the tensors this process will write; None: all.
         sidecar: records tensors as they are completed. Those it already records are read again and, where the bytes
             are as recorded, count as written (:meth:`has`).
-        checksums: sum up the bytes that are written.
     """
 
     def __init__(
@@ -255,9 +254,7 @@ class SafetensorsWriter:
         create: bool = True,
         only: Collection[str] | None = None,
         sidecar: Sidecar | None = None,
-        checksums: bool = True,
     ) -> None:
-        self._hashing = checksums
         self._headers: dict[str, bytes] = {}
         self._sizes: dict[str, int] = {}
         """Bytes of each file."""
@@ -328,22 +325,21 @@ class SafetensorsWriter:
         if name not in self._missing:
             raise BridgeError(f"{name} was not announced to the writer, or came twice")
         place = self._places[name]
-        return TensorSink(self._descriptors[place.file], place, self._hashing)
+        return TensorSink(self._descriptors[place.file], place)
 
     def complete(self, sink: TensorSink) -> None:
         """Count the tensor of ``sink`` as written."""
         name, digest = sink.place.spec.name, sink.digest()
         del self._missing[name]
-        if digest:
-            self.digests[name] = digest
-            if self._sidecar is not None:
-                self._sidecar.add(name, digest)
+        self.digests[name] = digest
+        if self._sidecar is not None:
+            self._sidecar.add(name, digest)
 
-    def finish(self, *, sync: bool = True) -> None:
-        """Flush to the disk (unless ``sync`` is false) and close; a tensor that never came is an error."""
+    def finish(self) -> None:
+        """Flush to the disk and close; a tensor that never came is an error."""
         if self._missing:
             raise BridgeError(f"{len(self._missing)} tensors were never written, first {next(iter(self._missing))}")
-        for descriptor in self._descriptors.values() if sync else ():
+        for descriptor in self._descriptors.values():
             os.fsync(descriptor)
         self.close()
 
@@ -369,9 +365,9 @@ class SafetensorsWriter:
 class TensorSink:
     """Takes the bytes of one tensor in order and puts them into their place."""
 
-    def __init__(self, descriptor: int, place: TensorPlace, hashing: bool) -> None:
+    def __init__(self, descriptor: int, place: TensorPlace) -> None:
         self.place = place
-        self._stream = HashingStream(descriptor, place.offset, hashing=hashing)
+        self._stream = HashingStream(descriptor, place.offset)
 
     def write(self, tensor: Tensor) -> None:
         """Append ``tensor``, of the announced dtype; on another device or not contiguous, it goes through a buffer."""
@@ -384,7 +380,7 @@ class TensorSink:
             self._stream.write(part.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
 
     def digest(self) -> str:
-        """Checksum of the whole tensor, all of whose bytes must have come; nothing without checksums."""
+        """Checksum of the whole tensor, all of whose bytes must have come."""
         spec, written = self.place.spec, self._stream.position - self.place.offset
         if written != spec.nbytes:
             raise BridgeError(f"{spec.name}: {written} bytes came, announced were {spec.nbytes}")

@@ -32,7 +32,7 @@ from mua.megatron import layouts  # noqa: E402
 from mua.megatron.model import build_chunks  # noqa: E402
 from mua.megatron.modules import PackedMicrobatch  # noqa: E402
 from mua.megatron.parallel import start_groups  # noqa: E402
-from mua.megatron.tiles import gathered_order, zigzag  # noqa: E402
+from mua.megatron.trees import gathered_order, zigzag  # noqa: E402
 
 IDS = torch.randint(101, (36,), generator=torch.Generator().manual_seed(2))
 """A sequence for log-probabilities; its length divides by every tensor-parallel size used."""

@@ -55,7 +55,7 @@ import sys
 import time
 import types
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -301,7 +301,15 @@ def install() -> bool:
         )
     _installed = _Finder(_CpuLoader if without_cuda else _RepairLoader)
     sys.meta_path.insert(0, _installed)  # type: ignore[arg-type]
-    _silence(without_cuda)
+    # Drop the notices listed below where Megatron-Core or the parts of torch it calls raise them.
+    notices, records = list(_NOTICES), list(_RECORDS.items())
+    if without_cuda:
+        notices.append((_CUDA_NOTICE, UserWarning))
+        records.append(_CUDA_RECORD)
+    for message, category in notices:
+        warnings.filterwarnings("ignore", message, category, module=r"megatron\.core|torch\.distributed")
+    for name, message in records:
+        logging.getLogger(name).addFilter(lambda record, message=message: message not in str(record.msg))  # type: ignore[misc]
     return without_cuda
 
 
@@ -342,18 +350,6 @@ _CUDA_NOTICE = "When using sequence parallelism it is recommended to set the env
 _CUDA_RECORD = ("torch.utils.cpp_extension", "No CUDA runtime is found")
 
 
-def _silence(without_cuda: bool) -> None:
-    """Drops the notices listed above where Megatron-Core or the parts of torch it calls raise them."""
-    notices, records = list(_NOTICES), list(_RECORDS.items())
-    if without_cuda:
-        notices.append((_CUDA_NOTICE, UserWarning))
-        records.append(_CUDA_RECORD)
-    for message, category in notices:
-        warnings.filterwarnings("ignore", message, category, module=r"megatron\.core|torch\.distributed")
-    for name, message in records:
-        logging.getLogger(name).addFilter(lambda record, message=message: message not in str(record.msg))  # type: ignore[misc]
-
-
 # ---- faults that are no names of devices
 
 
@@ -377,17 +373,17 @@ def repair_random(module: Any, without_cuda: bool) -> None:
         module.FP8GlobalStateManager = types.SimpleNamespace(is_fp8_enabled=lambda: False, get_fp8_recipe=lambda: None)
         module.activation_recompute_forward = lambda *_, **__: contextlib.nullcontext()
         module.fp8_autocast = lambda *_, **__: contextlib.nullcontext()
+
+    def fill_storage(emptied: Tensor, computed: Tensor) -> None:
+        """Give the storage of ``emptied``, which was resized to nothing, the bytes of that of ``computed``.
+
+        Every view of that storage has them then, and no version counter moves.
+        """
+        storage, source = emptied.untyped_storage(), computed.untyped_storage()
+        storage.resize_(source.nbytes())
+        storage.copy_(source)
+
     module._get_share_storage = lambda: fill_storage
-
-
-def fill_storage(emptied: Tensor, computed: Tensor) -> None:
-    """Give the storage of ``emptied``, which was resized to nothing, the bytes of that of ``computed``.
-
-    Every view of that storage has them then, and no version counter moves.
-    """
-    storage, source = emptied.untyped_storage(), computed.untyped_storage()
-    storage.resize_(source.nbytes())
-    storage.copy_(source)
 
 
 def repair_mappings(module: Any, without_cuda: bool) -> None:
@@ -420,6 +416,32 @@ def repair_mappings(module: Any, without_cuda: bool) -> None:
 
 def _padded(rows: Tensor, length: int) -> Tensor:
     return torch.cat([rows, rows.new_zeros((length - rows.shape[0], *rows.shape[1:]))]).contiguous()
+
+
+@contextlib.contextmanager
+def fake_rank(rank: int, world_size: int, device: torch.device) -> Iterator[None]:
+    """Rank ``rank`` of ``world_size`` on ``device``, whose collectives move nothing; the process group is the caller's
+    to end. Members and sizes of the groups made inside are right.
+
+    Upstream: torch 2.14.1 has a ``fake`` backend and keeps its store in a private module; megatron-core 0.19.2 names
+    gloo for some of its groups, beside which there is no other than the fake one, and asks CUDA for the current device.
+    Goes when: ``torch.distributed`` exports the store of its ``fake`` backend.
+    """
+    from megatron.core import parallel_state
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    init: Any = torch.nn.init
+    upstream, draw = parallel_state.create_group, init.normal_
+    _STAND_IN.current_device = lambda: device  # type: ignore[method-assign]
+    parallel_state.create_group = lambda *args, **kwargs: upstream(*args, **(kwargs | {"backend": None}))
+    if device.type == "meta":  # drawing values that nobody keeps takes torch a millisecond for each tensor
+        init.normal_ = lambda tensor, *_, **__: tensor
+    try:
+        dist.init_process_group("fake", rank=rank, world_size=world_size, store=FakeStore())
+        yield
+    finally:
+        del _STAND_IN.current_device  # the class's is seen again
+        parallel_state.create_group, init.normal_ = upstream, draw
 
 
 _REPAIRS: dict[str, Callable[[Any, bool], None]] = {

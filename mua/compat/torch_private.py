@@ -80,21 +80,13 @@ def flash_attention_gradients(
     return result
 
 
-def meeting_socket() -> socket.socket:
-    """Listens on a free port of every address of this machine; whoever connects waits for :func:`outside_group`.
-
-    A port that is only looked for here and bound later may be taken in between.
-    """
-    return socket.create_server(("", 0), backlog=1024)
-
-
 def outside_group(
     backend: str, host: str, meeting: socket.socket, *, world_size: int, name: str, timeout: timedelta
 ) -> dist.ProcessGroup:
     """Join, as rank 0, the group ``name`` that ``world_size - 1`` other processes join at the port of ``meeting``.
 
     Blocks until all have come or ``timeout`` has passed, which raises torch's ``DistStoreError`` or ``RuntimeError``.
-    ``meeting``, of :func:`meeting_socket`, is the group's afterwards, or closed.
+    ``meeting`` listens on a free port; it is the group's afterwards, or closed.
     """
     public: Any = dist  # its stubs do not export the stores
     private: Any = distributed_c10d

@@ -58,15 +58,11 @@ def without_cuda(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     return found
 
 
-def _main(task: str, result: str) -> None:
-    work, args, kwargs = pickle.loads(Path(task).read_bytes())
+if __name__ == "__main__":
+    work, args, kwargs = pickle.loads(Path(sys.argv[1]).read_bytes())
     answer: tuple[bool, Any]
     try:
         answer = (False, work(*args, **kwargs))
     except Exception as error:
         answer = (True, error)
-    Path(result).write_bytes(pickle.dumps(answer))
-
-
-if __name__ == "__main__":
-    _main(*sys.argv[1:])
+    Path(sys.argv[2]).write_bytes(pickle.dumps(answer))

@@ -53,7 +53,7 @@ from megatron_bridge.plan import ModelPlan, PlannedParameter
 from megatron_bridge.reshard import Resharder, Target, engine_slices, whole_tensors
 from mua.compat.sglang_shards import LOADER, RECEIPT_BYTES, refusal
 from mua.compat.shared_weights import shared_buffer, shared_handle, slices_handle
-from mua.compat.torch_private import meeting_socket, outside_group
+from mua.compat.torch_private import outside_group
 from mua.config.schema import EngineConfig
 from mua.engine.cluster import Nodes, address_towards, trainer_address
 from mua.engine.engine_handle import EnginePlace
@@ -325,7 +325,8 @@ class BroadcastRoot:
         address = trainer_address(self._config)
         if int(os.environ.get("GROUP_RANK", "0")) > 0:  # not rank 0's machine
             address = address_towards(address, int(os.environ.get("MASTER_PORT", "1")))
-        self._host, self._meeting = address, meeting_socket()
+        # On every address of this machine; a port that is looked for here and bound later may be taken in between.
+        self._host, self._meeting = address, socket.create_server(("", 0), backlog=1024)
         return address, self._meeting.getsockname()[1]
 
     def form(self, name: str, size: int) -> None:

@@ -20,7 +20,7 @@ from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from mua.compat import torch_private
 from mua.megatron.modules import PackedMicrobatch
-from mua.megatron.tiles import IndexArray, NodePlaces, Tile, tiles, visible_until, zigzag
+from mua.megatron.trees import IndexArray, NodePlaces, Tile, tiles, visible_until, zigzag
 
 _varlen_attn: Any = None
 """torch's kernel for sequences of varying length, where it takes what is wanted of it here."""
@@ -50,7 +50,7 @@ class PackedAttention(MegatronModule):
     elsewhere in a few calls of fused attention (:func:`attend_tiles`). It takes the place of Megatron's
     ``DotProductAttention``, which refuses packed micro-batches and materializes all scores.
 
-    Under context parallelism (:mod:`mua.megatron.tiles`) every rank gathers the keys and values of the whole
+    Under context parallelism (:mod:`mua.megatron.trees`) every rank gathers the keys and values of the whole
     micro-batch, which with grouped query attention are small, and attends from its own queries.
     """
 
@@ -116,7 +116,7 @@ def attend_tiles(query: Tensor, key: Tensor, value: Tensor, taken: Sequence[Tile
     Args:
         query: float32 or float64 ``[queries, heads, head dim]``.
         key: ``[keys, groups, head dim]``, and so ``value``; each group serves ``heads / groups`` neighboring heads.
-        taken: as of :func:`mua.megatron.tiles.tiles`; the causal ones hold every query once and come first.
+        taken: as of :func:`mua.megatron.trees.tiles`; the causal ones hold every query once and come first.
         scale: factor on the scores.
 
     Returns:
@@ -263,7 +263,7 @@ def block_mask(nodes: NodePlaces, size: int, rank: int, device: torch.device) ->
 
     Args:
         size: context-parallel ranks, of which ``rank`` holds two chunks of every node, as
-            :func:`mua.megatron.tiles.zigzag` says.
+            :func:`mua.megatron.trees.zigzag` says.
     """
     until = _whole_blocks(visible_until(nodes)).to(device)
     lengths = [stop - start for start, stop in zip(nodes.starts, nodes.stops, strict=True)]

@@ -19,7 +19,7 @@ from mua.megatron.modules import PackedMicrobatch
 from mua.megatron.moe import layers_with_experts
 from mua.megatron.packing import Alignment, PackingPlan, PlannedMicrobatch
 from mua.megatron.parallel import device
-from mua.megatron.tiles import IndexArray, gathered_order, zigzag
+from mua.megatron.trees import IndexArray, gathered_order, zigzag
 from mua.types import BoolArray, ExpertArray, Float32Array, Int32Array, TrainSequence
 
 

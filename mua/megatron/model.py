@@ -105,8 +105,9 @@ def build_chunks(
     if config.transformer_impl == "transformer_engine":
         from mua.megatron.transformer_engine_spec import FinalNorm as final_norm
     virtual = virtual_stages(megatron)
+    stages: list[int | None] = [None] if virtual is None else [*range(virtual)]
     chunks = []
-    for stage in [None] if virtual is None else range(virtual):
+    for stage in stages:
         first = get_transformer_layer_offset(config, vp_stage=stage)
         layers = range(first, first + get_num_layers_to_build(config, vp_stage=stage))
         specs = [layer_spec(config, architecture.sparse[layer]) for layer in layers]

@@ -39,7 +39,7 @@ class PackedMicrobatch(PackedSeqParams):
     positions: Tensor | None = None
     """int64 ``[tokens]``: depth of each of this rank's tokens, its index in every sequence that holds it."""
     order: Tensor | None = None
-    """int64 ``[all tokens]``: :func:`mua.megatron.tiles.gathered_order`; None without context parallelism."""
+    """int64 ``[all tokens]``: :func:`mua.megatron.trees.gathered_order`; None without context parallelism."""
     real: Tensor | None = None
     """bool ``[tokens]``: which of this rank's tokens are no padding."""
     experts: Tensor | None = None

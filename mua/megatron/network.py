@@ -278,7 +278,8 @@ def _reduced(results: list[LossTerms]) -> tuple[dict[str, float], dict[str, floa
     ((of_sums, of_maxima),) = names
     sums = torch.zeros(len(of_sums), dtype=torch.float64, device=parallel.device())
     maxima = torch.full((len(of_maxima),), -math.inf, dtype=torch.float64, device=parallel.device())
-    if parallel.reports_results():
+    # Other tensor-parallel ranks hold the same; context-parallel ones their own.
+    if parallel_state.is_pipeline_last_stage() and parallel_state.get_tensor_model_parallel_rank() == 0:
         for found in results:
             sums += torch.stack([found.sums[name].double() for name in of_sums])
             if of_maxima:

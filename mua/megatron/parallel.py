@@ -13,7 +13,7 @@ import torch.distributed as dist
 from megatron.core import parallel_state, tensor_parallel
 from megatron.core.tensor_parallel import random as megatron_random
 
-from mua.compat.fake_ranks import fake_rank
+from mua.compat import megatron_cpu
 from mua.compat.megatron_optimizer import plain_adam
 from mua.config.schema import MegatronConfig
 from mua.megatron.layouts import check_layout
@@ -22,27 +22,11 @@ from mua.utils.errors import ConfigError, MuaError
 COLLECTIVE_SECONDS = 1800.0
 """Deadline of one collective operation, after which the process group raises instead of hanging."""
 
-_device: torch.device | None = None
-
 
 def device() -> torch.device:
-    """The device of this process's model: its CUDA device if there is one, else the CPU; see :func:`models_on`."""
-    if _device is not None:
-        return _device
-    if torch.cuda.is_available():
-        return torch.device("cuda", torch.cuda.current_device())
-    return torch.device("cpu")
-
-
-@contextmanager
-def models_on(where: torch.device) -> Iterator[None]:
-    """Within it, :func:`device` answers ``where``, whatever the machine has."""
-    global _device
-    before, _device = _device, where
-    try:
-        yield
-    finally:
-        _device = before
+    """The device of this process's model: its CUDA device if there is one, else the CPU; meta in :func:`meta_rank`."""
+    found: Any = megatron_cpu.cuda().current_device()
+    return torch.device("cuda", found) if isinstance(found, int) else found
 
 
 def own_group(timeout: timedelta | None = None) -> dist.ProcessGroup:
@@ -116,11 +100,6 @@ def shutdown(started: bool) -> None:
         dist.destroy_process_group()
 
 
-def reports_results() -> bool:
-    """Whether this rank holds log-probabilities that no other rank adds too; context-parallel ranks hold their own."""
-    return parallel_state.is_pipeline_last_stage() and parallel_state.get_tensor_model_parallel_rank() == 0
-
-
 @contextmanager
 def meta_rank(megatron: MegatronConfig, rank: int) -> Iterator[None]:
     """This process as global rank ``rank`` of the layout, on the meta device, until the end of the block.
@@ -146,10 +125,9 @@ def meta_rank(megatron: MegatronConfig, rank: int) -> Iterator[None]:
     meta = torch.device("meta")
     with ExitStack() as stack:
         stack.enter_context(torch.random.fork_rng(devices=[]))
-        stack.enter_context(models_on(meta))
         stack.enter_context(plain_adam())
         stack.callback(megatron_random.initialize_rng_tracker, force_reset=True)
         stack.callback(shutdown, started=True)
-        stack.enter_context(fake_rank(rank, megatron.world_size, meta))
+        stack.enter_context(megatron_cpu.fake_rank(rank, megatron.world_size, meta))
         initialize(megatron.model_copy(update={"threads": None}), seed=0)
         yield

@@ -138,21 +138,6 @@ def implementation_of(megatron: MegatronConfig, of: Capabilities) -> Implementat
     return "transformer_engine"
 
 
-def apex_problem(of: Capabilities) -> str | None:
-    """Why gradients cannot be accumulated inside their products, with the fix; None if they can."""
-    install = (
-        "install NVIDIA's from source (pip install -v --no-build-isolation --config-settings "
-        '"--build-option=--cpp_ext --cuda_ext" git+https://github.com/NVIDIA/apex)'
-    )
-    if of.apex == "kernel":
-        return None if of.cuda else "its kernel needs a CUDA device"
-    return {
-        "without kernel": f"NVIDIA's Apex is installed without its kernel fused_weight_gradient_mlp_cuda; {install}",
-        "other package": f"the package apex that is installed is PyPI's, not NVIDIA's; uninstall it and {install}",
-        "absent": f"NVIDIA's Apex is not installed (PyPI's package of that name is another); {install}",
-    }[of.apex]
-
-
 _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 _OFF = (
@@ -198,7 +183,17 @@ class Options:
                     f"megatron.{key} needs Transformer Engine's layers, and there is no {missing} here; leave {key} out"
                     + (" or install it (docs/installation.md)" if machine.cuda else "")
                 )
-        if megatron.gradient_accumulation_fusion and (problem := apex_problem(machine)):
+        if megatron.gradient_accumulation_fusion and (machine.apex != "kernel" or not machine.cuda):
+            install = (
+                "install NVIDIA's from source (pip install -v --no-build-isolation --config-settings "
+                '"--build-option=--cpp_ext --cuda_ext" git+https://github.com/NVIDIA/apex)'
+            )
+            problem = {
+                "kernel": "the kernel of NVIDIA's Apex needs a CUDA device",
+                "without kernel": f"NVIDIA's Apex lacks its kernel fused_weight_gradient_mlp_cuda; {install}",
+                "other package": f"the package apex here is PyPI's, not NVIDIA's; uninstall it and {install}",
+                "absent": f"NVIDIA's Apex is not installed (PyPI's package of that name is another); {install}",
+            }[machine.apex]
             raise ConfigError(f"megatron.gradient_accumulation_fusion: {problem}, or set it to null")
         if megatron.cuda_graphs and not machine.cuda:
             raise ConfigError("megatron.cuda_graphs needs a CUDA device and there is none; set it to false")

@@ -30,7 +30,7 @@ class FusedAttention(TEDotProductAttention):
     that packs, go to :class:`mua.megatron.attention.PackedAttention`. Positions are explicit in both, so rotary
     embedding, fused or not, is done before either and does not depend on which it is.
 
-    Under context parallelism Transformer Engine lays each sequence over the ranks as :func:`mua.megatron.tiles.zigzag`
+    Under context parallelism Transformer Engine lays each sequence over the ranks as :func:`mua.megatron.trees.zigzag`
     does. Padding belongs to the sequence it is behind, whose tokens do not see it.
     """
 

@@ -18,8 +18,8 @@ from typing import Self
 import torch.distributed as dist
 from torch import Tensor
 
+from megatron_bridge.hf_folder import save_hf
 from megatron_bridge.plan import ModelPlan, plan_model
-from megatron_bridge.save import save_hf
 from mua.algorithms.losses import LossFunction, ValueLossFunction
 from mua.config.schema import ExperimentConfig
 from mua.engine.cluster import (

@@ -120,10 +120,10 @@ def write_error(out: Path, error: OSError, *, resumable: bool = False) -> Bridge
     return BridgeError(f"cannot write {out}: {error.strerror or error}; {end}")
 
 
-def publish_folder(folder: Path, out: Path, *, sync: bool = True) -> None:
-    """Give the finished hidden folder its name; an older ``out`` goes. Flushed to the disk unless ``sync`` is false."""
+def publish_folder(folder: Path, out: Path) -> None:
+    """Flush the finished hidden folder to the disk and give it its name; an older ``out`` goes."""
     (folder / _LOCK).unlink(missing_ok=True)
-    for path in [*folder.rglob("*"), folder] if sync else ():
+    for path in [*folder.rglob("*"), folder]:
         flush(path)
     old = _old(out)
     if out.exists():
@@ -134,8 +134,7 @@ def publish_folder(folder: Path, out: Path, *, sync: bool = True) -> None:
         if old.exists():
             os.rename(old, out)
         raise
-    if sync:
-        flush(out.parent)
+    flush(out.parent)
     shutil.rmtree(old, ignore_errors=True)
 
 

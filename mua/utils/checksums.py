@@ -103,9 +103,9 @@ def read_sealed(folder: Path) -> Recorded:
 class HashingStream(io.RawIOBase):
     """Writes to a place in an open file and sums up what is written."""
 
-    def __init__(self, descriptor: int, position: int = 0, *, hashing: bool = True) -> None:
+    def __init__(self, descriptor: int, position: int = 0) -> None:
         self._descriptor = descriptor
-        self._hasher = Hasher() if hashing else None
+        self._hasher = Hasher()
         self.position = position
         """Where the next byte goes."""
 
@@ -117,18 +117,16 @@ class HashingStream(io.RawIOBase):
 
     def write(self, data: Any) -> int:
         view = memoryview(data).cast("B")
-        step = max(1, len(view)) if self._hasher is None else 1 << 20  # what is hashed is still in the cache
-        for start in range(0, len(view), step):
-            part = view[start : start + step]
-            if self._hasher is not None:
-                self._hasher.update(part)
+        for start in range(0, len(view), 1 << 20):  # what is hashed is still in the cache
+            part = view[start : start + (1 << 20)]
+            self._hasher.update(part)
             write_all(self._descriptor, part, self.position)
             self.position += len(part)
         return len(view)
 
     def hexdigest(self) -> str:
-        """Checksum of everything written so far; nothing without ``hashing``."""
-        return "" if self._hasher is None else self._hasher.hexdigest()
+        """Checksum of everything written so far."""
+        return self._hasher.hexdigest()
 
 
 def write_all(descriptor: int, data: memoryview, offset: int) -> None:

@@ -16,9 +16,7 @@ from engine_fixtures import STOP_ID, VOCAB
 from safetensors.torch import load_file
 
 from mua.engine import SamplingParams
-from mua.engine.engine_handle import Targets
 from mua.engine.pool import EnginePool
-from mua.engine.weight_transfer import checksums
 from mua.utils.errors import EngineError
 from tests.tensor_source import TensorSource
 
@@ -56,11 +54,6 @@ async def load(pool: EnginePool, folder: Path) -> int:
     version = pool.version + 1
     await pool.update_weights(TensorSource(weights(folder)), version)
     return version
-
-
-async def hashes(pool: EnginePool) -> dict[str, str]:
-    (found,) = (await checksums(Targets(pool._engines, 60.0))).values()
-    return found
 
 
 async def test_greedy_ids_equal_transformers(engine_pool: EnginePool, tiny_qwen3_folder: Path) -> None:
@@ -157,15 +150,6 @@ async def test_update_changes_the_policy_and_its_version(
     assert report.bytes == sum(tensor.nbytes for tensor in weights(other_qwen3_folder).values())
 
 
-async def test_small_buckets_give_the_same_weights(engine_pool: EnginePool, other_qwen3_folder: Path) -> None:
-    await load(engine_pool, other_qwen3_folder)
-    expected = await hashes(engine_pool)
-    source = TensorSource(weights(other_qwen3_folder), bucket_bytes=40_000)
-    report = await engine_pool.update_weights(source, engine_pool.version + 1)
-    assert report.buckets > 10
-    assert await hashes(engine_pool) == expected
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("released", [False, True], ids=["beside the trainer", "memory given back meanwhile"])
 async def test_running_requests_survive_an_update(
@@ -204,37 +188,16 @@ async def test_running_requests_survive_an_update(
     assert any(set(task.result().versions.tolist()) == {old, new} for task in running)
 
 
-async def test_verify_finds_nothing_when_equal(engine_pool: EnginePool, other_qwen3_folder: Path) -> None:
-    await load(engine_pool, other_qwen3_folder)
-    assert await engine_pool.verify_weights(TensorSource(weights(other_qwen3_folder))) == []
-
-
-@pytest.mark.parametrize("name", ["model.layers.1.mlp.down_proj.weight", "model.layers.0.self_attn.k_proj.weight"])
-async def test_verify_names_a_corrupted_tensor(engine_pool: EnginePool, other_qwen3_folder: Path, name: str) -> None:
+async def test_verify_names_a_corrupted_tensor(engine_pool: EnginePool, other_qwen3_folder: Path) -> None:
+    name = "model.layers.0.self_attn.k_proj.weight"
     tensors = weights(other_qwen3_folder)
     await load(engine_pool, other_qwen3_folder)
+    assert await engine_pool.verify_weights(TensorSource(tensors)) == []
     value = tensors[name].flatten()[0]
     tensors[name].flatten()[0] = torch.nextafter(value, value + 1)
     differing = await engine_pool.verify_weights(TensorSource(tensors))
     assert name in differing
     assert all(".qkv" in name or ("self_attn" in other and "layers.0" in other) or other == name for other in differing)
-
-
-@pytest.mark.slow
-async def test_an_update_without_tensors_is_an_error_and_the_engine_comes_back(
-    engine_pool: EnginePool, tiny_qwen3_folder: Path
-) -> None:
-    await load(engine_pool, tiny_qwen3_folder)  # an engine that was never filled loads its folder when it comes back
-    with pytest.raises(EngineError, match="without tensors"):
-        await engine_pool.update_weights(TensorSource({}), engine_pool.version + 1)
-    async with asyncio.timeout(180):
-        while not engine_pool.awaiting_weights.is_set():
-            await asyncio.sleep(0.1)
-    await engine_pool.update_weights(TensorSource(weights(tiny_qwen3_folder)), engine_pool.version, only_awaiting=True)
-    assert not engine_pool.awaiting_weights.is_set()
-    prompt = prompts(1)[0]
-    found = await engine_pool.generate(prompt, GREEDY, session="s", deadline_s=60)
-    assert found.ids.tolist() == greedy(tiny_qwen3_folder, prompt, 32)
 
 
 async def test_requests_wait_while_memory_is_released(engine_pool: EnginePool, other_qwen3_folder: Path) -> None:

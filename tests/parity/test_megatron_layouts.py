@@ -34,11 +34,7 @@ from tests.megatron_support import LENGTHS, OPTIMIZER, backend, exported, gradie
 STEPS = 2
 TEMPERATURE = 0.8
 LOSS = PolicyLoss(AlgorithmConfig(clip_high=0.3, epochs=2))
-ROWS: dict[str, dict[str, Any]] = {
-    "micro-batches of 64": {},
-    "micro-batches of 40, by tokens": {"max_tokens_per_microbatch": 40, "balance": "tokens"},
-    "one micro-batch": {"max_tokens_per_microbatch": 512},
-}
+ROWS: tuple[dict[str, Any], ...] = ({"max_tokens_per_microbatch": 40, "balance": "tokens"}, {})
 BATCHES: dict[str, tuple[int, ...]] = {"full": LENGTHS, "one sequence": (9,)}
 MODELS = {"dense": {"layers": 4}, "moe": {"layers": 2, "experts": 8}}
 ALWAYS = {
@@ -51,15 +47,7 @@ GRID = [
     for kind in PROVEN
     for name in PROVEN[kind]
 ]
-Results = list[dict[str, Any]]
 slow = pytest.mark.slow
-
-
-@pytest.fixture(scope="module", params=MODELS)
-def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("model")
-    write_model(path, **MODELS[request.param])
-    return path
 
 
 @pytest.fixture(scope="module")
@@ -200,41 +188,29 @@ def megatron_train(folder: str, layout: dict[str, Any]) -> dict[str, Any]:
     return result
 
 
-@pytest.fixture(scope="module")
-def expected(folder: Path) -> dict[str, dict[str, Any]]:
-    return {
+@pytest.mark.parametrize("kind", MODELS)
+def test_a_single_process_is_transformers(kind: str, tmp_path: Path) -> None:
+    """With micro-batches of several sizes, and with the distributed optimizer."""
+    write_model(tmp_path, **MODELS[kind])
+    expected = {
         name: hf_train(
-            transformers.AutoModelForCausalLM.from_pretrained(folder), make_batch(lengths, temperature=TEMPERATURE)
+            transformers.AutoModelForCausalLM.from_pretrained(tmp_path), make_batch(lengths, temperature=TEMPERATURE)
         )
         for name, lengths in BATCHES.items()
     }
-
-
-@pytest.fixture(scope="module", params=ROWS)
-def trained(request: pytest.FixtureRequest, folder: Path) -> Results:
-    """The results of a single process with micro-batches of one size."""
-    return run_on_workers(1, megatron_train, str(folder), ROWS[request.param])
-
-
-@pytest.mark.parametrize("name", BATCHES)
-@pytest.mark.parametrize("what", ["logprobs", "gradients", "metrics", "weights"])
-def test_a_single_process_is_transformers(what: str, name: str, trained: Results, expected: dict[str, Any]) -> None:
-    (own,), reference = [rank[name] for rank in trained], expected[name]
-    if what == "logprobs":
-        for ours, theirs in zip(own[what], reference[what], strict=True):
-            np.testing.assert_allclose(ours, theirs, atol=1e-5, rtol=0)
-    elif what == "metrics":
-        for step, metrics in enumerate(own[what]):
-            tolerance = 1e-5 if step == 0 else 1e-4
-            for key in ("train/loss", "train/entropy", "train/grad_norm"):
-                assert metrics[key] == pytest.approx(reference[key][step], rel=tolerance, abs=1e-7), (key, step)
-    else:
-        assert_same(own[what], reference[what], 1e-6 if what == "gradients" else 2e-5)
-
-
-def test_distributed_optimizer_changes_nothing(trained: Results, expected: dict[str, Any]) -> None:
-    (own,) = trained
-    assert_same(own["distributed optimizer weights"], expected["full"]["weights"], 2e-5)
+    for settings in ROWS:
+        (found,) = run_on_workers(1, megatron_train, str(tmp_path), settings)
+        for name, reference in expected.items():
+            own = found[name]
+            for ours, theirs in zip(own["logprobs"], reference["logprobs"], strict=True):
+                np.testing.assert_allclose(ours, theirs, atol=1e-5, rtol=0)
+            for step, metrics in enumerate(own["metrics"]):
+                for key in ("train/loss", "train/entropy", "train/grad_norm"):
+                    tolerance = 1e-5 if step == 0 else 1e-4
+                    assert metrics[key] == pytest.approx(reference[key][step], rel=tolerance, abs=1e-7), (key, step)
+            assert_same(own["gradients"], reference["gradients"], 1e-6)
+            assert_same(own["weights"], reference["weights"], 2e-5)
+        assert_same(found["distributed optimizer weights"], expected["full"]["weights"], 2e-5)
 
 
 def test_a_gradient_of_gspo_differs_from_one_of_grpo(models: Path) -> None:

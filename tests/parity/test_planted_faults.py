@@ -30,10 +30,11 @@ from mua.megatron import (
     network,
     optimizer,
     parallel,
-    tiles,
+    trees,
 )
 from tests import layout_support
 from tests.distributed import run_on_workers
+from tests.layout_support import OVERLAP
 
 pytestmark = pytest.mark.slow
 
@@ -111,7 +112,7 @@ def sequences_split_in_halves(patch: Patch) -> None:
         return np.concatenate([np.zeros(0, dtype=np.int64), *parts])
 
     patch.setattr(microbatch, "zigzag", halves)
-    patch.setattr(tiles, "zigzag", halves)
+    patch.setattr(trees, "zigzag", halves)
 
 
 def positions_counted_by_rank(patch: Patch) -> None:
@@ -268,20 +269,8 @@ FAULTS = {
     fault.plant.__name__: fault
     for fault in (
         Fault("dense", "TP2", "gradient", norms_not_summed),
-        Fault(
-            "dense",
-            "DP2",
-            "distributed_weights",
-            weights_read_before_they_are_gathered,
-            settings=layout_support.OVERLAP,
-        ),
-        Fault(
-            "dense",
-            "DP2",
-            "distributed_weights",
-            gradients_sent_before_the_last_micro_batch,
-            settings=layout_support.OVERLAP,
-        ),
+        Fault("dense", "DP2", "distributed_weights", weights_read_before_they_are_gathered, OVERLAP),
+        Fault("dense", "DP2", "distributed_weights", gradients_sent_before_the_last_micro_batch, OVERLAP),
         Fault("dense", "TP2", "gradient", output_gradient_not_summed),
         Fault("dense", "TP2", "norm", norm_counts_copies),
         Fault("dense", "TP2", "logprobs", padding_in_the_vocabulary),
@@ -323,8 +312,3 @@ def test_a_planted_fault_is_found(name: str, models: Path) -> None:
     sizes, world = layouts.sizes(fault.layout) | fault.settings, layout_support.world_of(fault.layout)
     ranks = run_on_workers(world, faulty, str(path), sizes, name)
     assert fault.found_by in layout_support.worst(ranks).refused()
-
-
-def test_ranks_are_as_before_once_a_fault_is_gone(models: Path) -> None:
-    for kind, name in sorted({(fault.kind, fault.layout) for fault in FAULTS.values()}):
-        assert not layout_support.measure(models, kind, name).refused()

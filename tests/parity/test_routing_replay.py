@@ -169,18 +169,13 @@ def test_a_check_changes_nothing(folder: Path, truth: dict[str, Any]) -> None:
 
 
 def refusals(folder: str, dense: str) -> list[str]:
-    """The messages of four misuses."""
-    plain = make_batch()
+    """The messages of three misuses."""
+    plain, messages = make_batch(), []
     wrong = replace(plain, sequences=[replace(s, experts=np.full((len(s), 8), 8, np.uint8)) for s in plain.sequences])
-    messages = []
     with backend(Path(folder), routing_replay="replay") as built:
-        for call in (
-            lambda: built.train_step(plain, LOSS),
-            lambda: built.log_probabilities(plain.sequences, 1.0),
-            lambda: built.train_step(wrong, LOSS),
-        ):
+        for batch in (plain, wrong):
             with pytest.raises(MuaError) as refused:
-                call()
+                built.train_step(batch, LOSS)
             messages.append(str(refused.value))
     with pytest.raises(ConfigError) as refused, backend(Path(dense), routing_replay="replay"):
         pass
@@ -190,7 +185,6 @@ def refusals(folder: str, dense: str) -> list[str]:
 def test_what_cannot_be_replayed_is_refused(folder: Path, tmp_path: Path) -> None:
     write_model(tmp_path / "dense")
     (messages,) = run_on_workers(1, refusals, str(folder), str(tmp_path / "dense"))
-    assert "set engine.routed_experts" in messages[0]
-    assert "set engine.routed_experts" in messages[1]
-    assert "up to expert 8; this model makes 8 among 8 experts" in messages[2]
-    assert "the model has no experts" in messages[3]
+    for message, named in zip(messages, ("engine.routed_experts", "expert 8", "no experts"), strict=True):
+        assert "megatron.routing_replay" in message
+        assert named in message

@@ -1,15 +1,13 @@
-"""The safetensors reader and writer, and complete folders: slices, shards, damage, full disks.
+"""The safetensors reader and writer, and complete folders: slices, shards, damage, what a failure leaves.
 
-Files are checked against the safetensors library in both directions. A full disk is a real one (a tmpfs of one
-megabyte) where the tests run as root, and an ENOSPC at the system call elsewhere. Models are not covered here.
+Files are checked against the safetensors library in both directions. Damage of checksummed folders is in
+test_checkpoint_damage.py, a full disk in tests/parity/test_checkpoint_layouts.py. Models are not covered here.
 """
 
 from __future__ import annotations
 
-import errno
 import json
 import os
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -17,7 +15,6 @@ import torch
 from exported_tensors import write_hf_folder, write_whole
 from safetensors.torch import load_file, save_file
 
-from megatron_bridge.hf_folder import verify_hf_folder
 from megatron_bridge.plan import TensorSpec
 from megatron_bridge.safetensors_io import INDEX, SafetensorsFolder, SafetensorsWriter
 from mua.utils.errors import BridgeError
@@ -188,17 +185,6 @@ def test_folders_without_usable_weights(tmp_path):
         SafetensorsFolder(tmp_path)
 
 
-def test_a_folder_keeps_every_byte_that_is_not_a_weight(tmp_path):
-    tensors = tensors_of()
-    source, out = model_folder(tmp_path / "source", tensors), tmp_path / "deep" / "out"
-    write_hf_folder(tensors.items(), specs_of(tensors), out, source=source, max_shard_bytes=100)
-    for name in ("config.json", "tokenizer.json", "chat_template.jinja"):
-        assert (out / name).read_bytes() == (source / name).read_bytes()
-    assert not (out / "pytorch_model.bin").exists()
-    assert_same(loaded(out), tensors)
-    assert [path.name for path in out.parent.iterdir()] == ["out"]
-
-
 def test_folders_that_are_no_models_are_never_replaced(tmp_path):
     tensors = tensors_of()
     source, out = model_folder(tmp_path / "source", tensors), tmp_path / "thesis"
@@ -244,65 +230,3 @@ def test_a_replacement_killed_between_its_renames_is_undone(tmp_path):
     with pytest.raises(BridgeError, match=r"no config\.json to copy"):
         write_hf_folder(tensors.items(), specs_of(tensors), tmp_path / "out", source=source)
     assert_same(loaded(tmp_path / "out"), {"old": torch.ones(2)})
-
-
-def test_what_a_killed_process_left_is_replaced(tmp_path):
-    tensors = tensors_of()
-    source, left = model_folder(tmp_path / "source", tensors), tmp_path / ".out.partial"
-    left.mkdir()
-    (left / "model-00009-of-00009.safetensors").write_bytes(b"half")
-    (left / "checksums.jsonl").write_text('{"algorithm": "xxh3_64", "job": "export"}\n{"name": "a", "xxh3_64": "0"}\n')
-    write_hf_folder(tensors.items(), specs_of(tensors), tmp_path / "out", source=source)
-    assert_same(loaded(tmp_path / "out"), tensors)
-    assert verify_hf_folder(tmp_path / "out") == len(tensors)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "source"]
-
-
-def test_a_changed_byte_is_found_by_its_tensor(tmp_path):
-    tensors = tensors_of()
-    source = model_folder(tmp_path / "source", tensors)
-    with pytest.raises(BridgeError, match=r"has no checksums\.jsonl"):
-        verify_hf_folder(source)
-    write_hf_folder(tensors.items(), specs_of(tensors), tmp_path / "out", source=source)
-    with SafetensorsFolder(tmp_path / "out") as folder:
-        entry = folder.entry("c")
-    with entry.path.open("r+b") as file:
-        file.seek(entry.offset + 5)
-        file.write(b"\xff")
-    with pytest.raises(BridgeError, match=r"model\.safetensors: c is not what was written"):
-        verify_hf_folder(tmp_path / "out")
-
-
-@pytest.fixture
-def full_disk(tmp_path, monkeypatch):
-    """A folder in which one megabyte can be written, at most."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mounted = os.geteuid() == 0 and mount_tmpfs(disk)
-    if not mounted:
-        monkeypatch.setattr(os, "pwrite", out_of_space)
-    yield disk
-    if mounted:
-        subprocess.run(["umount", str(disk)], check=True)
-
-
-def mount_tmpfs(disk: Path) -> bool:
-    command = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(disk)]
-    try:
-        return subprocess.run(command, capture_output=True, check=False).returncode == 0
-    except FileNotFoundError:
-        return False
-
-
-def out_of_space(descriptor: int, data: memoryview, offset: int) -> int:
-    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-
-def test_a_full_disk_is_one_error_and_leaves_nothing(tmp_path, full_disk):
-    large = {"a": torch.randn(1 << 19), "b": torch.randn(1 << 10)}
-    source = model_folder(tmp_path / "source", large)
-    out = model_folder(full_disk / "out", {"old": torch.ones(2)})
-    with pytest.raises(BridgeError, match=r"cannot write .*out: No space left on device; nothing was changed"):
-        write_hf_folder(large.items(), specs_of(large), out, source=source)
-    assert_same(loaded(out), {"old": torch.ones(2)})
-    assert [path.name for path in full_disk.iterdir()] == ["out"]

@@ -116,9 +116,9 @@ def test_a_run_is_reached_by_the_address_that_other_machines_know(
 
 
 @contextlib.asynccontextmanager
-async def open_run(config: ExperimentConfig, **facts: str) -> AsyncIterator[EnginePool]:
-    """A run without engines of its own, which machines may join."""
-    joins = Joining("127.0.0.1", config.output, facts_of(config) | facts)
+async def open_run(config: ExperimentConfig, nodes: int = 0, **facts: str) -> AsyncIterator[EnginePool]:
+    """A run without engines of its own, which machines may join; it waits for ``nodes`` of them."""
+    joins = Joining("127.0.0.1", config.output, facts_of(config) | facts, nodes)
     pool = EnginePool(
         config.engine, dtype="bfloat16", context_length=512, seed=1, log_folder=config.output / "logs",
         hosts=Hosts("the-key", own=False, joining=joins),
@@ -173,13 +173,6 @@ async def test_a_machine_of_another_configuration_is_refused(
             assert await joined(other) == 0
 
 
-async def test_another_version_is_refused(tmp_path: Path) -> None:
-    write_qwen3(tmp_path / "model", 0)
-    async with open_run(config_of(tmp_path), sglang="0.1"):
-        with pytest.raises(ConfigError, match=r"sglang: .* 0\.1, .* \d"):
-            await joined(config_of(tmp_path))
-
-
 async def test_address_files_that_are_not_this_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remote_worker, "_KEY_SECONDS", 0.0)
     monkeypatch.setattr(remote_worker, "_LOOK_SECONDS", 0.02)
@@ -189,6 +182,9 @@ async def test_address_files_that_are_not_this_runs(tmp_path: Path, monkeypatch:
     with pytest.raises(EngineError, match=r"address: .*engine.start_seconds = 0.2") as missing:
         await joined(config)
     assert missing.value.passing
+    async with open_run(config, sglang="0.1"):
+        with pytest.raises(ConfigError, match=r"sglang: .* 0\.1, .* \d"):
+            await joined(config)
     async with open_run(config):
         found = Address.read(file)
         assert found is not None
@@ -211,13 +207,9 @@ async def test_a_machine_leaves_before_it_has_joined(tmp_path: Path) -> None:
 async def test_a_run_without_engines_waits_for_machines_and_then_ends(tmp_path: Path) -> None:
     write_qwen3(tmp_path / "model", 0)
     config = config_of(tmp_path, "engine.start_seconds=0.3")
-    joins = Joining("127.0.0.1", config.output, facts_of(config), nodes=2)
-    pool = EnginePool(
-        config.engine, dtype="bfloat16", context_length=512, seed=1, log_folder=config.output / "logs",
-        hosts=Hosts("the-key", own=False, joining=joins),
-    )  # fmt: skip
-    with pytest.raises(EngineError, match=r"0 of engine.nodes = 2 .* engine.start_seconds = 0.3"):
-        await pool.start(config.model.path)
+    with pytest.raises(EngineError, match=r"engine.nodes = 2 .* engine.start_seconds = 0.3"):
+        async with open_run(config, nodes=2):
+            pass
     async with open_run(config) as alone:
         while alone.failure is None:
             await asyncio.sleep(0.05)

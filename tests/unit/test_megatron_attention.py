@@ -24,8 +24,7 @@ from torch.nn.attention.varlen import varlen_attn
 from mua.megatron import attention
 from mua.megatron.attention import attend_tiles
 from mua.megatron.modules import PackedMicrobatch
-from mua.megatron.tiles import NodePlaces, tiles, visible_until, zigzag
-from mua.megatron.trees import join_forests, merge_prefixes
+from mua.megatron.trees import NodePlaces, join_forests, merge_prefixes, tiles, visible_until, zigzag
 from mua.types import BoolArray
 
 SEQUENCES = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=12), min_size=1, max_size=9)

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from mua.config.schema import MegatronConfig
 from mua.megatron import microbatch
 from mua.megatron.microbatch import MicroBatch, micro_batch
-from mua.megatron.packing import Alignment, plan_microbatches
-from mua.megatron.tiles import gathered_order, zigzag
+from mua.megatron.packing import Alignment
 from mua.types import TrainSequence
 from tests.megatron_support import make_batch
 
@@ -28,19 +27,6 @@ def on_rank(rank: int, size: int, sequences: list[TrainSequence], alignment: Ali
         state.get_context_parallel_world_size.return_value = size
         state.get_context_parallel_rank.return_value = rank
         return micro_batch(sequences, alignment, scoring=scoring)
-
-
-@given(chunks=st.lists(st.integers(1, 9), max_size=6), size=sizes)
-def test_ranks_hold_every_position_once_and_alike_and_gathering_restores_its_order(
-    chunks: list[int], size: int
-) -> None:
-    lengths = [chunk * 2 * size for chunk in chunks]
-    parts = [zigzag(lengths, size, rank) for rank in range(size)]
-    assert {len(part) for part in parts} == {sum(lengths) // size}
-    assert np.array_equal(np.concatenate(parts)[gathered_order(lengths, size)], np.arange(sum(lengths)))
-    work = [sum(int(position) for position in part) for part in parts]  # positions before it, which a token attends to
-    if len(lengths) == 1:
-        assert max(work) - min(work) == 0
 
 
 @given(lengths=many_lengths, size=sizes, tensor=sizes, scoring=st.booleans())
@@ -65,25 +51,3 @@ def test_every_scored_token_belongs_to_the_one_rank_that_predicts_it(
             assert np.array_equal(batch.tokens.weights.numpy(), weights[scored])
         found += scored.tolist()
     assert sorted(found) == np.flatnonzero(places > 0 if scoring else weights != 0).tolist()
-
-
-@given(lengths=many_lengths, size=sizes, tensor=sizes)
-def test_padding_is_not_real_and_all_of_a_plan_can_be_of_one_length(lengths: list[int], size: int, tensor: int) -> None:
-    sequences = make_batch(lengths).sequences
-    alignment = Alignment.of(MegatronConfig(context_parallel=size, tensor_parallel=tensor))
-    plan = plan_microbatches(lengths, 64, 2, alignment, multiple=2, equal=True)
-    assert {len(own) for own in plan.microbatches} <= {2, 4, 6, 8, 10}
-    padded = [
-        sum(alignment.padded([lengths[index] for index in taken], plan.least))
-        for own in plan.microbatches
-        for taken in own
-    ]
-    assert set(padded) == {plan.least}
-    assert sum(padded) == plan.padded_tokens
-    real = 0
-    for rank in range(size):
-        packing = on_rank(rank, size, sequences, alignment, scoring=True).packing
-        assert packing.real is not None
-        real += int(packing.real.sum())
-        assert packing.batch_tokens == max(sum(lengths), 1)
-    assert real == sum(lengths)

@@ -101,22 +101,6 @@ def test_a_training_checkpoint_is_the_trained_model(model: Path, tmp_path: Path)
     assert all(torch.equal(found[name], torch.from_numpy(values)) for name, values in trained.items())
 
 
-def test_weights_alone_start_a_run(model: Path, tmp_path: Path) -> None:
-    offline.hf_to_megatron(model, checkpoint_folder(tmp_path, 0))
-    with backend(model) as fresh:
-        fresh.train_step(make_batch(), CrossEntropyLoss())
-        expected = exported(fresh)
-    with backend(model) as built:
-        built.train_step(make_batch(seed=9), CrossEntropyLoss())  # other weights and moments than those to be loaded
-    with backend(model) as built:
-        for parameter in built.policy.parameters():
-            parameter.data.fill_(3.0)
-        assert built.load(checkpoint_folder(tmp_path, 0)) == {"step": 0}
-        built.train_step(make_batch(), CrossEntropyLoss())
-        for name, values in exported(built).items():
-            assert (values == expected[name]).all(), name
-
-
 def test_the_dtype_can_be_chosen(model: Path, tmp_path: Path) -> None:
     offline.hf_to_megatron(model, tmp_path / "meg", dtype="bfloat16")
     offline.megatron_to_hf(tmp_path / "meg", tmp_path / "out", source=model)

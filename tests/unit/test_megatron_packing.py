@@ -173,13 +173,6 @@ def test_load_balance_by_hand() -> None:
     assert LoadBalance.of(tokens, flops, useful=1200, lockstep=True).utilization == pytest.approx(1200 / (2 * 1200))
 
 
-def test_padding_is_work_and_no_use() -> None:
-    found = packed([[1] * 5, [2] * 6], context_parallel=2)  # padded to 8 each
-    assert found.plan.padded_tokens == 16
-    useful = WORK.operations([(0, 5), (0, 6)])
-    assert found.balance.utilization == pytest.approx(useful / WORK.operations([(0, 8), (0, 8)]))
-
-
 @pytest.mark.parametrize("size", [0, 3])
 def test_a_first_token_cannot_be_trained(size: int) -> None:
     values = np.ones(size, dtype=np.float32)

@@ -91,9 +91,8 @@ class Bench:
         raw_save = RawSave(self.source, self.model)
         saves: dict[str, Callable[[Path], object]] = {
             "limit": raw_save.run,
-            "megatron_bridge": self._save,
-            "megatron_bridge, checksums": lambda out: self._save(out, checksums=True),
-            "megatron_bridge, checksums, fsync": lambda out: self._save(out, checksums=True, sync=True),
+            "megatron_bridge, checksums, fsync": self._save,
+            "safetensors, save_file": LibrarySave(self.source, self.model).run,
         }
         if self.mbridge is not None:
             saves["mbridge"] = lambda out: self.mbridge.save_weights([self.model], str(out))
@@ -109,11 +108,10 @@ class Bench:
 
         load_hf([self.model], self.source)
 
-    def _save(self, out: Path, *, checksums: bool = False, sync: bool = False) -> None:
-        from megatron_bridge.save import save_hf
+    def _save(self, out: Path) -> None:
+        from megatron_bridge.hf_folder import save_hf
 
-        settings: dict[str, Any] = {"source": self.source, "max_shard_bytes": SHARD_BYTES}
-        save_hf([self.model], out, **settings, sync=sync, checksums=checksums)
+        save_hf([self.model], out, source=self.source, max_shard_bytes=SHARD_BYTES)
 
     def _check(self, out: Path) -> None:
         """What was loaded by every method in turn, and saved by ours, is the source bit for bit."""
