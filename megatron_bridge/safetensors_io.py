@@ -55,9 +55,10 @@ class SafetensorsFolder:
 
     Args:
         finite: raise where values that are read are no finite numbers.
+        single: the one file to read, which may be empty, instead of those of the folder's index.
     """
 
-    def __init__(self, folder: Path, *, finite: bool = True) -> None:
+    def __init__(self, folder: Path, *, finite: bool = True, single: str | None = None) -> None:
         self.folder = folder
         self.data_starts: dict[str, int] = {}
         """Bytes before the first tensor, by file."""
@@ -67,15 +68,15 @@ class SafetensorsFolder:
         self._buffer = torch.empty(0, dtype=torch.uint8)
         index = folder / INDEX
         try:
-            weight_map = _weight_map(index) if os.path.lexists(index) else {}
-            if not weight_map and not os.path.lexists(folder / SINGLE):
+            weight_map = _weight_map(index) if single is None and os.path.lexists(index) else {}
+            if single is None and not weight_map and not os.path.lexists(folder / SINGLE):
                 raise BridgeError(f"{folder} has neither {SINGLE} nor {INDEX}; the weights must be safetensors")
-            for name in sorted(set(weight_map.values())) or [SINGLE]:
+            for name in sorted(set(weight_map.values())) or [single or SINGLE]:
                 self._open(folder / name)
             for name, file in weight_map.items():
                 if name not in self._entries or self._entries[name].path.name != file:
                     raise BridgeError(f"{index} says {name} is in {file}, but it is not there")
-            if not self._entries:
+            if not self._entries and single is None:
                 raise BridgeError(f"{folder} holds no tensor")
         except BaseException:
             self.close()

@@ -42,7 +42,7 @@ class SafetensorsLayout:
     Files hold at most ``max_shard_bytes`` of data (or one tensor, if it alone is larger), in the order of ``specs``.
     """
 
-    def __init__(self, specs: Sequence[TensorSpec], max_shard_bytes: int) -> None:
+    def __init__(self, specs: Sequence[TensorSpec], max_shard_bytes: int = 1 << 62, *, single: str = SINGLE) -> None:
         shards: list[list[TensorSpec]] = [[]]
         used = 0
         for spec in specs:
@@ -51,7 +51,7 @@ class SafetensorsLayout:
                 used = 0
             shards[-1].append(spec)
             used += spec.nbytes
-        names = [SINGLE] if len(shards) == 1 else [
+        names = [single] if len(shards) == 1 else [
             f"model-{number + 1:05d}-of-{len(shards):05d}.safetensors" for number in range(len(shards))
         ]  # fmt: skip
         self.headers: dict[str, bytes] = {}

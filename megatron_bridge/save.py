@@ -2,19 +2,20 @@
 
     rank 0: hidden folder, other files, weight files of the final size
     every rank:  for each tensor, in one order
-                     owners of the other shards ── band by band ──► the rank that writes it ── pwrite ──► file
+                     holders of the other shards ── band by band ──► the rank that writes it ── pwrite ──► file
     every rank:  flush, tell errors and checksums
     rank 0: checksums, rename
 
-A tensor is written by one of the ranks that own its shards, in turn over the parameters, so that the work is spread.
-All ranks need one shared folder. Sending and receiving are blocking and in the same order everywhere, so there is no
-cycle of ranks that wait for each other.
+Parameters go in turn to the data-parallel replicas of the model, and within one to the ranks that hold their shards, so
+that all ranks write about as much. All need one shared folder. Sending and receiving are blocking and in the same order
+everywhere, so there is no cycle of ranks that wait for each other.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,16 +23,11 @@ import torch
 from torch import Tensor, distributed
 
 from megatron_bridge.bands import BandPart, RowBand, bands
-from megatron_bridge.hf_folder import (
-    DEFAULT_SHARD_BYTES,
-    copy_other_files,
-    main_dtype,
-    write_checksums,
-)
+from megatron_bridge.hf_folder import DEFAULT_SHARD_BYTES, copy_other_files, main_dtype, write_checksums
 from megatron_bridge.plan import ModelPlan, PlannedParameter, TensorSpec, as_matrix, plan_model
 from megatron_bridge.safetensors_writer import SafetensorsWriter
 from mua.utils.atomic import hidden_folder, publish_folder, staged_folder, write_error
-from mua.utils.collective import gathered, raise_together
+from mua.utils.collective import gathered, raise_together, together
 
 if TYPE_CHECKING:
     from megatron.core.models.gpt import GPTModel
@@ -50,7 +46,7 @@ def save_hf(
     checksums: bool = True,
     texts: Mapping[str, str] | None = None,
 ) -> None:
-    """Export ``chunks`` into the folder ``out``; every rank of the job calls it, one replica writes.
+    """Export ``chunks`` into the folder ``out``; every rank of the job calls it.
 
     Args:
         source: gives configuration and tokenizer files.
@@ -62,107 +58,156 @@ def save_hf(
     Raises:
         BridgeError: on every rank, if any failed. Nothing of the folder is left, an older one is as it was.
     """
-    plan = plan_model(chunks)
-    failure: Exception | None = None
-    if 0 in distributed.get_process_group_ranks(plan.group):
-        try:
-            _save(plan, out, source, max_shard_bytes, sync, checksums, texts)
-        except Exception as error:  # raised below, once the other replicas have been told
-            failure = error
-    raise_together(failure)
-
-
-def _save(
-    plan: ModelPlan,
-    out: Path,
-    source: Path,
-    max_shard_bytes: int,
-    sync: bool,
-    checksums: bool,
-    texts: Mapping[str, str] | None,
-) -> None:
-    specs, leads, errors = plan.tensors(), distributed.get_rank() == 0, _Errors(plan.group, out)
-    folder = hidden_folder(out)
-    exported = [p for p in plan.parameters if not p.tied_copy]
-    writers = [parameter.owners[turn % len(parameter.owners)] for turn, parameter in enumerate(exported)]
-    own = [spec.name for parameter, rank in zip(exported, writers, strict=True) if rank == distributed.get_rank()
-           for spec in parameter.sources()]  # fmt: skip
+    folder, leads, dtype = hidden_folder(out), distributed.get_rank() == 0, main_dtype(plan_model(chunks).tensors())
     with ExitStack() as stack:
-        writer: SafetensorsWriter | None = None
-        for turn in (True, False):  # rank 0 makes the files, then the others open them
-            with errors.kept():
-                if turn is leads:
-                    if leads:
-                        stack.enter_context(staged_folder(out))
-                        copy_other_files(source, folder, main_dtype(specs), texts)
-                    writer = SafetensorsWriter(
-                        folder, specs, max_shard_bytes, create=leads, only=own, checksums=checksums
-                    )
-                    stack.callback(writer.close)
-            errors.agree()
-        assert writer is not None
-        for parameter, rank in zip(exported, writers, strict=True):
-            if distributed.get_rank() in parameter.owners:
-                _write_tensors(_Assembly(plan, parameter, rank), writer, errors)
-        with errors.kept():
-            writer.finish(sync=sync)
-        errors.agree()
-        digests = {name: digest for found in gathered(writer.digests, plan.group) for name, digest in found.items()}
-        with errors.kept():
+        with _one_line(out), together():
             if leads:
-                if checksums:
-                    ordered = {spec.name: digests[spec.name] for spec in specs if spec.name in digests}
-                    write_checksums(folder, ordered, writer.layout.header_sizes())
+                stack.enter_context(staged_folder(out))
+                copy_other_files(source, folder, dtype, texts)
+        with _one_line(out):
+            export = ModelExport(chunks, folder, max_shard_bytes, checksums=checksums)
+            stack.callback(export.close)
+            export.exchange()
+            export.finish(sync=sync)
+        with _one_line(out), together():
+            if leads:
                 publish_folder(folder, out, sync=sync)
-        errors.agree()
 
 
-class _Errors:
-    """The first error of this rank, kept until all ranks of the group can raise together."""
-
-    def __init__(self, group: distributed.ProcessGroup, out: Path) -> None:
-        self._group, self._out = group, out
-        self.error: Exception | None = None
-
-    @contextmanager
-    def kept(self) -> Iterator[None]:
-        """Remember an error instead of raising it; the block is left, the program goes on."""
-        try:
-            yield
-        except Exception as error:
-            self.error = self.error or (write_error(self._out, error) if isinstance(error, OSError) else error)
-
-    def agree(self) -> None:
-        """Raise on all ranks if any has an error."""
-        raise_together(self.error, self._group, naming=True)
+@contextmanager
+def _one_line(out: Path) -> Iterator[None]:
+    """Errors of the operating system are told as :class:`BridgeError`."""
+    try:
+        yield
+    except OSError as error:
+        raise write_error(out, error) from error
 
 
-@torch.no_grad()
-def _write_tensors(assembly: _Assembly, writer: SafetensorsWriter, errors: _Errors) -> None:
-    """The tensors of a parameter from all its owners. After an error the exchange goes on without writing: others wait
-    for it."""
-    for spec in assembly.parameter.sources():
-        sink = writer.sink(spec.name) if assembly.writes else None
-        for rows in assembly.rows(spec):
-            if sink is not None and rows is not None and errors.error is None:
-                with errors.kept():
-                    sink.write(rows)
-        if sink is not None and errors.error is None:
-            with errors.kept():
-                writer.complete(sink)
+class ModelExport:
+    """The tensors of a model on their way into the weight files of a folder. Collective, but for :meth:`write`.
+
+    Args:
+        folder: is there; the first rank makes the files in it.
+        head: of a critic, its value head too.
+    """
+
+    def __init__(
+        self,
+        chunks: Sequence[GPTModel],
+        folder: Path,
+        max_shard_bytes: int = DEFAULT_SHARD_BYTES,
+        *,
+        head: bool = False,
+        checksums: bool = True,
+    ) -> None:
+        self._plan, self._folder, self._checksums = plan_model(chunks), folder, checksums
+        exported, rank = self._plan.exported(head=head), distributed.get_rank()
+        self.specs = [spec for parameter in exported for spec in parameter.sources()]
+        self._turns = _turns(self._plan, exported)
+        own = [spec.name for turn in self._turns if turn.writer == rank for spec in turn.parameter.sources()]
+        self._copies: list[tuple[str, Tensor]] = []
+        self._error: Exception | None = None
+        for first in (True, False):  # rank 0 makes the files, then the others open them
+            with together():
+                if first is (rank == 0):
+                    self._writer = SafetensorsWriter(
+                        folder, self.specs, max_shard_bytes, create=first, only=own, checksums=checksums
+                    )
+
+    @torch.no_grad()
+    def exchange(self, *, keep: bool = False) -> None:
+        """Every tensor goes to the rank that writes it, a band at a time, and into its file.
+
+        With ``keep`` it waits on the host for :meth:`write` instead. After an error the exchange goes on without
+        writing, as others wait for it; :meth:`finish` raises it.
+        """
+        for turn in self._turns:
+            if distributed.get_rank() not in turn.ranks:
+                continue
+            assembly = _Assembly(self._plan, turn)
+            for spec in turn.parameter.sources():
+                bands_of_spec = assembly.rows(spec)
+                if not assembly.writes:
+                    for _ in bands_of_spec:
+                        pass
+                elif keep:
+                    rows = torch.cat([band.cpu() for band in bands_of_spec if band is not None])
+                    self._copies.append((spec.name, rows))
+                else:
+                    self._write(spec.name, bands_of_spec)
+
+    def write(self) -> None:
+        """Write what :meth:`exchange` kept: in a thread, if wanted."""
+        while self._copies and self._error is None:
+            name, rows = self._copies.pop()
+            self._write(name, iter((rows,)))
+
+    def _write(self, name: str, rows: Iterator[Tensor | None]) -> None:
+        sink = None
+        for band in rows:
+            try:
+                sink = sink or self._writer.sink(name)
+                if band is not None and self._error is None:
+                    sink.write(band)
+            except Exception as error:  # kept: others wait for the rest of the exchange
+                self._error = self._error or error
+        if sink is not None and self._error is None:
+            try:
+                self._writer.complete(sink)
+            except Exception as error:
+                self._error = error
+
+    def finish(self, *, sync: bool = True) -> None:
+        """Flush and close the files; the first rank leaves their checksums.
+
+        Raises:
+            BridgeError, OSError: on every rank, if writing failed on any.
+        """
+        raise_together(self._error, naming=True)
+        with together():
+            self._writer.finish(sync=sync)
+        digests = {name: digest for found in gathered(self._writer.digests) for name, digest in found.items()}
+        with together():
+            if self._checksums and distributed.get_rank() == 0:
+                ordered = {spec.name: digests[spec.name] for spec in self.specs}
+                write_checksums(self._folder, ordered, self._writer.layout.header_sizes())
+
+    def close(self) -> None:
+        """Close the files as they are."""
+        self._writer.close()
+
+
+@dataclass(frozen=True, slots=True)
+class _Turn:
+    """Who puts a parameter together: of each shard the rank that gives it, and the one that writes."""
+
+    parameter: PlannedParameter
+    ranks: tuple[int, ...]
+    writer: int
+
+
+def _turns(plan: ModelPlan, exported: Sequence[PlannedParameter]) -> list[_Turn]:
+    """What the replica of this rank writes, the same on all ranks of it. Collective over all ranks."""
+    first_ranks = sorted(set(gathered(min(distributed.get_process_group_ranks(plan.group)))))
+    replica = first_ranks.index(min(distributed.get_process_group_ranks(plan.group)))
+    turns = []
+    for number, parameter in enumerate(exported[replica :: len(first_ranks)]):
+        ranks = tuple(holders[number % len(holders)] for holders in parameter.holders)
+        turns.append(_Turn(parameter, ranks, ranks[number % len(ranks)]))
+    return turns
 
 
 class _Assembly:
     """Puts the Hugging Face tensors of one parameter together on the rank that writes them."""
 
-    def __init__(self, plan: ModelPlan, parameter: PlannedParameter, writer: int) -> None:
-        self.writes = distributed.get_rank() == writer
-        self.parameter, self._plan, self._writer = parameter, plan, writer
-        self._shard = as_matrix(plan.local[parameter.name].detach())
+    def __init__(self, plan: ModelPlan, turn: _Turn) -> None:
+        self.writes = distributed.get_rank() == turn.writer
+        self.parameter, self._plan, self._writer = turn.parameter, plan, turn.writer
+        self._shard = as_matrix(plan.local[turn.parameter.name].detach())
         self._pieces: dict[str, list[BandPart[int]]] = {}
-        for index, owner in enumerate(parameter.owners):
-            for b in parameter.packing.shard_blocks(len(parameter.owners), index):
-                piece = BandPart(owner, b.shard_row, b.shard_col, b.source_row, b.source_col, b.rows, b.cols)
+        for index, rank in enumerate(turn.ranks):
+            for b in turn.parameter.packing.shard_blocks(len(turn.ranks), index):
+                piece = BandPart(rank, b.shard_row, b.shard_col, b.source_row, b.source_col, b.rows, b.cols)
                 self._pieces.setdefault(b.source, []).append(piece)
 
     def rows(self, spec: TensorSpec) -> Iterator[Tensor | None]:

@@ -19,8 +19,6 @@ import torch
 from torch.optim.adam import adam
 from torch.optim.adamw import adamw
 
-from mua.compat import megatron_optimizer_state
-
 
 class GroupStepAdam(torch.optim.Optimizer):
     """Adam (Kingma and Ba, 2015), with decoupled weight decay if ``adam_w_mode``; ``step`` is kept a group.
@@ -147,7 +145,6 @@ def _save_whole_weights(optimizer: Any, hybrid: Any) -> None:
     Goes when: ``tests/unit/test_megatron_compat.py::test_upstream_takes_remainders_for_weights`` fails.
     """
     read, write = optimizer._get_main_param_and_optimizer_states, optimizer._set_main_param_and_optimizer_states
-    load = optimizer.load_parameter_state_from_fully_reshardable
 
     def own(self: Any, model_param: Any) -> tuple[Any, Any]:
         """A rank's part of a parameter, and what its Adam keeps as the main one."""
@@ -176,14 +173,6 @@ def _save_whole_weights(optimizer: Any, hybrid: Any) -> None:
             tensors = tensors | {"param": low}
         write(self, model_param, tensors)
 
-    @wraps(load)
-    def load_and_gather(self: Any, state_dict: Any) -> None:
-        load(self, state_dict)
-        if getattr(self.optimizer, "store_param_remainders", False):
-            for chunk in self.model_chunks:
-                chunk.start_param_sync(force_sync=True)
-
-    optimizer.load_parameter_state_from_fully_reshardable = load_and_gather
     optimizer._get_main_param_and_optimizer_states = read_whole
     optimizer._set_main_param_and_optimizer_states = write_whole
 
@@ -191,7 +180,6 @@ def _save_whole_weights(optimizer: Any, hybrid: Any) -> None:
 def repair_distributed_optimizer(module: Any, without_cuda: bool) -> None:
     """Makes the imported ``megatron.core.optimizer.distrib_optimizer`` take its fused-Adam paths, and save weights."""
     _save_whole_weights(module.DistributedOptimizer, module.HybridDeviceOptimizer)
-    megatron_optimizer_state.repair(module)
     if not module.HAVE_APEX_OR_TE:
         module.HAVE_APEX_OR_TE = module.USING_APEX_OPTIMIZER = True
         module.Adam = GroupStepAdam

@@ -13,8 +13,7 @@ while a module is imported:
 
 No installed file is touched, torch is not patched, and with a CUDA device nothing is rewritten. The remaining faults,
 which are not names of devices, are fixed after import, one file each: :mod:`mua.compat.megatron_repairs`,
-:mod:`mua.compat.megatron_adam`, :mod:`mua.compat.megatron_offload`, :mod:`mua.compat.megatron_checkpoint`,
-:mod:`mua.compat.megatron_optimizer_state`, :mod:`mua.compat.checkpoint_reading`. Each applies
+:mod:`mua.compat.megatron_adam`, :mod:`mua.compat.megatron_offload`. Each applies
 only where its own condition holds. Notices of Megatron-Core that tell a user of this package nothing are dropped.
 
 Goes when: ``tests/unit/test_megatron_compat.py::test_upstream_still_needs_the_import_hook`` fails.
@@ -39,9 +38,7 @@ from typing import Any, TypeVar
 import torch
 
 from mua.compat import (
-    checkpoint_reading,
     megatron_adam,
-    megatron_checkpoint,
     megatron_offload,
     megatron_repairs,
 )
@@ -151,9 +148,6 @@ _REPAIRS: dict[str, Callable[[Any, bool], None]] = {
     "megatron.core.tensor_parallel.random": megatron_repairs.repair_random,
     "megatron.core.tensor_parallel.mappings": megatron_repairs.repair_mappings,
     "megatron.core.transformer.moe.moe_utils": megatron_repairs.repair_moe_utils,
-    "megatron.core.dist_checkpointing.strategies.filesystem_async": megatron_checkpoint.repair,
-    "megatron.core.dist_checkpointing.strategies.torch": checkpoint_reading.repair_strategy,
-    "megatron.core.dist_checkpointing.strategies.common": checkpoint_reading.repair_common,
     "megatron.core.optimizer": megatron_adam.repair_optimizer,
     "megatron.core.optimizer.distrib_optimizer": megatron_adam.repair_distributed_optimizer,
     "megatron.core.optimizer.cpu_offloading.hybrid_optimizer": megatron_offload.repair,

@@ -1,151 +1,119 @@
-"""A distributed optimizer's state in a checkpoint, without a copy of the whole of it on every rank.
+"""What Megatron-Core's optimizers keep of each parameter: read, and set, where it lies.
 
-Upstream: megatron-core 0.19.2, ``megatron/core/optimizer/distrib_optimizer.py``. Its ``fully_reshardable`` form, the
-only one that any layout can read, gathers main weights and moments of the whole data-parallel group into the host
-memory of every rank of it, 12 bytes per parameter of a model-parallel shard on each, and as many again for copies on
-the way; the first rank alone writes. A rank that loads takes as much. On one H200 a save took 33 bytes of host memory
-per parameter, and a policy of 2.4 billion could not be saved on a machine of 126 GiB (docs/benchmarks/gpu.md).
-
-Here a parameter's state belongs to the rank that holds most of it. It comes from there as it is, on its device, and
-:func:`mua.compat.megatron_checkpoint.write_bucket` copies it to the host as it is written. Of the few parameters that
-lie on several ranks the others send their parts. A rank loads what it holds a part of. The files hold the same tensors
-under the same names.
-Goes when: ``tests/unit/test_megatron_compat.py::test_upstream_still_gathers_the_optimizer_on_every_rank`` fails.
+Upstream: megatron-core 0.19.2, ``megatron/core/optimizer``. Its own checkpoints of a distributed optimizer that any
+layout can read gather main weights and moments of the whole data-parallel group in the host memory of every rank, and
+one rank writes them. Here a rank gives the elements that it updates, from the device they are on.
+Goes when: upstream offers a parameter's state by public names.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from functools import wraps
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.distributed as dist
+from megatron.core import parallel_state
+from megatron.core.optimizer.cpu_offloading import HybridDeviceOptimizer
+from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
+from megatron.core.optimizer.optimizer import ChainedOptimizer
 from torch import Tensor
+
+from mua.compat.megatron_adam import initialize_state
+from mua.compat.megatron_offload import zero_state
+
+WEIGHT = "weight"
+KINDS = (WEIGHT, "exp_avg", "exp_avg_sq")
+"""Of every parameter: the float32 weight and AdamW's moments."""
 
 
 @dataclass(frozen=True, slots=True)
-class HeldPiece:
-    """Elements ``start`` to ``end`` of a parameter, whose state a rank of the data-parallel group holds."""
+class ParameterState:
+    """Elements ``first`` to ``end`` of one of this rank's parameters, whose state is this rank's to save."""
 
-    rank: int
-    start: int
+    parameter: Tensor
+    first: int
     end: int
+    _part: Any
+    _main: Tensor | None
+    """The whole main weight, where every data-parallel rank holds it."""
+
+    @torch.no_grad()
+    def read(self) -> dict[str, Tensor]:
+        """By each of :data:`KINDS`, float32 ``[end - first]``; mostly not a copy."""
+        if self._main is None:
+            found = self._part._get_main_param_and_optimizer_states(self.parameter)
+            found[WEIGHT] = found.pop("param")
+            return {kind: found[kind].detach().float().reshape(-1) for kind in KINDS}
+        whole = {WEIGHT: self._main, **self._part.optimizer.state[self._main]}
+        return {kind: whole[kind].detach().reshape(-1)[self.first : self.end] for kind in KINDS}
+
+    @torch.no_grad()
+    def write(self, values: dict[str, Tensor]) -> None:
+        """Set what :meth:`read` gives; where every rank holds the whole state, ``values`` are of all elements."""
+        if self._main is None:
+            values = {kind: value.to(self.parameter.device) for kind, value in values.items()}
+            self._part._set_main_param_and_optimizer_states(self.parameter, {"param": values.pop(WEIGHT), **values})
+            return
+        for kind, target in {WEIGHT: self._main, **self._part.optimizer.state[self._main]}.items():
+            if kind in KINDS:
+                target.copy_(values[kind].view_as(target))
 
     @property
-    def size(self) -> int:
-        return self.end - self.start
+    def held(self) -> tuple[int, int]:
+        """First and end of the elements that this rank needs when it loads."""
+        return (self.first, self.end) if self._main is None else (0, self.parameter.numel())
 
 
-def pieces_of(first: int, end: int, shard: int) -> list[HeldPiece]:
-    """The ranks' pieces of the elements ``first`` to ``end`` of a bucket of which each rank holds ``shard``, in order.
+def parameter_states(optimizer: ChainedOptimizer) -> Iterator[ParameterState]:
+    """The state of all parameters that this rank updates, moments of zero where there was no step yet.
 
-    The elements of a piece count from the parameter's first.
+    Data-parallel ranks divide the elements of a parameter among them: each element is one rank's.
     """
-    ranks = range(first // shard, -(-end // shard))
-    return [HeldPiece(rank, max(first, rank * shard) - first, min(end, (rank + 1) * shard) - first) for rank in ranks]
-
-
-def owner_of(pieces: Sequence[HeldPiece]) -> int:
-    """The rank that writes a parameter: the first of those with most of it."""
-    return max(pieces, key=lambda piece: piece.size).rank
-
-
-def repair(module: Any) -> None:
-    """Replaces the state in model space of the imported ``megatron.core.optimizer.distrib_optimizer``."""
-    from megatron.core.dist_checkpointing.dict_utils import nested_values
-    from megatron.core.dist_checkpointing.mapping import ShardedTensorFactory
-    from megatron.core.dist_checkpointing.utils import extract_sharded_tensors_and_factories
-
-    upstream = module.DistributedOptimizer.sharded_param_state_fully_reshardable
-
-    @wraps(upstream)
-    def of_owners(
-        self: Any, model_sharded_state_dict: Any, is_loading: bool = False, metadata: Any = None
-    ) -> dict[int, dict[str, Any]]:
-        """By a parameter's number its sharded tensors by name: the owner's to save, or those of every holder to load.
-
-        Parameters without any are left out: upstream takes an empty entry for state that ranks should have in common,
-        and warns of each. Collective over the data-parallel group when saving.
-        """
-        described = {
-            entry.data: entry
-            for entry in nested_values(extract_sharded_tensors_and_factories(model_sharded_state_dict)[0])
-        }
-        found: dict[int, dict[str, Any]] = {}
-        rank, ranks = self.data_parallel_group.rank(), self.data_parallel_group.size()
-        index = -1
-        for buffer in self.buffers:
-            for parameter, (start, end, number) in buffer.param_index_map.items():
-                index += 1
-                bucket = buffer.buckets[number]
-                pieces = pieces_of(start - bucket.offset, end - bucket.offset, bucket.grad_data.numel() // ranks)
-                entry, owner = described[parameter], owner_of(pieces)
-                if is_loading:
-                    held = any(piece.rank == rank for piece in pieces)
-                    names = ("param", *self.optimizer_state_keys) if held else ()
-                    state = {name: torch.empty(parameter.numel(), dtype=torch.float32) for name in names}
-                else:
-                    state = _collected(self, parameter, pieces, owner)
-                if not state:
-                    continue
-                replica = (*entry.replica_id[:-1], 0 if rank == owner else 1 + rank)
-                found[index] = {
-                    name: _described(entry, name, value.reshape(entry.data.shape), replica)
-                    for name, value in state.items()
-                }
-        return found
-
-    def _described(entry: Any, name: str, value: Tensor, replica: tuple[int, ...]) -> Any:
-        changed: dict[str, Any] = {
-            "key": f"optimizer.state.{name}.{entry.key}", "data": value, "replica_id": replica
-        }  # fmt: skip
-        if not isinstance(entry, ShardedTensorFactory):
-            changed["dtype"] = value.dtype
-        described = replace(entry, **changed)
-        described.validate_metadata_integrity()
-        return described
-
-    module.DistributedOptimizer.sharded_param_state_fully_reshardable = of_owners
-
-
-@torch.no_grad()
-def _collected(optimizer: Any, parameter: Any, pieces: Sequence[HeldPiece], owner: int) -> dict[str, Tensor]:
-    """On ``owner`` a parameter's main weight and moments, flat float32; nothing on other ranks, which send theirs.
-
-    What lies on one rank is not copied, but for what a precision-aware optimizer makes anew: that waits on the host.
-    """
-    group = optimizer.data_parallel_group
-    rank, alone = group.rank(), len(pieces) == 1
-    if alone and rank != owner:
-        return {}
-    own: dict[str, Tensor] = {}
-    if any(piece.rank == rank for piece in pieces):
-        own = {
-            name: value.detach() for name, value in optimizer._get_main_param_and_optimizer_states(parameter).items()
-        }
-    made = optimizer.config.use_precision_aware_optimizer_no_fp8_or_ds_fp8 or not alone
-    state = {}
-    for name in ("param", *optimizer.optimizer_state_keys):
-        whole = own[name].float() if alone else _gathered(own.get(name), parameter, pieces, owner, group)
-        if rank == owner:
-            state[name] = whole.cpu() if made else whole
-    return state
-
-
-def _gathered(part: Tensor | None, parameter: Tensor, pieces: Sequence[HeldPiece], owner: int, group: Any) -> Tensor:
-    """One tensor of a parameter from the ranks' parts of it; on others than ``owner`` it holds nothing of use."""
-    rank, options = group.rank(), {"dtype": torch.float32, "device": parameter.device}
-    whole = torch.empty(parameter.numel() if rank == owner else 0, **options)  # type: ignore[call-overload]
-    for piece in pieces:
-        if rank == piece.rank:
-            assert part is not None
-            sent = part.to(parameter.device, torch.float32).contiguous()
+    for part in optimizer.chained_optimizers:
+        if isinstance(part.optimizer, HybridDeviceOptimizer):
+            zero_state(part.optimizer)
         else:
-            sent = torch.empty(piece.size, **options)  # type: ignore[call-overload]
-        if piece.rank != owner:
-            dist.broadcast(sent, dist.get_global_rank(group, piece.rank), group=group)
-        if rank == owner:
-            whole[piece.start : piece.end] = sent
-    return whole
+            initialize_state(part)
+        if isinstance(part, DistributedOptimizer):
+            for parameter in part.model_param_group_index_map:
+                span = part._get_model_param_range_map(parameter)["param"]
+                yield ParameterState(parameter, span.start, span.end, part, None)
+            continue
+        for parameter, main in _pairs(part):
+            group = (
+                parallel_state.get_data_parallel_group(with_context_parallel=True)
+                if getattr(parameter, "allreduce", True)
+                else parallel_state.get_expert_data_parallel_group()
+            )
+            first, end = (parameter.numel() * (group.rank() + more) // group.size() for more in (0, 1))
+            yield ParameterState(parameter, first, end, part, main)
+
+
+def _pairs(part: Any) -> Iterator[tuple[Tensor, Tensor]]:
+    """Parameters of the model with their main weights, of an optimizer that every data-parallel rank has whole."""
+    if not hasattr(part, "float16_groups"):
+        yield from ((parameter, parameter) for group in part.optimizer.param_groups for parameter in group["params"])
+        return
+    for parameters, mains in zip(part.float16_groups, part.fp32_from_float16_groups, strict=True):
+        yield from zip(parameters, mains, strict=True)
+    yield from ((parameter, parameter) for group in part.fp32_from_fp32_groups for parameter in group)
+
+
+def settle(optimizer: ChainedOptimizer, steps: int) -> None:
+    """Ends a loading: ``steps`` were made, and copies of weights and moments on other devices follow."""
+    for part in optimizer.chained_optimizers:
+        inner, counting = part.optimizer, part.optimizer
+        if isinstance(inner, HybridDeviceOptimizer):
+            for state in inner.state.values():
+                if "step" in state:  # torch's own, on the host, counts for each parameter
+                    state["step"] = torch.tensor(float(steps))
+            inner._init_sub_optimizers()
+            inner._sync_hdo_param_groups_to_sub_optimizers()
+            inner._sync_hdo_state_to_sub_optimizers()
+            counting = inner.gpu_optimizer
+        for group in counting.param_groups if counting is not None else ():
+            group["step"] = steps
+        if getattr(inner, "store_param_remainders", False):
+            for chunk in part.model_chunks:
+                chunk.start_param_sync(force_sync=True)

@@ -366,12 +366,19 @@ class Learner:
 
     @announced
     def save(
-        self, folder: Path, extra_state: Json, provenance: Json | None = None, *, background: bool = False
+        self,
+        folder: Path,
+        extra_state: Json,
+        provenance: Json | None = None,
+        *,
+        background: bool = False,
+        texts: Mapping[str, str] | None = None,
     ) -> None:
         """Write a checkpoint, whole or not at all; see :func:`mua.megatron.checkpoint.begin`.
 
         Args:
             provenance: JSON-able, for the manifest.
+            texts: files by name that stand in it instead of those of ``model.path``.
             background: return as soon as the tensors are copied. The checkpoint gets its name in a later call, in
                 :meth:`finish_save` at the latest.
         """
@@ -387,6 +394,7 @@ class Learner:
             provenance,
             background=background,
             model_files=self._config.model.path,
+            texts=texts,
         )
         if not background:
             self._finish_save()
@@ -400,7 +408,7 @@ class Learner:
         """
         self._onload()
         self._finish_save()
-        return checkpoint.load(folder, self.networks, self._config.megatron)
+        return checkpoint.load(folder, self.networks, self._config.megatron, self._config.model.path)
 
     @announced
     def save_hf(self, folder: Path, texts: Mapping[str, str] | None = None) -> None:
