@@ -89,30 +89,29 @@ def engine_parameters(
         layer, expert = (*numbers, "-1", "-1")[:2]
         parameter = found.setdefault(name.format(layer), _Sources(table[name]))
         parameter.of_expert[int(expert)][place] = spec
-    return [_parameter(name, sources, hf_config, ranks) for name, sources in found.items()]
-
-
-def _parameter(name: str, sources: _Sources, hf_config: HfConfig, ranks: EngineRanks) -> EngineParameter:
-    experts = sorted(sources.of_expert)
-    spread = experts != [-1]
-    over = ranks.tensor // ranks.expert if spread else ranks.tensor
-    own = _divide(len(experts), ranks.expert, name, "experts") if spread else 1
-    blocks = []
-    for rank in range(ranks.tensor):
-        first, at = (rank // over * own if spread else 0), 0
-        of_rank: list[BlockCopy] = []
-        for expert in experts[first : first + own]:
-            specs = [sources.of_expert[expert][place] for place in sorted(sources.of_expert[expert])]
-            if len(specs) != len(sources.rule.sources):
-                raise BridgeError(f"{name} is fused of {len(sources.rule.sources)} tensors, of which one is missing")
-            one, rows, cols = _matrix(sources.rule.split, specs, hf_config, rank % over, over)
-            of_rank += [
-                BlockCopy(b.source, b.source_row, b.source_col, b.shard_row + at, b.shard_col, b.rows, b.cols)
-                for b in one
-            ]
-            at += rows
-        blocks.append(tuple(of_rank))
-    return EngineParameter(name, at, cols, specs[0].dtype, tuple(blocks))
+    parameters = []
+    for name, sources in found.items():
+        experts = sorted(sources.of_expert)
+        spread = experts != [-1]
+        over = ranks.tensor // ranks.expert if spread else ranks.tensor
+        own = _divide(len(experts), ranks.expert, name, "experts") if spread else 1
+        blocks = []
+        for rank in range(ranks.tensor):
+            first, at = (rank // over * own if spread else 0), 0
+            of_rank: list[BlockCopy] = []
+            for expert in experts[first : first + own]:
+                fused = [sources.of_expert[expert][place] for place in sorted(sources.of_expert[expert])]
+                if len(fused) != len(sources.rule.sources):
+                    raise BridgeError(f"{name} is fused of several tensors, of which one is missing")
+                one, rows, cols = _matrix(sources.rule.split, fused, hf_config, rank % over, over)
+                of_rank += [
+                    BlockCopy(b.source, b.source_row, b.source_col, b.shard_row + at, b.shard_col, b.rows, b.cols)
+                    for b in one
+                ]
+                at += rows
+            blocks.append(tuple(of_rank))
+        parameters.append(EngineParameter(name, at, cols, fused[0].dtype, tuple(blocks)))
+    return parameters
 
 
 def _matrix(

@@ -295,19 +295,15 @@ class Routes:
         """Where the rectangles of one shard meet those of the target."""
         key = parameter.name, shard, variant
         if key not in self._pieces:
+            if self._last[:2] != (parameter.name, shard):  # the blocks of the last shard asked for are known
+                self._last = parameter.name, shard, parameter.packing.shard_blocks(len(parameter.owners), shard)
             self._pieces[key] = [
                 Piece(parameter, shard, met, variant, *self._places[spec])
-                for held in self._held(parameter, shard)
+                for held in self._last[2]
                 for spec, wanted in self._target.variants[variant].get(held.source, ())
                 if (met := _meeting(held, wanted)) is not None
             ]
         return self._pieces[key]
-
-    def _held(self, parameter: PlannedParameter, shard: int) -> list[BlockCopy]:
-        """The blocks of a shard; of the last one asked for they are known."""
-        if self._last[:2] != (parameter.name, shard):
-            self._last = parameter.name, shard, parameter.packing.shard_blocks(len(parameter.owners), shard)
-        return self._last[2]
 
 
 def _meeting(held: BlockCopy, wanted: BlockCopy) -> BlockCopy | None:
@@ -345,18 +341,15 @@ def bucket_layouts(
     queues: dict[int, list[TensorSpec]] = defaultdict(list)
     for spec in target.specs:
         queues[at.get(spec, 0)].append(spec)
-    return lay_out(_by_turns(list(queues.values())), limit, alignment=alignment, together=together)
-
-
-def _by_turns(queues: list[list[TensorSpec]]) -> Iterator[TensorSpec]:
-    """All of some lists, each in its order, such that of each the same share of bytes has come at any time."""
+    # Each list in its order, such that of each the same share of bytes has come at any time.
     placed: list[tuple[float, int, int, TensorSpec]] = []
-    for number, queue in enumerate(queues):
+    for number, queue in enumerate(queues.values()):
         total, end = sum(spec.nbytes for spec in queue), 0
         for spec in queue:
             placed.append((end / total, number, len(placed), spec))
             end += spec.nbytes
-    return (spec for *_, spec in sorted(placed, key=lambda one: one[:3]))
+    ordered = [spec for *_, spec in sorted(placed, key=lambda one: one[:3])]
+    return lay_out(ordered, limit, alignment=alignment, together=together)
 
 
 _Pair = tuple[int, int]
@@ -446,7 +439,19 @@ class Resharder:
                 self.traffic.needed += self._filled[variant][slot.spec]
         outgoing = {pair: pieces for pair, pieces in routes.items() if pair[0] != rank}
         incoming = {pair: pieces for pair, pieces in routes.items() if pair[1] != rank}
-        sent = self._pack(outgoing)
+        # A message for each root; roots that lack the same pieces share one.
+        packed: dict[tuple[tuple[str, BlockCopy], ...], Tensor] = {}
+        sent = {}
+        for (root, _), pieces in outgoing.items():
+            key = tuple((piece.parameter.name, piece.block) for piece in pieces)
+            if key not in packed:
+                packed[key] = self._fresh(_size(pieces))
+                start = 0
+                for piece in pieces:
+                    shard = self._plan.local[piece.parameter.name].detach()
+                    piece.in_message(packed[key], start).copy_(piece.in_shard(shard))
+                    start += piece.nbytes
+            sent[root] = packed[key]
         received = {source: self._fresh(_size(pieces)) for (_, source), pieces in incoming.items()}
         operations = [
             distributed.P2POp(kind, message, peer, self._plan.group)
@@ -471,22 +476,6 @@ class Resharder:
         self.traffic.received += sum(message.nbytes for message in received.values())
         self.traffic.peak = max(self.traffic.peak, alive)
         return flats
-
-    def _pack(self, outgoing: dict[_Pair, list[Piece]]) -> dict[int, Tensor]:
-        """A message for each root; roots that lack the same pieces share one."""
-        packed: dict[tuple[tuple[str, BlockCopy], ...], Tensor] = {}
-        messages = {}
-        for (root, _), pieces in outgoing.items():
-            key = tuple((piece.parameter.name, piece.block) for piece in pieces)
-            if key not in packed:
-                packed[key] = message = self._fresh(_size(pieces))
-                start = 0
-                for piece in pieces:
-                    shard = self._plan.local[piece.parameter.name].detach()
-                    piece.in_message(message, start).copy_(piece.in_shard(shard))
-                    start += piece.nbytes
-            messages[root] = packed[key]
-        return messages
 
     def _fresh(self, nbytes: int) -> Tensor:
         return torch.empty(nbytes, dtype=torch.uint8, device=self._plan.device)

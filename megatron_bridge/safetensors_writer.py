@@ -7,6 +7,7 @@ no tensor in whole: a :class:`TensorSink` takes its bytes as they come and sums 
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import struct
@@ -36,53 +37,23 @@ class TensorPlace:
     spec: TensorSpec
 
 
-class SafetensorsLayout:
-    """Files, headers and offsets of a list of tensors: alike on every process that is given the same list.
-
-    Files hold at most ``max_shard_bytes`` of data (or one tensor, if it alone is larger), in the order of ``specs``.
-    """
-
-    def __init__(self, specs: Sequence[TensorSpec], max_shard_bytes: int = 1 << 62, *, single: str = SINGLE) -> None:
-        shards: list[list[TensorSpec]] = [[]]
-        used = 0
-        for spec in specs:
-            if shards[-1] and used + spec.nbytes > max_shard_bytes:
-                shards.append([])
-                used = 0
-            shards[-1].append(spec)
-            used += spec.nbytes
-        names = [single] if len(shards) == 1 else [
-            f"model-{number + 1:05d}-of-{len(shards):05d}.safetensors" for number in range(len(shards))
-        ]  # fmt: skip
-        self.headers: dict[str, bytes] = {}
-        self.sizes: dict[str, int] = {}
-        """Bytes of each file."""
-        self.places: dict[str, TensorPlace] = {}
-        for name, shard in zip(names, shards, strict=True):
-            header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-            end = 0
-            for spec in shard:
-                start, end = end, end + spec.nbytes
-                header[spec.name] = {
-                    "dtype": _DTYPE_NAMES[spec.dtype],
-                    "shape": list(spec.shape),
-                    "data_offsets": [start, end],
-                }
-            encoded = json.dumps(header, separators=(",", ":")).encode()
-            encoded += b" " * (-len(encoded) % 8)
-            self.headers[name] = struct.pack("<Q", len(encoded)) + encoded
-            first = len(self.headers[name])
-            self.sizes[name] = first + end
-            for spec in shard:
-                self.places[spec.name] = TensorPlace(name, first + header[spec.name]["data_offsets"][0], spec)
-
-    def header_sizes(self) -> dict[str, int]:
-        """Bytes before the first tensor, by file."""
-        return {name: len(header) for name, header in self.headers.items()}
+def header_of(specs: Sequence[TensorSpec]) -> tuple[bytes, list[int]]:
+    """The first bytes of a file of these tensors, in their order, and where in the file each begins."""
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    ends = list(itertools.accumulate((spec.nbytes for spec in specs), initial=0))
+    for spec, (start, end) in zip(specs, itertools.pairwise(ends), strict=True):
+        described = {"dtype": _DTYPE_NAMES[spec.dtype], "shape": list(spec.shape), "data_offsets": [start, end]}
+        header[spec.name] = described
+    encoded = json.dumps(header, separators=(",", ":")).encode()
+    encoded += b" " * (-len(encoded) % 8)
+    first = struct.pack("<Q", len(encoded)) + encoded
+    return first, [len(first) + start for start in ends[:-1]]
 
 
 class SafetensorsWriter:
-    """Writes tensors of one layout into ``folder``, each at its own place.
+    """Writes a list of tensors into ``folder``, each at its own place: alike on every process given the same list.
+
+    Files hold at most ``max_shard_bytes`` of data (or one tensor, if it alone is larger), in the order of ``specs``.
 
     Args:
         create: make the files (one process does, before the others open them); what a file of the same layout
@@ -105,30 +76,50 @@ class SafetensorsWriter:
         checksums: bool = True,
     ) -> None:
         self._hashing = checksums
-        self.layout = SafetensorsLayout(specs, max_shard_bytes)
+        self._headers: dict[str, bytes] = {}
+        self._sizes: dict[str, int] = {}
+        """Bytes of each file."""
+        self._places: dict[str, TensorPlace] = {}
+        shards, used = [list[TensorSpec]()], 0
+        for spec in specs:
+            if shards[-1] and used + spec.nbytes > max_shard_bytes:
+                shards.append([])
+                used = 0
+            shards[-1].append(spec)
+            used += spec.nbytes
+        for number, shard in enumerate(shards, 1):
+            name = SINGLE if len(shards) == 1 else f"model-{number:05d}-of-{len(shards):05d}.safetensors"
+            self._headers[name], offsets = header_of(shard)
+            self._sizes[name] = len(self._headers[name]) + sum(spec.nbytes for spec in shard)
+            for spec, offset in zip(shard, offsets, strict=True):
+                self._places[spec.name] = TensorPlace(name, offset, spec)
         self.digests: dict[str, str] = {}
         """Checksums of the tensors written so far."""
         self._sidecar = sidecar
-        self._missing = dict.fromkeys(self.layout.places if only is None else only)
+        self._missing = dict.fromkeys(self._places if only is None else only)
         self._descriptors: dict[str, int] = {}
         try:
-            for file in self.layout.sizes:
+            for file in self._sizes:
                 self._open(folder / file, create)
-            if create and len(self.layout.sizes) > 1:
+            if create and len(shards) > 1:
                 total = sum(spec.nbytes for spec in specs)
-                weight_map = {name: place.file for name, place in self.layout.places.items()}
+                weight_map = {name: place.file for name, place in self._places.items()}
                 index = json.dumps({"metadata": {"total_size": total}, "weight_map": weight_map}, indent=2)
                 (folder / INDEX).write_text(index + "\n", encoding="utf-8")
             elif create:
                 (folder / INDEX).unlink(missing_ok=True)
             for name, entry in (sidecar.entries if sidecar else {}).items():
-                place, digest = self.layout.places.get(name), entry[ALGORITHM]
+                place, digest = self._places.get(name), entry[ALGORITHM]
                 if place and digest_of(self._descriptors[place.file], place.offset, place.spec.nbytes) == digest:
                     self._missing.pop(name, None)
                     self.digests[name] = digest
         except BaseException:
             self.close()
             raise
+
+    def header_sizes(self) -> dict[str, int]:
+        """Bytes before the first tensor, by file."""
+        return {name: len(header) for name, header in self._headers.items()}
 
     def has(self, name: str) -> bool:
         """Whether the tensor is in its place already."""
@@ -138,7 +129,7 @@ class SafetensorsWriter:
         """Begin to write one tensor, whose bytes follow in order; each comes once."""
         if name not in self._missing:
             raise BridgeError(f"{name} was not announced to the writer, or came twice")
-        place = self.layout.places[name]
+        place = self._places[name]
         return TensorSink(self._descriptors[place.file], place, self._hashing)
 
     def complete(self, sink: TensorSink) -> None:
@@ -164,7 +155,7 @@ class SafetensorsWriter:
             os.close(self._descriptors.popitem()[1])
 
     def _open(self, path: Path, create: bool) -> None:
-        header, size = self.layout.headers[path.name], self.layout.sizes[path.name]
+        header, size = self._headers[path.name], self._sizes[path.name]
         descriptor = os.open(path, os.O_RDWR | (os.O_CREAT if create else 0), 0o644)
         self._descriptors[path.name] = descriptor
         if os.pread(descriptor, len(header), 0) == header and os.fstat(descriptor).st_size == size:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, distributed
 
-from megatron_bridge.bands import BandPart, RowBand, bands
+from megatron_bridge.blocks import BandPart, bands
 from megatron_bridge.hf_folder import DEFAULT_SHARD_BYTES, copy_other_files, main_dtype, write_checksums
 from megatron_bridge.plan import ModelPlan, PlannedParameter, TensorSpec, as_matrix, plan_model
 from megatron_bridge.safetensors_writer import SafetensorsWriter
@@ -124,17 +124,15 @@ class ModelExport:
         for turn in self._turns:
             if distributed.get_rank() not in turn.ranks:
                 continue
-            assembly = _Assembly(self._plan, turn)
             for spec in turn.parameter.sources():
-                bands_of_spec = assembly.rows(spec)
-                if not assembly.writes:
-                    for _ in bands_of_spec:
+                rows = _rows(self._plan, turn, spec)
+                if turn.writer != distributed.get_rank():
+                    for _ in rows:
                         pass
                 elif keep:
-                    rows = torch.cat([band.cpu() for band in bands_of_spec if band is not None])
-                    self._copies.append((spec.name, rows))
+                    self._copies.append((spec.name, torch.cat([band.cpu() for band in rows])))
                 else:
-                    self._write(spec.name, bands_of_spec)
+                    self._write(spec.name, rows)
 
     def write(self) -> None:
         """Write what :meth:`exchange` kept: in a thread, if wanted."""
@@ -142,12 +140,12 @@ class ModelExport:
             name, rows = self._copies.pop()
             self._write(name, iter((rows,)))
 
-    def _write(self, name: str, rows: Iterator[Tensor | None]) -> None:
+    def _write(self, name: str, rows: Iterator[Tensor]) -> None:
         sink = None
         for band in rows:
             try:
                 sink = sink or self._writer.sink(name)
-                if band is not None and self._error is None:
+                if self._error is None:
                     sink.write(band)
             except Exception as error:  # kept: others wait for the rest of the exchange
                 self._error = self._error or error
@@ -170,7 +168,7 @@ class ModelExport:
         with together():
             if self._checksums and distributed.get_rank() == 0:
                 ordered = {spec.name: digests[spec.name] for spec in self.specs}
-                write_checksums(self._folder, ordered, self._writer.layout.header_sizes())
+                write_checksums(self._folder, ordered, self._writer.header_sizes())
 
     def close(self) -> None:
         """Close the files as they are."""
@@ -197,54 +195,32 @@ def _turns(plan: ModelPlan, exported: Sequence[PlannedParameter]) -> list[_Turn]
     return turns
 
 
-class _Assembly:
-    """Puts the Hugging Face tensors of one parameter together on the rank that writes them."""
-
-    def __init__(self, plan: ModelPlan, turn: _Turn) -> None:
-        self.writes = distributed.get_rank() == turn.writer
-        self.parameter, self._plan, self._writer = turn.parameter, plan, turn.writer
-        self._shard = as_matrix(plan.local[turn.parameter.name].detach())
-        self._pieces: dict[str, list[BandPart[int]]] = {}
-        for index, rank in enumerate(turn.ranks):
-            for b in turn.parameter.packing.shard_blocks(len(turn.ranks), index):
-                piece = BandPart(rank, b.shard_row, b.shard_col, b.source_row, b.source_col, b.rows, b.cols)
-                self._pieces.setdefault(b.source, []).append(piece)
-
-    def rows(self, spec: TensorSpec) -> Iterator[Tensor | None]:
-        """On the writer the tensor's rows, a band at a time; the other owners send theirs and get None."""
-        pieces = self._pieces[spec.name]
-        if len(self.parameter.owners) == 1:
-            yield from (self._local(piece) for piece in sorted(pieces, key=lambda piece: piece.row))
-            return
-        cols = self.parameter.packing.cols
-        max_rows = max(1, BAND_BYTES // (cols * spec.dtype.itemsize))
-        for band in bands(spec.name, pieces, spec.shape[0], cols, max_rows):
-            yield self._band(band)
-
-    def _band(self, band: RowBand[int]) -> Tensor | None:
-        if not self.writes:
-            for piece in band.pieces:
-                if piece.origin == distributed.get_rank():
-                    values = self._local(piece).contiguous().view(torch.uint8)
-                    distributed.send(values, dst=self._writer, group=self._plan.group)
-            return None
-        if len(band.pieces) == 1:
-            return self._piece(band.pieces[0])
-        whole = self._empty(band.rows, self.parameter.packing.cols)
+def _rows(plan: ModelPlan, turn: _Turn, spec: TensorSpec) -> Iterator[Tensor]:
+    """On the rank that writes, the rows of one of a parameter's tensors, a band at a time; others send theirs."""
+    own, writer, owners, parameter = distributed.get_rank(), turn.writer, turn.ranks, turn.parameter
+    cols = parameter.packing.cols
+    shard = as_matrix(plan.local[parameter.name].detach())
+    pieces = [
+        BandPart(owner, b.shard_row, b.shard_col, b.source_row, b.source_col, b.rows, b.cols)
+        for index, owner in enumerate(owners)
+        for b in parameter.packing.shard_blocks(len(owners), index)
+        if b.source == spec.name
+    ]
+    # What one rank holds in whole needs no buffer.
+    max_rows = spec.shape[0] if len(owners) == 1 else max(1, BAND_BYTES // (cols * spec.dtype.itemsize))
+    for band in bands(spec.name, pieces, spec.shape[0], cols, max_rows):
+        parts = []
         for piece in band.pieces:
-            whole[:, piece.col : piece.col + piece.cols].copy_(self._piece(piece))
-        return whole
-
-    def _piece(self, piece: BandPart[int]) -> Tensor:
-        if piece.origin == self._writer:
-            return self._local(piece)
-        received = self._empty(piece.rows, piece.cols)
-        distributed.recv(received.view(torch.uint8), src=piece.origin, group=self._plan.group)
-        return received
-
-    def _local(self, piece: BandPart[int]) -> Tensor:
-        row, col = piece.origin_row, piece.origin_col
-        return self._shard[row : row + piece.rows, col : col + piece.cols]
-
-    def _empty(self, rows: int, cols: int) -> Tensor:
-        return torch.empty(rows, cols, dtype=self.parameter.dtype, device=self._plan.device)
+            if piece.origin == own:
+                part = shard[piece.origin_row : piece.origin_row + piece.rows]
+                part = part[:, piece.origin_col : piece.origin_col + piece.cols]
+                if own != writer:
+                    distributed.send(part.contiguous().view(torch.uint8), dst=writer, group=plan.group)
+            elif own == writer:
+                part = torch.empty(piece.rows, piece.cols, dtype=parameter.dtype, device=plan.device)
+                distributed.recv(part.view(torch.uint8), src=piece.origin, group=plan.group)
+            else:
+                continue
+            parts.append(part)
+        if own == writer:
+            yield parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)

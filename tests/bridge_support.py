@@ -17,7 +17,10 @@ from mua.compat import megatron_cpu
 megatron_cpu.install()
 
 from megatron.core import parallel_state  # noqa: E402
-from megatron.core.tensor_parallel import gather_from_tensor_model_parallel_region  # noqa: E402
+from megatron.core.tensor_parallel import (  # noqa: E402
+    gather_from_sequence_parallel_region,
+    gather_from_tensor_model_parallel_region,
+)
 
 import mua.megatron.model  # noqa: E402
 from megatron_bridge.families import FAMILIES  # noqa: E402
@@ -26,7 +29,6 @@ from megatron_bridge.hf_config import read_hf_config  # noqa: E402
 from megatron_bridge.plan import transformer_config_kwargs  # noqa: E402
 from mua.config.schema import MegatronConfig, ModelConfig  # noqa: E402
 from mua.megatron import layouts  # noqa: E402
-from mua.megatron.attention import gather  # noqa: E402
 from mua.megatron.model import build_chunks  # noqa: E402
 from mua.megatron.modules import PackedMicrobatch  # noqa: E402
 from mua.megatron.parallel import start_groups  # noqa: E402
@@ -154,6 +156,6 @@ def log_probabilities(chunks: Sequence[Any], ids: Tensor) -> Tensor | None:
             result = chunk(ids[None], positions[None], None, packed_seq_params=row)
         if index + 1 == len(chunks) * len(stages):
             logits = gather_from_tensor_model_parallel_region(result)[0, :, : chunk.hf_config["vocab_size"]]
-            return gather(logits.float().log_softmax(-1), cp)[order]
+            return gather_from_sequence_parallel_region(logits.float().log_softmax(-1), group=cp)[order]
         distributed.send(result.contiguous(), stages[(stage + 1) % len(stages)])
     return None

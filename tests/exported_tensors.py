@@ -48,7 +48,7 @@ def write_hf_folder(
             for name, tensor in tensors:
                 write_whole(writer, name, tensor)
             writer.finish()
-        write_checksums(folder, writer.digests, writer.layout.header_sizes())
+        write_checksums(folder, writer.digests, writer.header_sizes())
         publish_folder(folder, out)
 
 

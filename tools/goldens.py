@@ -88,7 +88,7 @@ def settings_of(recipe: str, implementation: str) -> dict[str, Any]:
 
 def machine_with(implementation: str) -> Any:
     """A Hopper GPU with the pinned versions."""
-    from mua.megatron.capabilities import Capabilities
+    from mua.megatron.settings import Capabilities
 
     pins = (kit.ROOT / "constraints" / "gpu-py312-cu.txt").read_text()
     version = {name: re.search(rf"^{name}==(\S+)$", pins, re.M) for name in ("torch", "transformer-engine")}

@@ -1,9 +1,7 @@
 """The registry of families, by ``model_type``."""
 
+from megatron_bridge.families.dense import LLAMA, QWEN2, QWEN3
 from megatron_bridge.families.glm4_moe import GLM4_MOE
-from megatron_bridge.families.llama import LLAMA
-from megatron_bridge.families.qwen2 import QWEN2
-from megatron_bridge.families.qwen3 import QWEN3
 from megatron_bridge.families.qwen3_moe import QWEN3_MOE
 from megatron_bridge.family import Family, HfConfig
 from mua.utils.errors import BridgeError
@@ -19,6 +17,3 @@ def family_of(config: HfConfig) -> Family:
         raise BridgeError(f"config.json: model_type={model_type!r} is not supported; known: {', '.join(FAMILIES)}")
     family.check(config)
     return family
-
-
-__all__ = ["FAMILIES", "family_of"]

@@ -19,8 +19,7 @@ from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from megatron.core.optimizer.optimizer import ChainedOptimizer
 from torch import Tensor
 
-from mua.compat.megatron_adam import initialize_state
-from mua.compat.megatron_offload import zero_state
+from mua.compat.megatron_optimizer import initialize_state, zero_state
 
 WEIGHT = "weight"
 KINDS = (WEIGHT, "exp_avg", "exp_avg_sq")

@@ -37,7 +37,7 @@ from aiohttp import web
 import mua
 from mua.config.schema import EngineConfig, ExperimentConfig
 from mua.engine.engine_handle import EngineHandle, Machine
-from mua.engine.server import PATIENCE_SECONDS, RemoteServer, has_cuda, request_json, require_key, serve
+from mua.engine.server import PATIENCE_SECONDS, RemoteServer, has_cuda, request_json, serve
 from mua.utils.atomic import replace_text
 from mua.utils.errors import ConfigError, ModelError, one_line
 from mua.utils.ports import LOOPBACK
@@ -76,9 +76,7 @@ class Address:
         try:
             found = json.loads(file.read_text(encoding="utf-8"))
             return cls(**found)
-        except FileNotFoundError:
-            return None
-        except (ValueError, TypeError):
+        except (FileNotFoundError, ValueError, TypeError):
             return None
 
     @property
@@ -138,8 +136,8 @@ class Pool(Protocol):
     def give_up(self, message: str) -> None:
         """The run ends with this error."""
 
-    def engines_at_all(self) -> int:
-        """Engines there are, up or not."""
+    def count_engines(self) -> int:
+        """Up or not."""
 
 
 class Cluster:
@@ -161,70 +159,6 @@ class Cluster:
 
     async def start(self) -> None:
         """Answer, and say where."""
-        self._runner, url = await serve(self._application(), self._joining.address)
-        since = datetime.now().astimezone().isoformat(timespec="seconds")
-        Address(url, self._key, self._run, socket.gethostname(), os.getpid(), since).write(self.file)
-        self._watch = asyncio.create_task(self._watch_machines(), name="watch of the engine nodes")
-
-    async def stop(self, *, finished: bool) -> None:
-        """Tell every machine that the run has ended, ``finished`` or to be continued, and take the address back."""
-        if self._runner is None:
-            return
-        runner, self._runner = self._runner, None
-        if self._watch is not None:
-            self._watch.cancel()
-            await asyncio.gather(self._watch, return_exceptions=True)
-        if (left := Address.read(self.file)) is not None and left.run == self._run:
-            self.file.unlink(missing_ok=True)
-        machines = [*self._machines.values()]
-        self._machines.clear()
-        why = "the run has ended" if finished else "the run ended before it was finished"
-        await asyncio.gather(*(self._end(machine, why, finished=finished) for machine in machines))
-        await runner.cleanup()
-
-    def machines(self) -> list[Machine]:
-        """Those that give engines now."""
-        return [machine for machine in self._machines.values() if machine.engines and not machine.leaving]
-
-    async def dismiss(self, machine: Machine, why: str) -> None:
-        """Do without ``machine``, which is lost or of no use; it may register again."""
-        if self._machines.pop(machine.name, None) is None:
-            return
-        self.counts["lost"] += 1
-        _log.warning("engine node %s is given up: %s", machine.name, why)
-        await self._pool.remove(machine.engines)
-        self._last_engine = monotonic()
-        await self._end(machine, f"rank 0 gave this machine up: {why}", finished=False)
-
-    async def _end(self, machine: Machine, why: str, *, finished: bool) -> None:
-        try:
-            body = {"why": why, "finished": finished}
-            await request_json(f"{machine.url}/end", self._key, body, seconds=_END_SECONDS)
-        except (aiohttp.ClientError, TimeoutError, ValueError) as error:
-            _log.warning("engine node %s was not told that %s: %s", machine.name, why, one_line(error))
-
-    async def _watch_machines(self) -> None:
-        """Give up machines that are silent, and the run when none has come for too long."""
-        seconds = self._pool.config.start_seconds
-        while True:
-            await asyncio.sleep(_LOOK_SECONDS)
-            now = monotonic()
-            for machine in [*self._machines.values()]:
-                patience = PATIENCE_SECONDS + (self._pool.config.leave_seconds if machine.leaving else 0.0)
-                if now - machine.heard > patience:
-                    await self.dismiss(machine, f"no sign of life for {patience:g} s")
-            if self._pool.engines_at_all():
-                self._last_engine = now
-            elif now - self._last_engine > seconds:
-                self._pool.give_up(
-                    f"no engine is left, and no machine has brought one within engine.start_seconds = {seconds:g}: "
-                    f"start mua engines with this run's configuration on an engine node (they find {self.file})"
-                )
-                return
-
-    # ---- what machines ask
-
-    def _application(self) -> web.Application:
         routes = web.RouteTableDef()
 
         def machine_of(request: web.Request) -> Machine:
@@ -282,9 +216,66 @@ class Cluster:
                 self._last_engine = monotonic()
             return web.json_response({})
 
-        application = web.Application(middlewares=[require_key(self._key)])
-        application.add_routes(routes)
-        return application
+        self._runner, url = await serve(routes, self._key, self._joining.address)
+        since = datetime.now().astimezone().isoformat(timespec="seconds")
+        Address(url, self._key, self._run, socket.gethostname(), os.getpid(), since).write(self.file)
+        self._watch = asyncio.create_task(self._watch_machines(), name="watch of the engine nodes")
+
+    async def stop(self, *, finished: bool) -> None:
+        """Tell every machine that the run has ended, ``finished`` or to be continued, and take the address back."""
+        if self._runner is None:
+            return
+        runner, self._runner = self._runner, None
+        if self._watch is not None:
+            self._watch.cancel()
+            await asyncio.gather(self._watch, return_exceptions=True)
+        if (left := Address.read(self.file)) is not None and left.run == self._run:
+            self.file.unlink(missing_ok=True)
+        machines = [*self._machines.values()]
+        self._machines.clear()
+        why = "the run has ended" if finished else "the run ended before it was finished"
+        await asyncio.gather(*(self._end(machine, why, finished=finished) for machine in machines))
+        await runner.cleanup()
+
+    def machines(self) -> list[Machine]:
+        """Those that give engines now."""
+        return [machine for machine in self._machines.values() if machine.engines and not machine.leaving]
+
+    async def dismiss(self, machine: Machine, why: str) -> None:
+        """Do without ``machine``, which is lost or of no use; it may register again."""
+        if self._machines.pop(machine.name, None) is None:
+            return
+        self.counts["lost"] += 1
+        _log.warning("engine node %s is given up: %s", machine.name, why)
+        await self._pool.remove(machine.engines)
+        self._last_engine = monotonic()
+        await self._end(machine, f"rank 0 gave this machine up: {why}", finished=False)
+
+    async def _end(self, machine: Machine, why: str, *, finished: bool) -> None:
+        try:
+            body = {"why": why, "finished": finished}
+            await request_json(f"{machine.url}/end", self._key, body, seconds=_END_SECONDS)
+        except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+            _log.warning("engine node %s was not told that %s: %s", machine.name, why, one_line(error))
+
+    async def _watch_machines(self) -> None:
+        """Give up machines that are silent, and the run when none has come for too long."""
+        seconds = self._pool.config.start_seconds
+        while True:
+            await asyncio.sleep(_LOOK_SECONDS)
+            now = monotonic()
+            for machine in [*self._machines.values()]:
+                patience = PATIENCE_SECONDS + (self._pool.config.leave_seconds if machine.leaving else 0.0)
+                if now - machine.heard > patience:
+                    await self.dismiss(machine, f"no sign of life for {patience:g} s")
+            if self._pool.count_engines():
+                self._last_engine = now
+            elif now - self._last_engine > seconds:
+                self._pool.give_up(
+                    f"no engine is left, and no machine has brought one within engine.start_seconds = {seconds:g}: "
+                    f"start mua engines with this run's configuration on an engine node (they find {self.file})"
+                )
+                return
 
 
 @dataclass(frozen=True, slots=True)

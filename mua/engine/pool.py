@@ -310,7 +310,7 @@ class EnginePool:
         await asyncio.gather(*(engine.part() for engine in engines))
         self._changed()
 
-    def engines_at_all(self) -> int:
+    def count_engines(self) -> int:
         """Engines there are, up or not."""
         return len(self._engines)
 

@@ -20,7 +20,7 @@ from collections.abc import Callable, Coroutine
 from http import HTTPStatus
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import urlsplit
 
 import aiohttp
@@ -28,11 +28,8 @@ from aiohttp import web
 
 from mua.config.schema import ExperimentConfig
 from mua.engine.cluster import ADDRESS_FILE, Address, address_towards, check_engine_machine, facts_of, visible_gpus
-from mua.engine.server import PATIENCE_SECONDS, SglangServer, engine_server, request_json, require_key, serve
+from mua.engine.server import PATIENCE_SECONDS, SglangServer, engine_server, request_json, serve
 from mua.utils.errors import ConfigError, EngineError, Preempted, RankLost, one_line
-
-if TYPE_CHECKING:
-    pass
 
 _log = logging.getLogger(__name__)
 _LOOK_SECONDS = 0.5
@@ -213,11 +210,10 @@ class RemoteWorker:
             )
             for place in range(config.engine.count)
         ]
-        self._key = api_key
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="engine host", daemon=True)
         self._thread.start()
-        self._runner, self.url = self._wait(serve(self._application(), address), PATIENCE_SECONDS)
+        self._runner, self.url = self._wait(serve(self._routes(), api_key, address), PATIENCE_SECONDS)
 
     def close(self) -> None:
         """Stop the servers and the thread. Safe to call twice."""
@@ -237,7 +233,7 @@ class RemoteWorker:
     def _wait(self, work: Coroutine[Any, Any, Any], seconds: float) -> Any:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(seconds)
 
-    def _application(self) -> web.Application:
+    def _routes(self) -> web.RouteTableDef:
         routes = web.RouteTableDef()
 
         def server_of(request: web.Request) -> SglangServer:
@@ -269,6 +265,4 @@ class RemoteWorker:
             self.told = await request.json()
             return web.json_response({})
 
-        application = web.Application(middlewares=[require_key(self._key)])
-        application.add_routes(routes)
-        return application
+        return routes

@@ -30,7 +30,7 @@ import mua
 from mua.config.rollout import SamplersConfig
 from mua.engine import Pauses, Sampler, SamplingParams, TurnCut
 from mua.engine.engine_handle import EngineGone, EngineLoad
-from mua.engine.server import require_key, serve
+from mua.engine.server import serve
 from mua.types import Generation, Json
 from mua.utils.errors import DeadlineExceeded, EngineError, one_line
 
@@ -313,14 +313,14 @@ class EngineRouter:
                 raise
             return _json({"generation": generation_json(found)})
 
-        application = web.Application(client_max_size=_MOST_BYTES, middlewares=[require_key(self.key), same_contract])
-        application.add_routes(routes)
-        address = self._config.address
+        address, port = self._config.address, self._config.port
         try:
-            self._runner, self.url = await serve(application, address, self._config.port or 0)
+            self._runner, self.url = await serve(
+                routes, self.key, address, port or 0, same_contract, most_bytes=_MOST_BYTES
+            )
         except OSError as error:
             raise EngineError(
-                f"samplers.address {address}, samplers.port {self._config.port}: cannot listen there "
+                f"samplers.address {address}, samplers.port {port}: cannot listen there "
                 f"({error.strerror or error}); name an address of this machine and a free port",
                 passing=False,
             ) from None

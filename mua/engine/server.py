@@ -8,7 +8,6 @@ mua serve: by OpenAI's chat interface ───────────┘
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hmac
 import importlib.util
 import logging
@@ -23,7 +22,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import Any, BinaryIO
 
 import aiohttp
 from aiohttp import web
@@ -34,9 +33,6 @@ from mua.config.schema import EngineConfig
 from mua.utils.cores import all_cores
 from mua.utils.errors import ConfigError, EngineError, one_line
 from mua.utils.ports import LOOPBACK, free_port
-
-if TYPE_CHECKING:
-    pass
 
 _log = logging.getLogger(__name__)
 GUARDIAN = Path(__file__).with_name("guardian.py")
@@ -329,8 +325,14 @@ PATIENCE_SECONDS = 30.0
 """How long a host may stay silent before its engines count as dead; also what is added to an engine's deadlines."""
 
 
-def require_key(key: str) -> Any:
-    """aiohttp's middleware that lets only those pass who have ``key``."""
+async def serve(
+    routes: web.RouteTableDef, key: str, address: str, port: int = 0, *middlewares: Any, most_bytes: int = 1 << 20
+) -> tuple[web.AppRunner, str]:
+    """Answer those who have ``key`` at ``address``, on a free port by default; the runner to clean up, and
+    ``http://HOST:PORT``.
+
+    A handler whose client goes away is cancelled. Raises ``OSError`` where nobody can listen there.
+    """
 
     @web.middleware
     async def check(request: web.Request, handler: Any) -> web.StreamResponse:
@@ -339,14 +341,8 @@ def require_key(key: str) -> Any:
         answer: web.StreamResponse = await handler(request)
         return answer
 
-    return check
-
-
-async def serve(application: web.Application, address: str, port: int = 0) -> tuple[web.AppRunner, str]:
-    """Answer at ``address``, on a free port by default; the runner to clean up, and ``http://HOST:PORT``.
-
-    A handler whose client goes away is cancelled. Raises ``OSError`` where nobody can listen there.
-    """
+    application = web.Application(client_max_size=most_bytes, middlewares=[check, *middlewares])
+    application.add_routes(routes)
     runner = web.AppRunner(application, access_log=None, handler_cancellation=True, shutdown_timeout=1.0)
     await runner.setup()
     try:
@@ -410,7 +406,7 @@ class RemoteServer:
             heard = loop.time()
             while self.running:
                 await asyncio.sleep(_STATUS_SECONDS)
-                with contextlib.suppress(aiohttp.ClientError, TimeoutError):
+                with suppress(aiohttp.ClientError, TimeoutError):
                     self.running = (await self._ask("GET", "/status", PATIENCE_SECONDS / 3))["running"][self._place]
                     heard = loop.time()
                 self.running = self.running and loop.time() - heard < PATIENCE_SECONDS

@@ -10,9 +10,9 @@ from inspect import signature
 from typing import Any
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from megatron.core.packed_seq_params import PackedSeqParams
+from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel_region
 from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
@@ -77,8 +77,9 @@ class PackedAttention(MegatronModule):
         queries, keys, values = query[:, 0], key[:, 0], value[:, 0]
         size, rank = self.group.size(), self.group.rank()
         if size > 1:
-            both = gather(torch.cat([keys, values], dim=-1), self.group)[packed_seq_params.order]
-            keys, values = both.split([key.shape[-1], value.shape[-1]], dim=-1)
+            # Gradients are summed back over the ranks.
+            both = gather_from_sequence_parallel_region(torch.cat([keys, values], dim=-1), group=self.group)
+            keys, values = both[packed_seq_params.order].split([key.shape[-1], value.shape[-1]], dim=-1)
         packed = packed_seq_params.by_length if size == 1 and query.is_cuda and takes_lengths(query) else None
         if packed is not None:
             return attend_by_length(queries, keys, values, packed, self.scale).reshape(*query.shape[:2], -1)
@@ -101,28 +102,6 @@ class PackedAttention(MegatronModule):
 # One per micro-batch, for all layers; pipelines have several micro-batches under way.
 _node_places = lru_cache(maxsize=32)(NodePlaces.of)
 _tiles = lru_cache(maxsize=32)(tiles)
-
-
-def gather(part: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """Concatenates every rank's ``[n, ...]`` to ``[size * n, ...]``; the gradient is summed back over the ranks."""
-    whole: Tensor = _Gather.apply(part, group)
-    return whole
-
-
-class _Gather(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, part: Tensor, group: dist.ProcessGroup) -> Tensor:
-        ctx.group = group
-        whole = part.new_empty((group.size() * part.shape[0], *part.shape[1:]))
-        dist.all_gather_into_tensor(whole, part.contiguous(), group=group)
-        return whole
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        (whole,) = gradients
-        part = whole.new_empty((whole.shape[0] // ctx.group.size(), *whole.shape[1:]))
-        dist.reduce_scatter_tensor(part, whole.contiguous(), group=ctx.group)
-        return part, None
 
 
 def attend_tiles(query: Tensor, key: Tensor, value: Tensor, taken: Sequence[Tile], scale: float) -> Tensor:

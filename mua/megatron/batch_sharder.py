@@ -169,7 +169,26 @@ class BatchSharder:
             RuntimeError: the connection to another rank broke, or it did not answer in the group's time.
         """
         if batch is None:
-            return self._receive()
+            size = torch.empty(1, dtype=torch.int64)
+            dist.recv(size, 0, group=self._group)
+            message = torch.empty(int(size.item()), dtype=torch.uint8)
+            dist.recv(message, 0, group=self._group)
+            self.received += size.nbytes + message.nbytes
+            header: _Header = pickle.loads(message.numpy().data)
+            for number in header.forgotten:
+                del self._held[number]
+            self._held |= header.fresh
+
+            def sequence(numbers: tuple[int | None, ...]) -> Columns:
+                named = zip(_NAMES, numbers, strict=False)
+                return Columns(**{name: self._held[number] for name, number in named if number is not None})
+
+            return RankBatch(
+                header.packed,
+                header.packed.microbatches[0],
+                tuple([sequence(numbers) for numbers in one] for one in header.columns),
+                tuple(None if number is None else self._held[number] for number in header.experts),
+            )
         if self._group is not None:
             self._send(batch)
         planned = batch.packed.microbatches[self.place.data]
@@ -309,26 +328,3 @@ class BatchSharder:
             forgotten,
         )
         return header
-
-    def _receive(self) -> RankBatch:
-        """On the others: what :meth:`_send` sent."""
-        size = torch.empty(1, dtype=torch.int64)
-        dist.recv(size, 0, group=self._group)
-        message = torch.empty(int(size.item()), dtype=torch.uint8)
-        dist.recv(message, 0, group=self._group)
-        self.received += size.nbytes + message.nbytes
-        header: _Header = pickle.loads(message.numpy().data)
-        for number in header.forgotten:
-            del self._held[number]
-        self._held |= header.fresh
-
-        def sequence(numbers: tuple[int | None, ...]) -> Columns:
-            named = zip(_NAMES, numbers, strict=False)
-            return Columns(**{name: self._held[number] for name, number in named if number is not None})
-
-        return RankBatch(
-            header.packed,
-            header.packed.microbatches[0],
-            tuple([sequence(numbers) for numbers in one] for one in header.columns),
-            tuple(None if number is None else self._held[number] for number in header.experts),
-        )

@@ -90,8 +90,28 @@ class _LogProbabilities(torch.autograd.Function):
         valid = min(max(vocab_size - first, 0), len(weight))
         held = (ids >= first) & (ids < first + valid)
         columns = (ids - first).clamp(0, max(valid - 1, 0))
-        maximum, statistics = _shard_statistics(hidden, weight[:valid], predictors, columns, held, temperature, fp32)
-        normalizer, chosen, entropy = _joined(maximum, statistics, group)
+        # This shard's maximum, and S, U and the chosen logit (0 where another shard holds it).
+        dtype = torch.promote_types(hidden.dtype, torch.float32)
+        maximum = torch.full((len(predictors),), _LOWEST, dtype=dtype, device=hidden.device)
+        statistics = torch.zeros((3, len(predictors)), dtype=dtype, device=hidden.device)
+        for part in _parts(len(predictors), valid):
+            z = _scaled_logits(hidden[predictors[part]], weight[:valid], temperature, fp32)
+            statistics[2, part] = torch.where(held[part], z.gather(1, columns[part, None])[:, 0], 0.0)
+            maximum[part] = z.amax(1)
+            weights = z.sub_(maximum[part, None]).exp()
+            statistics[0, part], statistics[1, part] = weights.sum(1), weights.mul_(z).sum(1)
+            del z, weights  # before the next ones are made
+        if group.size() > 1:
+            shard_maximum = maximum.clone()
+            dist.all_reduce(maximum, op=dist.ReduceOp.MAX, group=group)
+            lowered = shard_maximum - maximum
+            scale = lowered.exp()
+            statistics[1] = scale * (statistics[1] + lowered * statistics[0])
+            statistics[0] *= scale
+            dist.all_reduce(statistics, group=group)
+        total, weighted, chosen = statistics
+        log_total = total.log()
+        normalizer, entropy = maximum + log_total, log_total - weighted / total
         ctx.save_for_backward(hidden, weight, predictors, columns, held, normalizer, entropy)
         ctx.temperature, ctx.valid, ctx.fp32 = temperature, valid, fp32
         ctx.set_materialize_grads(False)
@@ -150,41 +170,3 @@ def _scaled_logits(states: Tensor, weight: Tensor, temperature: float, fp32: boo
     else:
         logits = states.to(dtype) @ weight.T.to(dtype)
     return logits.div_(temperature)
-
-
-def _shard_statistics(
-    hidden: Tensor,
-    weight: Tensor,
-    predictors: Tensor,
-    columns: Tensor,
-    held: Tensor,
-    temperature: float,
-    fp32: bool,
-) -> tuple[Tensor, Tensor]:
-    """This shard's maximum ``[N]``, and S, U and the chosen logit (0 where another shard holds it), ``[3, N]``."""
-    dtype = torch.promote_types(hidden.dtype, torch.float32)
-    maximum = torch.full((len(predictors),), _LOWEST, dtype=dtype, device=hidden.device)
-    statistics = torch.zeros((3, len(predictors)), dtype=dtype, device=hidden.device)
-    for part in _parts(len(predictors), len(weight)):
-        z = _scaled_logits(hidden[predictors[part]], weight, temperature, fp32)
-        statistics[2, part] = torch.where(held[part], z.gather(1, columns[part, None])[:, 0], 0.0)
-        maximum[part] = z.amax(1)
-        weights = z.sub_(maximum[part, None]).exp()
-        statistics[0, part], statistics[1, part] = weights.sum(1), weights.mul_(z).sum(1)
-        del z, weights  # before the next ones are made
-    return maximum, statistics
-
-
-def _joined(maximum: Tensor, statistics: Tensor, group: dist.ProcessGroup) -> tuple[Tensor, Tensor, Tensor]:
-    """Over all shards: log of the normalizer of exp(z), the chosen z, and the entropy, each ``[N]``."""
-    if group.size() > 1:
-        shard_maximum = maximum.clone()
-        dist.all_reduce(maximum, op=dist.ReduceOp.MAX, group=group)
-        lowered = shard_maximum - maximum
-        scale = lowered.exp()
-        statistics[1] = scale * (statistics[1] + lowered * statistics[0])
-        statistics[0] *= scale
-        dist.all_reduce(statistics, group=group)
-    total, weighted, chosen = statistics
-    log_total = total.log()
-    return maximum + log_total, chosen, log_total - weighted / total

@@ -100,36 +100,29 @@ def build_chunks(
     gpt = dict(gpt_model_kwargs(hf_config))
     if critic:
         gpt["share_embeddings_and_output_weights"] = False
+    frequencies = torch.tensor(gpt.pop("inverse_frequencies"), dtype=torch.float32)
+    final_norm: Any = RMSNorm
+    if config.transformer_impl == "transformer_engine":
+        from mua.megatron.transformer_engine_spec import FinalNorm as final_norm
     virtual = virtual_stages(megatron)
-    stages = [None] if virtual is None else list(range(virtual))
-    chunks = [_build_chunk(config, architecture, dict(gpt), stage) for stage in stages]
+    chunks = []
+    for stage in [None] if virtual is None else range(virtual):
+        first = get_transformer_layer_offset(config, vp_stage=stage)
+        layers = range(first, first + get_num_layers_to_build(config, vp_stage=stage))
+        specs = [layer_spec(config, architecture.sparse[layer]) for layer in layers]
+        where: dict[str, Any] = {"ignore_virtual": stage is None, "vp_stage": stage}
+        settings: dict[str, Any] = gpt | {
+            "vocab_size": architecture.padded_vocabulary,
+            "parallel_output": True,
+            "pre_process": parallel_state.is_pipeline_first_stage(**where),
+            "post_process": parallel_state.is_pipeline_last_stage(**where),
+            "vp_stage": stage,
+        }
+        chunk = GPTModel(config, TransformerBlockSubmodules(layer_specs=specs, layer_norm=final_norm), **settings)
+        chunk.rotary_pos_emb = PositionedRotary(frequencies)
+        chunks.append(chunk.to(device()))
     prepare_experts(chunks, megatron.moe_aux_loss, megatron.moe_z_loss)
     for chunk in chunks if critic else ():
         if chunk.post_process:
             chunk.output_layer = ValueHead(chunk)
     return chunks
-
-
-def _build_chunk(
-    config: TransformerConfig, architecture: Architecture, gpt: dict[str, Any], vp_stage: int | None
-) -> GPTModel:
-    first = get_transformer_layer_offset(config, vp_stage=vp_stage)
-    layers = range(first, first + get_num_layers_to_build(config, vp_stage=vp_stage))
-    specs = [layer_spec(config, architecture.sparse[layer]) for layer in layers]
-    frequencies = torch.tensor(gpt.pop("inverse_frequencies"), dtype=torch.float32)
-    where: dict[str, Any] = {"ignore_virtual": vp_stage is None, "vp_stage": vp_stage}
-    settings: dict[str, Any] = {
-        **gpt,
-        "vocab_size": architecture.padded_vocabulary,
-        "parallel_output": True,
-        "pre_process": parallel_state.is_pipeline_first_stage(**where),
-        "post_process": parallel_state.is_pipeline_last_stage(**where),
-        "vp_stage": vp_stage,
-    }
-    final_norm: Any = RMSNorm
-    if config.transformer_impl == "transformer_engine":
-        from mua.megatron.transformer_engine_spec import FinalNorm as final_norm
-    block = TransformerBlockSubmodules(layer_specs=specs, layer_norm=final_norm)
-    chunk = GPTModel(config, block, **settings)
-    chunk.rotary_pos_emb = PositionedRotary(frequencies)
-    return chunk.to(device())

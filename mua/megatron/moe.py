@@ -122,7 +122,12 @@ def prepare_experts(chunks: Sequence[GPTModel], aux_loss: float, z_loss: float) 
             parameter.allreduce = False
         router = layer.mlp.router
         router.aux_loss, router.z_loss = aux_loss, z_loss
-        layer.register_forward_pre_hook(_show_packing, with_kwargs=True)
+
+        def show_packing(layer: Any, _: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+            """A layer is called with its micro-batch also when its activations are recomputed."""
+            layer.mlp.router.packing = keywords.get("packed_seq_params")
+
+        layer.register_forward_pre_hook(show_packing, with_kwargs=True)
         if layer.mlp.moe_layer_recompute:
             _recompute_with_packing(layer.mlp)
 
@@ -182,11 +187,6 @@ def layers_with_experts(chunks: Sequence[GPTModel]) -> Iterator[Any]:
     """This rank's transformer layers that have a router."""
     for chunk in chunks:
         yield from (layer for layer in chunk.decoder.layers if hasattr(layer.mlp, "router"))
-
-
-def _show_packing(layer: Any, _arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
-    """A layer is called with its micro-batch also when its activations are recomputed."""
-    layer.mlp.router.packing = keywords.get("packed_seq_params")
 
 
 def _recompute_with_packing(mlp: Any) -> None:

@@ -23,12 +23,11 @@ from megatron.core.models.gpt.gpt_model import GPTModel
 from megatron.core.optimizer.optimizer import ChainedOptimizer
 from torch import Tensor
 
-from megatron_bridge.bands import BandPart, bands
-from megatron_bridge.blocks import BlockCopy, Split
+from megatron_bridge.blocks import BandPart, BlockCopy, Split, bands
 from megatron_bridge.family import EXPERT
 from megatron_bridge.plan import PlannedParameter, TensorSpec, as_matrix, plan_model
 from megatron_bridge.safetensors_io import SafetensorsFolder
-from megatron_bridge.safetensors_writer import SafetensorsLayout
+from megatron_bridge.safetensors_writer import header_of
 from mua.compat.megatron_optimizer_state import KINDS, ParameterState, parameter_states, settle
 from mua.utils.checksums import HashingStream
 from mua.utils.errors import BridgeError
@@ -151,10 +150,9 @@ class PendingSlices:
             TensorSpec(each.key(kind), (each.rows, each.cols), torch.float32)
             for _, slices in self._held for kind in KINDS for each in slices
         ]  # fmt: skip
-        layout = SafetensorsLayout(specs, single=self.path.name)
         with self.path.open("wb") as file:
             stream = HashingStream(file.fileno())
-            stream.write(layout.headers[self.path.name])
+            stream.write(header_of(specs)[0])
             for number, (state, slices) in enumerate(self._held):
                 values = state.read() if self._copies is None else self._copies[number]
                 for kind in KINDS:

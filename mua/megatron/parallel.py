@@ -14,7 +14,7 @@ from megatron.core import parallel_state, tensor_parallel
 from megatron.core.tensor_parallel import random as megatron_random
 
 from mua.compat.fake_ranks import fake_rank
-from mua.compat.megatron_adam import plain_adam
+from mua.compat.megatron_optimizer import plain_adam
 from mua.config.schema import MegatronConfig
 from mua.megatron.layouts import check_layout
 from mua.utils.errors import ConfigError, MuaError

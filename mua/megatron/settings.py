@@ -11,34 +11,147 @@ differs between Transformer Engine's layers and Megatron's local ones.
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any, Self
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Literal, Self, TypeAlias
 
 import torch
 from megatron.core.distributed import DistributedDataParallelConfig
 from megatron.core.optimizer import OptimizerConfig as MegatronOptimizerConfig
 from megatron.core.transformer.transformer_config import TransformerConfig
+from packaging.version import InvalidVersion, Version
 
 from mua.config.schema import MegatronConfig, ModelConfig, OptimizerConfig
-from mua.megatron.capabilities import (
-    HOPPER,
-    Capabilities,
-    Implementation,
-    apex_problem,
-    capabilities,
-    implementation_of,
-    pretending,
-)
 from mua.megatron.packing import Alignment
 from mua.megatron.parallel import virtual_stages
 from mua.utils.errors import ConfigError
 
-__all__ = [
-    "Capabilities", "Implementation", "Options", "capabilities", "data_parallel_config", "implementation_of",
-    "optimizer_config", "pretending", "start_user_buffers", "transformer_config",
-]  # fmt: skip
+Implementation: TypeAlias = Literal["transformer_engine", "local"]
+Apex: TypeAlias = Literal["kernel", "without kernel", "other package", "absent"]
+
+TRANSFORMER_ENGINE = ("2.9.0", "3")
+"""Versions of Transformer Engine that go with Megatron-Core 0.19: the first or later, below the second. ``setup.py``
+asks for the same; the highest that Megatron-Core asks for in what is used here is 2.7 (``is_te_min_version``)."""
+HOPPER = (9, 0)
+"""The first compute capability with products of float8."""
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What a machine has."""
+
+    cuda: bool
+    """Whether there is a CUDA device."""
+    compute: tuple[int, int] | None = None
+    """Compute capability of the device: (9, 0) is Hopper."""
+    torch: str = ""
+    """Version of torch."""
+    transformer_engine: str | None = None
+    """Version of Transformer Engine; None: it is not installed, or its part for torch is not."""
+    apex: Apex = "absent"
+    """NVIDIA's Apex: with its kernel for fused gradient accumulation, or without; or PyPI's package of that name, which
+    is another; or neither."""
+
+    @classmethod
+    def here(cls) -> Self:
+        """Of this process; packages are looked for, not imported."""
+        cuda = torch.cuda.is_available()
+        engine: str | None = None
+        if importlib.util.find_spec("transformer_engine") is not None:
+            with suppress(metadata.PackageNotFoundError):
+                metadata.version("transformer-engine-torch")  # without it there is nothing but the core library
+                engine = metadata.version("transformer-engine")
+        apex: Apex = "absent"
+        if importlib.util.find_spec("fused_weight_gradient_mlp_cuda") is not None:
+            apex = "kernel"
+        elif found := importlib.util.find_spec("apex"):
+            folders = found.submodule_search_locations or []
+            ours = any((Path(folder) / "multi_tensor_apply").is_dir() for folder in folders)
+            apex = "without kernel" if ours else "other package"
+        return cls(
+            cuda=cuda,
+            compute=torch.cuda.get_device_capability() if cuda else None,
+            torch=torch.__version__,
+            transformer_engine=engine,
+            apex=apex,
+        )
+
+
+_pretended: Capabilities | None = None
+
+
+def capabilities() -> Capabilities:
+    """Of this process, or what :func:`pretending` says."""
+    return Capabilities.here() if _pretended is None else _pretended
+
+
+@contextmanager
+def pretending(of: Capabilities) -> Iterator[None]:
+    """Within it, models are built as on a machine with these capabilities."""
+    global _pretended
+    before, _pretended = _pretended, of
+    try:
+        yield
+    finally:
+        _pretended = before
+
+
+def implementation_of(megatron: MegatronConfig, of: Capabilities) -> Implementation:
+    """Whose layers the model is built of.
+
+    Raises:
+        ConfigError: Transformer Engine is asked for and cannot be used: what is missing, and the fix.
+    """
+    if megatron.implementation == "local":
+        return "local"
+    if megatron.implementation == "auto" and (not of.cuda or of.transformer_engine is None):
+        return "local"
+    least, below = TRANSFORMER_ENGINE
+    wanted = f"transformer-engine>={least},<{below}"
+    problem = None
+    if of.transformer_engine is None:
+        problem = (
+            "Transformer Engine is not installed; install constraints/gpu-py312-cu.txt and "
+            "constraints/gpu-py312-cu-source.txt (docs/installation.md), or set it to auto or local"
+        )
+    elif not of.cuda:
+        problem = "Transformer Engine needs a CUDA device and there is none; set it to auto or local"
+    else:
+        try:
+            fits = Version(least) <= Version(of.transformer_engine) < Version(below)
+        except InvalidVersion:
+            problem = f"the version {of.transformer_engine!r} of Transformer Engine cannot be read; install {wanted}"
+        else:
+            if not fits:
+                problem = (
+                    f"Transformer Engine is {of.transformer_engine}, and Megatron-Core 0.19 needs {wanted}; install "
+                    "that (constraints/gpu-py312-cu.txt has the version that is tried), or set "
+                    "megatron.implementation to local"
+                )
+    if problem is not None:
+        raise ConfigError(f"megatron.implementation {megatron.implementation}: {problem}")
+    return "transformer_engine"
+
+
+def apex_problem(of: Capabilities) -> str | None:
+    """Why gradients cannot be accumulated inside their products, with the fix; None if they can."""
+    install = (
+        "install NVIDIA's from source (pip install -v --no-build-isolation --config-settings "
+        '"--build-option=--cpp_ext --cuda_ext" git+https://github.com/NVIDIA/apex)'
+    )
+    if of.apex == "kernel":
+        return None if of.cuda else "its kernel needs a CUDA device"
+    return {
+        "without kernel": f"NVIDIA's Apex is installed without its kernel fused_weight_gradient_mlp_cuda; {install}",
+        "other package": f"the package apex that is installed is PyPI's, not NVIDIA's; uninstall it and {install}",
+        "absent": f"NVIDIA's Apex is not installed (PyPI's package of that name is another); {install}",
+    }[of.apex]
+
 
 _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
@@ -75,7 +188,25 @@ class Options:
         """
         implementation = implementation_of(megatron, machine)
         engine = implementation == "transformer_engine"
-        _check_machine(megatron, machine, engine)
+        of_engine = (
+            "rope_fusion", "moe_permute_fusion", "moe_router_fusion", "tp_comm_overlap", "fp8", "offload_activations",
+        )  # fmt: skip
+        for key in of_engine:
+            if getattr(megatron, key) and not engine:
+                missing = "Transformer Engine" if machine.cuda else "CUDA device"
+                raise ConfigError(
+                    f"megatron.{key} needs Transformer Engine's layers, and there is no {missing} here; leave {key} out"
+                    + (" or install it (docs/installation.md)" if machine.cuda else "")
+                )
+        if megatron.gradient_accumulation_fusion and (problem := apex_problem(machine)):
+            raise ConfigError(f"megatron.gradient_accumulation_fusion: {problem}, or set it to null")
+        if megatron.cuda_graphs and not machine.cuda:
+            raise ConfigError("megatron.cuda_graphs needs a CUDA device and there is none; set it to false")
+        if megatron.fp8 and machine.compute is not None and machine.compute < HOPPER:
+            raise ConfigError(
+                f"megatron.fp8 {megatron.fp8} needs a GPU of compute capability {HOPPER[0]}.{HOPPER[1]} (Hopper) or "
+                f"later; this one has {machine.compute[0]}.{machine.compute[1]}. Leave it out"
+            )
         replicas = megatron.data_parallel * megatron.context_parallel > 1
         overlap = _chosen(megatron.overlap_grad_reduce, machine.cuda and replicas)
         return cls(
@@ -96,29 +227,6 @@ class Options:
 
 def _chosen(asked: bool | None, otherwise: bool) -> bool:
     return otherwise if asked is None else asked
-
-
-def _check_machine(megatron: MegatronConfig, machine: Capabilities, engine: bool) -> None:
-    """Refuses what is asked for and the machine has not."""
-    of_engine = (
-        "rope_fusion", "moe_permute_fusion", "moe_router_fusion", "tp_comm_overlap", "fp8", "offload_activations",
-    )  # fmt: skip
-    for key in of_engine:
-        if getattr(megatron, key) and not engine:
-            missing = "Transformer Engine" if machine.cuda else "CUDA device"
-            raise ConfigError(
-                f"megatron.{key} needs Transformer Engine's layers, and there is no {missing} here; leave {key} out"
-                + (" or install it (docs/installation.md)" if machine.cuda else "")
-            )
-    if megatron.gradient_accumulation_fusion and (problem := apex_problem(machine)):
-        raise ConfigError(f"megatron.gradient_accumulation_fusion: {problem}, or set it to null")
-    if megatron.cuda_graphs and not machine.cuda:
-        raise ConfigError("megatron.cuda_graphs needs a CUDA device and there is none; set it to false")
-    if megatron.fp8 and machine.compute is not None and machine.compute < HOPPER:
-        raise ConfigError(
-            f"megatron.fp8 {megatron.fp8} needs a GPU of compute capability {HOPPER[0]}.{HOPPER[1]} (Hopper) or later; "
-            f"this one has {machine.compute[0]}.{machine.compute[1]}. Leave it out"
-        )
 
 
 _OF_EXPERTS = ("moe", "moe_act", "shared_experts")
@@ -142,7 +250,7 @@ def transformer_config(
         architecture: fields that the model folder decides.
         model: gives the dtype.
         megatron: gives layout and options.
-        machine: None: :func:`mua.megatron.capabilities.capabilities`.
+        machine: None: :func:`mua.megatron.settings.capabilities`.
 
     Raises:
         ConfigError: an option is impossible on this machine or for this model.
@@ -153,9 +261,25 @@ def transformer_config(
     dtype = _DTYPES[model.dtype]
     if megatron.fp8 and dtype != torch.bfloat16:
         raise ConfigError(f"megatron.fp8 needs model.dtype bfloat16; it is {model.dtype}")
+    kernels: dict[str, Any] = {
+        "apply_rope_fusion": options.rope_fusion,
+        "bias_activation_fusion": options.swiglu_fusion,
+        "gradient_accumulation_fusion": options.gradient_accumulation_fusion,
+        "tp_comm_overlap": megatron.tp_comm_overlap,
+    }
+    if experts:
+        kernels |= {
+            "moe_grouped_gemm": options.implementation == "transformer_engine",
+            "moe_permute_fusion": options.moe_permute_fusion,
+            "moe_router_fusion": options.moe_router_fusion,
+        }
+    if megatron.cuda_graphs:
+        kernels |= {"cuda_graph_impl": "local", "cuda_graph_modules": ["mlp"]}
+    if megatron.fp8:
+        kernels |= {"fp8": megatron.fp8, "fp8_recipe": "blockwise", "fp8_param": megatron.fp8_param_gather}
     return TransformerConfig(
         **dict.fromkeys(_OFF, False),
-        **_kernels(options, megatron, experts),
+        **kernels,
         **_memory(megatron, options, experts, here=here),
         transformer_impl=options.implementation,
         tensor_model_parallel_size=megatron.tensor_parallel,
@@ -188,28 +312,6 @@ def transformer_config(
         deallocate_pipeline_outputs=True,
         **architecture,
     )
-
-
-def _kernels(options: Options, megatron: MegatronConfig, experts: bool) -> dict[str, Any]:
-    """Fields of fused kernels, communication inside products, float8."""
-    engine = options.implementation == "transformer_engine"
-    found: dict[str, Any] = {
-        "apply_rope_fusion": options.rope_fusion,
-        "bias_activation_fusion": options.swiglu_fusion,
-        "gradient_accumulation_fusion": options.gradient_accumulation_fusion,
-        "tp_comm_overlap": megatron.tp_comm_overlap,
-    }
-    if experts:
-        found |= {
-            "moe_grouped_gemm": engine,
-            "moe_permute_fusion": options.moe_permute_fusion,
-            "moe_router_fusion": options.moe_router_fusion,
-        }
-    if megatron.cuda_graphs:
-        found |= {"cuda_graph_impl": "local", "cuda_graph_modules": ["mlp"]}
-    if megatron.fp8:
-        found |= {"fp8": megatron.fp8, "fp8_recipe": "blockwise", "fp8_param": megatron.fp8_param_gather}
-    return found
 
 
 def _memory(megatron: MegatronConfig, options: Options, experts: bool, *, here: bool) -> dict[str, Any]:
@@ -263,7 +365,7 @@ def optimizer_config(
         optimizer: rates, and where and in which types the state lies.
         params_dtype: of the model.
         megatron: gives the options that it shares with the data-parallel wrapper.
-        machine: None: :func:`mua.megatron.capabilities.capabilities`.
+        machine: None: :func:`mua.megatron.settings.capabilities`.
         section: of the configuration that ``optimizer`` is, for messages.
 
     Raises:

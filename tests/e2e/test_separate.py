@@ -191,7 +191,7 @@ def _sync_twice(command: tuple[Any, ...], second: int) -> dict[str, Any]:
         loads = _kill_during_loads(second)
         rollouts.update_weights(learner.weights(), version=4)
         found["loads_before_the_kill"] = loads.index("killed")
-        rollouts._call(_until(lambda: rollouts._pool.engines_at_all() == 1))
+        rollouts._call(_until(lambda: rollouts._pool.count_engines() == 1))
         found["different_afterwards"] = rollouts.verify_weights(learner.weights())
         found["versions_afterwards"] = [rollouts._call(_ask(engine)).version for engine in rollouts._pool._engines]
         metrics = rollouts.metrics()

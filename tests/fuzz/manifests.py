@@ -21,7 +21,7 @@ from pathlib import Path
 
 from mua.megatron import checkpoint_manifest, offline
 from mua.megatron.checkpoint import checkpoint_folder, instead_of
-from mua.megatron.conversion import verify
+from mua.megatron.offline import verify
 from mua.utils.checksums import digest_of_file
 from mua.utils.errors import MuaError
 from tests.fuzz._mutate import damage_bytes, damage_json, mutated_bytes, outcome, scratch

@@ -99,7 +99,7 @@ def test_what_it_does_not_know_goes_to_sglang(
 ) -> None:
     grouped, _ = kernels
     for name in ("extend", "decode"):
-        monkeypatch.setattr(grouped, f"_upstream_{name}", lambda *_: "upstream", raising=False)
+        monkeypatch.setattr(grouped, f"_upstream_{name}", lambda *_, **__: "upstream", raising=False)
     empty = torch.empty(0, 1, HEAD)
     none = torch.empty(0, dtype=torch.long)
     rest = (empty, empty, none, none, none)

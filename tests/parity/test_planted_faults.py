@@ -96,11 +96,10 @@ def output_gradient_not_summed(patch: Patch) -> None:
 
 def keys_not_summed(patch: Patch) -> None:
     """Gradients of keys and values that other ranks' queries made."""
-
-    def backward(ctx: Any, whole: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return whole.chunk(ctx.group.size())[ctx.group.rank()].contiguous(), None
-
-    patch.setattr(attention._Gather, "backward", staticmethod(backward))
+    around(
+        patch, attention, "gather_from_sequence_parallel_region",
+        lambda gather, keys, group: gather(keys, tensor_parallel_output_grad=False, group=group),
+    )  # fmt: skip
 
 
 def sequences_split_in_halves(patch: Patch) -> None:

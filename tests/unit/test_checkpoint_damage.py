@@ -25,7 +25,7 @@ from megatron_bridge.hf_folder import verify_hf_folder
 from mua.config.schema import ExperimentConfig
 from mua.megatron import checkpoint_manifest, offline
 from mua.megatron.checkpoint import checkpoint_folder, latest_checkpoint
-from mua.megatron.conversion import verify
+from mua.megatron.offline import verify
 from mua.trainer.run_folder import Run
 from mua.utils.errors import BridgeError, DamagedCheckpoint, ModelError
 from tests.megatron_support import backend, exported, write_model

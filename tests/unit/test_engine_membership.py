@@ -135,7 +135,7 @@ async def test_a_machine_whose_engine_does_not_start_again_is_given_up_and_the_r
         await until(lambda: engine_of(pool, 1).state is EngineState.SERVING)
         guest.starts = False
         await guest.stop()
-        await until(lambda: pool.engines_at_all() == 1)
+        await until(lambda: pool.count_engines() == 1)
         assert pool._cluster.counts["lost"] == 1
         assert pool.failure is None
         assert (await pool.update_weights(Source(), 1)).tensors == 4

@@ -24,7 +24,7 @@ from mua.launch.checks import Check
 from mua.launch.checks import node as checks
 from mua.launch.checks.node import RunNode
 from mua.launch.gpus import GpuFacts, GpuHolder, NodeFacts, set_variables
-from mua.megatron.capabilities import Capabilities
+from mua.megatron.settings import Capabilities
 from mua.utils import cores
 
 GPUS = """\

@@ -31,8 +31,7 @@ import torch.distributed as dist
 
 from mua.algorithms.losses import CrossEntropyLoss
 from mua.compat import megatron_cpu
-from mua.compat.megatron_adam import GroupStepAdam, joined, split
-from mua.compat.megatron_optimizer_state import HeldPiece, owner_of, pieces_of
+from mua.compat.megatron_optimizer import GroupStepAdam, HeldPiece, joined, owner_of, pieces_of, split
 from mua.config.schema import MegatronConfig
 from mua.megatron.parallel import start_groups
 from tests.distributed import run_distributed, run_on_workers

@@ -20,9 +20,8 @@ from megatron_bridge.plan import transformer_config_kwargs
 from mua.config.schema import ExperimentConfig, MegatronConfig, ModelConfig, OptimizerConfig
 from mua.megatron import settings
 from mua.megatron.architecture import Workload
-from mua.megatron.capabilities import Capabilities, implementation_of
 from mua.megatron.packing import Alignment, pack
-from mua.megatron.settings import Options
+from mua.megatron.settings import Capabilities, Options, implementation_of
 from mua.utils.errors import ConfigError
 from tests.planned_support import EXPERTS, SHAPE
 from tools.goldens import installed

@@ -16,8 +16,8 @@ from huggingface_hub import ModelCard
 from transformers import GenerationConfig
 
 from mua.config.load import dump_config, load_config
-from mua.megatron.conversion import source_files, texts_of
 from mua.megatron.model_card import CARD, GENERATION, ExportedPolicy, exported_texts
+from mua.megatron.offline import source_files, texts_of
 from mua.utils.errors import ModelError
 from mua.utils.resources import shipped
 

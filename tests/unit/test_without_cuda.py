@@ -15,7 +15,7 @@ import torch
 from mua.compat.without_cuda import without_cuda
 from mua.config.load import load_config
 from mua.launch.plan.planner import make_plan
-from mua.megatron.conversion import convert_to_hf, convert_to_megatron
+from mua.megatron.offline import convert_to_hf, convert_to_megatron
 from mua.megatron.parallel import meta_rank
 from mua.utils.errors import ConfigError, MuaError
 from tests.unit.test_plan_meta import LAYOUT

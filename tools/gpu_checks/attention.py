@@ -15,11 +15,11 @@ from torch import Tensor
 from mua.config.schema import MegatronConfig, ModelConfig
 from mua.megatron import parallel
 from mua.megatron.architecture import Architecture, Workload
-from mua.megatron.capabilities import Implementation, capabilities, implementation_of
 from mua.megatron.microbatch import micro_batch
 from mua.megatron.model import build_chunks
 from mua.megatron.modules import PackedMicrobatch
 from mua.megatron.packing import Alignment, pack
+from mua.megatron.settings import Implementation, capabilities, implementation_of
 from tools.gpu_checks.child import Found, Place
 from tools.gpu_checks.policies import sequences, wait
 

@@ -27,10 +27,10 @@ from mua.launch.plan.planner import GPUS, StagePlan, make_plan
 from mua.megatron import parallel
 from mua.megatron.architecture import Architecture, Workload, architecture_of
 from mua.megatron.batch_sharder import BatchSharder
-from mua.megatron.capabilities import capabilities, implementation_of
 from mua.megatron.model import build_chunks
 from mua.megatron.modules import defer_logits
 from mua.megatron.network import Network, policy_terms
+from mua.megatron.settings import capabilities, implementation_of
 from tools.gpu_checks.child import Found, Place
 from tools.gpu_checks.policies import sequences, wait
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from pydantic import SecretStr
 
     from mua.launch.plan.planner import Plan
-    from mua.megatron.capabilities import Capabilities
+    from mua.megatron.settings import Capabilities
 
 PINNED = ("torch", "megatron-core", "sglang", "transformers", "safetensors", "numpy")
 """Packages whose versions belong together; the others' are recorded, not checked."""
@@ -73,7 +73,7 @@ class RunNode:
         facts, parent = read_node(), psutil.Process().parent()
         machine: Capabilities | None = None
         if facts.gpus and config is not None:
-            from mua.megatron.capabilities import Capabilities
+            from mua.megatron.settings import Capabilities
 
             machine = Capabilities.here()
         own = [parent, *parent.children(recursive=True)] if parent else [psutil.Process()]  # the same launcher's

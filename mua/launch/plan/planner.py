@@ -38,9 +38,8 @@ from mua.launch.plan.layout import (
 )
 from mua.launch.plan.links import Sync, plan_sync
 from mua.megatron.architecture import Architecture, Workload, architecture_of
-from mua.megatron.capabilities import TRANSFORMER_ENGINE, Capabilities
 from mua.megatron.layouts import check_layout
-from mua.megatron.settings import Options
+from mua.megatron.settings import TRANSFORMER_ENGINE, Capabilities, Options
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ Expires when SGLang's backend computes batches.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import torch
@@ -41,21 +41,17 @@ def extend(
     extend_prefix_lens: torch.Tensor,
     extend_seq_lens: torch.Tensor,
     encoder_lens: torch.Tensor | None = None,
-    scaling: float | None = None,
-    enable_gqa: bool = False,
-    causal: bool = False,
-    is_cross_attn: bool = False,
-    sliding_window_size: int | None = None,
+    **options: Any,
 ) -> torch.Tensor:
     """Causal attention of new tokens over cached ones.
 
     ``query`` and ``output`` are [tokens, heads, head_dim], the caches [slots, kv_heads, head_dim],
     ``req_to_token`` [requests, positions] maps positions to slots; the rest is per sequence.
     """
-    if _is_special(encoder_lens, is_cross_attn or not causal, sliding_window_size):
+    if is_special(encoder_lens, options) or not options["causal"]:
         return _upstream_extend(
             backend, query, output, k_cache, v_cache, req_to_token, req_pool_indices, seq_lens, extend_prefix_lens,
-            extend_seq_lens, encoder_lens, scaling, enable_gqa, causal, is_cross_attn, sliding_window_size,
+            extend_seq_lens, encoder_lens, **options,
         )  # fmt: skip
     rows = zip(req_pool_indices.tolist(), extend_prefix_lens.tolist(), extend_seq_lens.tolist(), strict=True)
     pieces: list[_Piece] = []
@@ -66,41 +62,27 @@ def extend(
             pieces.append((prefix + start + count, count, row + start, request))
         row += new
     for block in _blocks(sorted(pieces)):
-        _attend(block, query, output, k_cache, v_cache, req_to_token, scaling)
+        _attend(block, query, output, k_cache, v_cache, req_to_token, options.get("scaling"))
     return output
 
 
 def decode(
-    backend: Any,
-    query: torch.Tensor,
-    output: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
-    req_to_token: torch.Tensor,
-    req_pool_indices: torch.Tensor,
-    seq_lens: torch.Tensor,
-    encoder_lens: torch.Tensor | None = None,
-    scaling: float | None = None,
-    enable_gqa: bool = False,
-    causal: bool = False,
-    is_cross_attn: bool = False,
-    sliding_window_size: int | None = None,
-) -> torch.Tensor:
-    """Attention of one new token per sequence, shapes as in :func:`extend`."""
-    if _is_special(encoder_lens, is_cross_attn, sliding_window_size):
-        return _upstream_decode(
-            backend, query, output, k_cache, v_cache, req_to_token, req_pool_indices, seq_lens,
-            encoder_lens, scaling, enable_gqa, causal, is_cross_attn, sliding_window_size,
-        )  # fmt: skip
-    lengths = zip(seq_lens.tolist(), req_pool_indices.tolist(), strict=True)
-    pieces = sorted((length, 1, row, request) for row, (length, request) in enumerate(lengths))
-    for block in _blocks(pieces):
-        _attend(block, query, output, k_cache, v_cache, req_to_token, scaling)
-    return output
+    backend: Any, query: torch.Tensor, output: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor,
+    req_to_token: torch.Tensor, req_pool_indices: torch.Tensor, seq_lens: torch.Tensor,
+    encoder_lens: torch.Tensor | None = None, **options: Any,
+) -> torch.Tensor:  # fmt: skip
+    """Attention of one new token per sequence: :func:`extend` by one."""
+    sequences = (query, output, k_cache, v_cache, req_to_token, req_pool_indices, seq_lens)
+    if is_special(encoder_lens, options):
+        return _upstream_decode(backend, *sequences, encoder_lens, **options)
+    ones = torch.ones_like(seq_lens)
+    return extend(backend, *sequences, seq_lens - ones, ones, **options | {"causal": True})
 
 
-def _is_special(encoder_lens: object, other: bool, sliding_window_size: int | None) -> bool:
-    return encoder_lens is not None or other or (sliding_window_size is not None and sliding_window_size > -1)
+def is_special(encoder_lens: object, options: Mapping[str, Any]) -> bool:
+    """Whether SGLang asks for what these kernels do not know: cross attention, a sliding window."""
+    window = options.get("sliding_window_size")
+    return encoder_lens is not None or bool(options.get("is_cross_attn")) or (window is not None and window > -1)
 
 
 def _blocks(pieces: list[_Piece]) -> list[list[_Piece]]:
@@ -133,7 +115,12 @@ def _attend(
     positions = torch.arange(keys)
     # Padding repeats a sequence's own last key: a NaN in a slot of nobody's would get through a weight of 0.
     slots = req_to_token[requests[:, None], torch.minimum(positions, lengths[:, None] - 1)].flatten()
-    k, v = (_picked(cache, slots, n, keys).to(query.dtype) for cache in (k_cache, v_cache))
+    # Whole slots are copied, which is the fastest way on a CPU: [n, kv_heads, keys, head_dim].
+    k, v = (
+        cache.reshape(len(cache), -1).index_select(0, slots).view(n, keys, *cache.shape[1:]).transpose(1, 2)
+        for cache in (k_cache, v_cache)
+    )
+    k, v = k.to(query.dtype), v.to(query.dtype)
     # Query i of a sequence is the token at position length - count + i; queries beyond its count repeat the last.
     own = torch.minimum(torch.arange(queries), counts[:, None] - 1)
     index = (rows[:, None] + own).flatten()
@@ -145,12 +132,6 @@ def _attend(
     found = scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scaling)
     found = found.view(n, kv_heads, heads // kv_heads, queries, -1).permute(0, 3, 1, 2, 4)
     output[index] = found.reshape(n * queries, heads, -1)
-
-
-def _picked(cache: torch.Tensor, slots: torch.Tensor, n: int, keys: int) -> torch.Tensor:
-    """[n, kv_heads, keys, head_dim] of the cache; whole slots are copied, which is the fastest way on a CPU."""
-    flat = cache.reshape(cache.shape[0], -1).index_select(0, slots)
-    return flat.view(n, keys, *cache.shape[1:]).transpose(1, 2)
 
 
 _upstream_extend: Callable[..., torch.Tensor]

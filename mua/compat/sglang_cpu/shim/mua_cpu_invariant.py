@@ -18,7 +18,10 @@ parameters (a health probe is such a neighbor). Here the draw is always from the
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
+from mua_cpu_grouped import is_special
 from torch.nn.functional import scaled_dot_product_attention
 
 TILE = 24
@@ -52,11 +55,6 @@ def tiled_addmm(
     return bias.mul(beta).add(product, alpha=alpha) if beta != 1 or alpha != 1 else bias + product
 
 
-def _refuse_unsupported(encoder_lens: object, is_cross_attn: bool, sliding_window_size: int | None) -> None:
-    if encoder_lens is not None or is_cross_attn or (sliding_window_size is not None and sliding_window_size > -1):
-        raise NotImplementedError("deterministic CPU inference knows neither cross attention nor sliding windows")
-
-
 def extend(
     _backend: object,
     query: torch.Tensor,
@@ -69,18 +67,15 @@ def extend(
     extend_prefix_lens: torch.Tensor,
     extend_seq_lens: torch.Tensor,
     encoder_lens: torch.Tensor | None = None,
-    scaling: float | None = None,
-    enable_gqa: bool = False,
-    causal: bool = False,
-    is_cross_attn: bool = False,
-    sliding_window_size: int | None = None,
+    **options: Any,
 ) -> torch.Tensor:
     """Causal attention of new tokens over cached ones, each row computed alone.
 
     ``query`` and ``output`` are [tokens, heads, head_dim], the caches [slots, kv_heads, head_dim],
     ``req_to_token`` [requests, positions] maps positions to slots; the rest is per sequence.
     """
-    _refuse_unsupported(encoder_lens, is_cross_attn or not causal, sliding_window_size)
+    if is_special(encoder_lens, options) or not options["causal"]:
+        raise NotImplementedError("deterministic CPU inference knows neither cross attention nor sliding windows")
     row = 0
     rows = zip(req_pool_indices.tolist(), extend_prefix_lens.tolist(), extend_seq_lens.tolist(), strict=True)
     for request, prefix, new in rows:
@@ -92,34 +87,23 @@ def extend(
                 query[row, None, :, None],
                 keys[:, :, :length],
                 values[:, :, :length],
-                enable_gqa=enable_gqa,
-                scale=scaling,
+                enable_gqa=options.get("enable_gqa", False),
+                scale=options.get("scaling"),
             )[0, :, 0]
             row += 1
     return output
 
 
 def decode(
-    backend: object,
-    query: torch.Tensor,
-    output: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
-    req_to_token: torch.Tensor,
-    req_pool_indices: torch.Tensor,
-    seq_lens: torch.Tensor,
-    encoder_lens: torch.Tensor | None = None,
-    scaling: float | None = None,
-    enable_gqa: bool = False,
-    causal: bool = False,
-    is_cross_attn: bool = False,
-    sliding_window_size: int | None = None,
-) -> torch.Tensor:
+    backend: object, query: torch.Tensor, output: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor,
+    req_to_token: torch.Tensor, req_pool_indices: torch.Tensor, seq_lens: torch.Tensor,
+    encoder_lens: torch.Tensor | None = None, **options: Any,
+) -> torch.Tensor:  # fmt: skip
     """Attention of one new token per sequence: :func:`extend` by one, so that the two cannot differ."""
     ones = torch.ones_like(seq_lens)
     return extend(
         backend, query, output, k_cache, v_cache, req_to_token, req_pool_indices, seq_lens, seq_lens - ones, ones,
-        encoder_lens, scaling, enable_gqa, True, is_cross_attn, sliding_window_size,
+        encoder_lens, **options | {"causal": True},
     )  # fmt: skip
 
 

@@ -26,6 +26,9 @@ def register() -> None:
     import torch
     from sglang.srt.arg_groups import choices
 
+    def no_library(*_args: object) -> None:
+        raise OSError("no CUDA")
+
     choices.add_deterministic_attention_backend_choices(["torch_native"])
     choices.add_radix_supported_deterministic_attention_backend_choices(["torch_native"])
     mua_cpu_grouped.enable()
@@ -33,10 +36,6 @@ def register() -> None:
     pool_host._cuda_host_register = lambda *_args, **_kwargs: None
     device_module = torch.get_device_module
     torch.get_device_module = lambda device=None: device_module("cpu" if device is None else device)
-    pynccl.NCCLLibrary = _no_library
+    pynccl.NCCLLibrary = no_library
     multiprocessing.set_start_method("fork", force=True)
     multiprocessing.set_start_method = lambda *_args, **_kwargs: None  # SGLang sets "spawn" when it starts
-
-
-def _no_library(*_args: object) -> None:
-    raise OSError("no CUDA")

@@ -1,11 +1,21 @@
-"""An Adam whose checkpoints Megatron-Core's distributed optimizer can load without Transformer Engine or Apex.
+"""What Megatron-Core's optimizers get wrong: without Transformer Engine, without CUDA, and in checkpoints.
 
+**An Adam whose checkpoints Megatron-Core's distributed optimizer can load without Transformer Engine or Apex.**
 Upstream: megatron-core 0.19.2, ``megatron/core/optimizer``. Without either package it falls back to
 ``torch.optim.AdamW``, which trains, but whose state holds one step count a parameter; the distributed optimizer's
 loading code expects the fused optimizers' form, one count a parameter group. It asserts on a fresh state, or resumes
 with the count at zero. :class:`GroupStepAdam` has the fused optimizers' surface over torch's own fused kernel.
 Needed on any device without those packages. Goes when:
 ``tests/unit/test_megatron_compat.py::test_upstream_adam_fallback_still_cannot_resume`` fails.
+
+**Megatron-Core's optimizer that updates a share of the weights on the CPU, on a machine that has nothing but a CPU.**
+Upstream: megatron-core 0.19.2, ``megatron/core/optimizer/cpu_offloading/hybrid_optimizer.py``. It tells what is to be
+offloaded from what is already on the host by ``is_cuda``, so that without CUDA everything counts as on the host and
+the first step looks for copies that were never made. Here the first share of the weights is offloaded wherever they
+are, so that copying to the host, both updates and copying back run as on a GPU. Applied without CUDA only.
+Needed anywhere is :func:`zero_state`, as upstream fills the state it is about to load by a step with random gradients
+and cannot save one that was never stepped.
+Goes when: ``tests/unit/test_megatron_optimizer.py`` passes without it.
 """
 
 from __future__ import annotations
@@ -135,8 +145,9 @@ def split(weights: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return ((bits - low) >> 16).to(torch.int16).view(torch.bfloat16), low.to(torch.int16)
 
 
-def _save_whole_weights(optimizer: Any, hybrid: Any) -> None:
-    """Makes checkpoints of Megatron's ``DistributedOptimizer`` hold float32 weights, whatever its Adam keeps of them.
+def repair_distributed_optimizer(module: Any, without_cuda: bool) -> None:
+    """Makes the imported ``megatron.core.optimizer.distrib_optimizer`` take its fused-Adam paths, and its checkpoints
+    hold float32 weights, whatever its Adam keeps of them.
 
     Upstream: megatron-core 0.19.2, ``megatron/core/optimizer/distrib_optimizer.py``. Its ``fully_reshardable`` form
     takes the remainders of a precision-aware Adam for the weights, saves them as float32 and on loading gives them
@@ -144,6 +155,10 @@ def _save_whole_weights(optimizer: Any, hybrid: Any) -> None:
     another implementation reads. Of a float32 parameter Transformer Engine updates the parameter, not its copy.
     Goes when: ``tests/unit/test_megatron_compat.py::test_upstream_takes_remainders_for_weights`` fails.
     """
+    if not module.HAVE_APEX_OR_TE:
+        module.HAVE_APEX_OR_TE = module.USING_APEX_OPTIMIZER = True
+        module.Adam = GroupStepAdam
+    optimizer, hybrid = module.DistributedOptimizer, module.HybridDeviceOptimizer
     read, write = optimizer._get_main_param_and_optimizer_states, optimizer._set_main_param_and_optimizer_states
 
     def own(self: Any, model_param: Any) -> tuple[Any, Any]:
@@ -177,9 +192,49 @@ def _save_whole_weights(optimizer: Any, hybrid: Any) -> None:
     optimizer._set_main_param_and_optimizer_states = write_whole
 
 
-def repair_distributed_optimizer(module: Any, without_cuda: bool) -> None:
-    """Makes the imported ``megatron.core.optimizer.distrib_optimizer`` take its fused-Adam paths, and save weights."""
-    _save_whole_weights(module.DistributedOptimizer, module.HybridDeviceOptimizer)
-    if not module.HAVE_APEX_OR_TE:
-        module.HAVE_APEX_OR_TE = module.USING_APEX_OPTIMIZER = True
-        module.Adam = GroupStepAdam
+# ---- an optimizer that is partly on the CPU
+
+
+def repair_offload(module: Any, without_cuda: bool) -> None:
+    """Gives the imported ``hybrid_optimizer`` the division below."""
+    if without_cuda:
+        module.HybridDeviceOptimizer._get_sub_optimizer_param_groups = _divided
+
+
+def zero_state(optimizer: Any) -> None:
+    """Moments of zero, and no step made, where a ``HybridDeviceOptimizer`` has no state yet."""
+    for part in optimizer.sub_optimizers:
+        for group in part.param_groups:
+            for parameter in group["params"]:
+                state = part.state[parameter]
+                if "exp_avg" not in state:
+                    state.update(exp_avg=torch.zeros_like(parameter), exp_avg_sq=torch.zeros_like(parameter))
+                    if part in optimizer.cpu_optimizers:  # torch's own counts steps for each parameter
+                        state["step"] = torch.zeros((), dtype=torch.float32)
+    optimizer._sync_sub_optimizers_state_to_hdo()
+
+
+def _divided(self: Any, offload_fraction: float) -> tuple[Any, ...]:
+    """Groups updated on the host and on the device, and how their tensors belong to the model's."""
+    wanted = offload_fraction * sum(p.numel() for group in self.param_groups for p in group["params"])
+    host: list[dict[str, Any]] = []
+    device: list[dict[str, Any]] = []
+    copies, originals, in_fp32, taken = {}, {}, {}, 0
+    for group in self.param_groups:
+        away, here = ({**group, "params": []} for _ in range(2))
+        for parameter in group["params"]:
+            own, offloaded = parameter, taken < wanted
+            if offloaded or (self.param_update_in_fp32 and own.dtype != torch.float32):
+                own = own.detach().clone().float() if self.param_update_in_fp32 else own.detach().clone()
+            if own.dtype != parameter.dtype:
+                in_fp32[parameter] = own
+            if offloaded:
+                taken += parameter.numel()
+                copies[parameter], originals[own] = own, parameter
+            (away if offloaded else here)["params"].append(own)
+        host += [away] if away["params"] else []
+        device += [here] if here["params"] else []
+    return host, device, copies, originals, in_fp32
+
+
+# ---- state in checkpoints
