@@ -13,7 +13,7 @@ while a module is imported:
 
 No installed file is touched, torch is not patched, and with a CUDA device nothing is rewritten. The remaining faults,
 which are not names of devices, are fixed after import, here and in :mod:`mua.compat.megatron_optimizer`. Each
-applies only where its own condition holds. Notices of Megatron-Core that tell a user of this package nothing are dropped.
+applies only where its own condition holds. Notices of Megatron-Core that tell a user nothing are dropped.
 
 Goes when: ``tests/unit/test_megatron_compat.py::test_upstream_still_needs_the_import_hook`` fails.
 

@@ -1,6 +1,6 @@
 """Checkpoints as model folders, for the command line: ours are copied or cast, Megatron-LM's are imported.
 
-A checkpoint of Megatron-LM (:mod:`mua.megatron.torch_dist`) holds global tensors under Megatron's names; how they follow
+A checkpoint of Megatron-LM (:mod:`mua.megatron.torch_dist`) has global tensors under Megatron's names; how they follow
 from the layers' parameters is Megatron's own knowledge (``sharded_state_dict``), and how a parameter follows from
 Hugging Face tensors is the bridge's (``Packing``). Both are asked of a model of one rank on the meta device, which
 gives, as rectangles,
@@ -70,11 +70,11 @@ def convert_to_hf(
     shard_bytes: int = DEFAULT_SHARD_BYTES,
     force: bool = False,
 ) -> None:
-    """Write the weights of ``checkpoint`` as the model folder ``out``: of one of ours, or of one that Megatron-LM wrote.
+    """Write the weights of ``checkpoint``, one of ours or of Megatron-LM, as the model folder ``out``.
 
     Args:
         source: folder with config.json and tokenizer, for a checkpoint of Megatron-LM, which has neither.
-        dtype: of the weights; None leaves them as they are, and files of ours are linked, not copied, where that can be.
+        dtype: of the weights; None leaves them as they are; files of ours are linked, not copied, where that can be.
         shard_bytes: of one weight file, at most, where weights are written.
         force: replace ``out`` whatever it holds; otherwise only a folder that was written here and not changed since.
 

@@ -432,13 +432,14 @@ class TorchDistReader:
 
     @contextmanager
     def _plain(self, part: str) -> Iterator[None]:
-        """A block that reads a part of the checkpoint: raises DamagedCheckpoint, in one line, if it is no plain data."""
+        """A block that reads a part of the checkpoint; raises DamagedCheckpoint if it is no plain data."""
         try:
             yield
         except (OSError, PickleError) as error:
             reason = error.strerror if isinstance(error, OSError) else error
             raise DamagedCheckpoint(
-                f"checkpoint {self.folder}: {part} is damaged or holds what no checkpoint holds ({reason}); do not load it"
+                f"checkpoint {self.folder}: {part} is damaged or holds what no checkpoint holds ({reason}); "
+                "do not load it"
             ) from error
 
     def _tensor(self, key: str) -> GlobalTensor:

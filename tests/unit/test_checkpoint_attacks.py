@@ -20,13 +20,13 @@ from typing import Any
 
 import pytest
 import torch
+from mua.compat.checkpoint_reading import read_index
+from mua.compat.plain_archive import read_archive
+from mua.compat.plain_pickle import PickleError, PlainUnpickler
 from torch.distributed.checkpoint import DefaultLoadPlanner, FileSystemReader
 
 import mua.megatron.checkpoint
 from mua.compat import plain_index
-from mua.compat.checkpoint_reading import read_index
-from mua.compat.plain_archive import read_archive
-from mua.compat.plain_pickle import PickleError, PlainUnpickler
 from mua.megatron import checkpoint_manifest, offline
 from mua.megatron.checkpoint import checkpoint_folder
 from mua.trainer.learner import Learner
