@@ -288,7 +288,10 @@ def load(folder: Path, networks: Mapping[str, Network], config: MegatronConfig, 
     for name, network in networks.items():
         own, counts = folder if name == POLICY else folder / name, content["networks"][name]
         with _told(folder, doing="loaded"):
-            load_hf(network.chunks, own, backbone=name != POLICY, head=name != POLICY, verify=False)
+            try:  # every byte is as it was written
+                load_hf(network.chunks, own, backbone=name != POLICY, head=name != POLICY, verify=False)
+            except BridgeError as error:
+                raise ModelError(f"checkpoint {folder} is of another model than {model_files}: {error}") from error
         with _together(folder, doing="loaded"):
             OptimizerState(network.chunks, network.optimizer.megatron).load(
                 own / optimizer_files.FOLDER, counts["steps"]

@@ -8,6 +8,7 @@ the checksum of every file, and one of itself; all of them are compared before a
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Literal
@@ -62,11 +63,11 @@ def read_manifest(folder: Path) -> Json:
 
 
 def _other_format(folder: Path, content: Json) -> str:
-    found = content.get("format")
+    found, quoted = content.get("format"), shlex.quote(str(folder))
     if found == 3:
         return (
-            f"checkpoint {folder} is of the old form (torch_dist); mua convert megatron-to-hf {folder} OUT imports its "
-            "weights, from which a new run starts with model.path there"
+            f"checkpoint {folder} is of the old form (torch_dist); mua convert megatron-to-hf {quoted} OUT --source "
+            f"{quoted}/hf imports its weights, from which a new run starts with model.path there"
         )
     return f"checkpoint {folder}: {NAME} has format {shown(found)}, this version reads {FORMAT}"
 

@@ -139,12 +139,20 @@ def _cast(checkpoint: Path, folder: Path, dtype: torch.dtype, max_shard_bytes: i
 
 
 def is_exported(checkpoint: Path, out: Path) -> bool:
-    """Whether ``out`` holds the model folder of ``checkpoint``, as :func:`convert_to_hf` leaves it."""
+    """Whether ``out`` holds the model folder of ``checkpoint``, as :func:`convert_to_hf` leaves it.
+
+    Raises:
+        ModelError, BridgeError: the checkpoint has no manifest; a weight file of ``out`` is missing or cut short.
+    """
+    sidecar = out / sidecars.NAME
     if (checkpoint / INDEX).exists():
-        return sidecars.same_job(out / sidecars.NAME, _import_job(checkpoint, DEFAULT_SHARD_BYTES))
-    files = [folder / sidecars.NAME for folder in (checkpoint, out)]
-    checkpoint_manifest.read_manifest(checkpoint)
-    return files[1].exists() and files[0].read_bytes() == files[1].read_bytes()
+        found = sidecars.same_job(sidecar, _import_job(checkpoint, DEFAULT_SHARD_BYTES))
+    else:
+        checkpoint_manifest.read_manifest(checkpoint)
+        found = sidecar.exists() and sidecar.read_bytes() == (checkpoint / sidecars.NAME).read_bytes()
+    if found:
+        SafetensorsFolder(out).close()
+    return found
 
 
 def verify(folder: Path) -> dict[str, int]:

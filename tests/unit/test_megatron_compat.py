@@ -31,11 +31,11 @@ import torch.distributed as dist
 
 from mua.algorithms.losses import CrossEntropyLoss
 from mua.compat import megatron_cpu
-from mua.compat.megatron_optimizer import GroupStepAdam, HeldPiece, joined, owner_of, pieces_of, split
+from mua.compat.megatron_optimizer import GroupStepAdam, joined, split
 from mua.config.schema import MegatronConfig
 from mua.megatron.parallel import start_groups
 from tests.distributed import run_distributed, run_on_workers
-from tests.megatron_support import backend, exported, make_batch, write_model
+from tests.megatron_support import backend, make_batch, write_model
 
 needs_cpu = pytest.mark.skipif(torch.cuda.is_available(), reason="with CUDA nothing is rewritten")
 
@@ -65,11 +65,9 @@ def upstream() -> dict[str, Any]:
         import megatron.core.optimizer.distrib_optimizer as distributed
         import megatron.core.tensor_parallel.random as random
         import megatron.core.transformer.moe.moe_utils as moe
-        import megatron.core.dist_checkpointing.strategies.filesystem_async as writer
         facts = {
             "host tensor": type(moe.maybe_move_tensor_to_cpu(torch.zeros(1), as_numpy=True)).__name__,
             "recompute names": hasattr(random, "FP8GlobalStateManager"),
-            "queue": type(writer.get_write_results_queue()).__module__,
             "adam": [str(module.Adam) for module in (optimizer, distributed)],
             "fallback": [
                 optimizer.USING_PYTORCH_OPTIMIZER, distributed.HAVE_APEX_OR_TE, distributed.USING_APEX_OPTIMIZER
@@ -100,11 +98,6 @@ def test_upstream_still_needs_the_import_hook(upstream: dict[str, Any]) -> None:
 @pytest.mark.slow
 def test_upstream_still_leaves_host_tensors_as_they_are(upstream: dict[str, Any]) -> None:
     assert upstream["host tensor"] == "Tensor"
-
-
-@pytest.mark.slow
-def test_upstream_checkpoint_still_starts_a_manager(upstream: dict[str, Any]) -> None:
-    assert upstream["queue"] == "multiprocessing.managers"
 
 
 @pytest.mark.slow
@@ -145,7 +138,6 @@ def saved_and_loaded(model: str, checkpoint: str) -> str:
     import megatron.core.optimizer as optimizer
     import megatron.core.optimizer.distrib_optimizer as distributed
 
-    from mua.algorithms.losses import CrossEntropyLoss
     from mua.utils.errors import ModelError
 
     vars(optimizer).update(USING_PYTORCH_OPTIMIZER=True, Adam=torch.optim.AdamW)
@@ -177,115 +169,6 @@ def uneven_gather() -> str:
     except (RuntimeError, ValueError) as error:
         return str(error)
     return ""
-
-
-def state_to_save(folder: str, upstreams: bool) -> tuple[int, int, int]:
-    """Of a rank's optimizer, to save and to load: the bytes of state in host memory of its own, and parameters."""
-    from megatron.core.dist_checkpointing.dict_utils import nested_values
-    from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
-
-    from mua.megatron import checkpoint
-
-    given = DistributedOptimizer.sharded_param_state_fully_reshardable
-    planned = given.__wrapped__ if upstreams else given
-    with backend(Path(folder), data_parallel=dist.get_world_size()) as built:
-        built.train_step(make_batch(), CrossEntropyLoss())
-        (part,) = built.policy.optimizer.megatron.chained_optimizers
-        own = [*part.optimizer.state, *(v for of in part.optimizer.state.values() for v in of.values())]
-        held = {tensor.untyped_storage().data_ptr() for tensor in own if isinstance(tensor, torch.Tensor)}
-        (chunk,) = built.policy.wrapped
-        sizes = []
-        for loading in (False, True):
-            described = chunk.module.sharded_state_dict(metadata=checkpoint._sharding())
-            entries = nested_values(planned(part, described, loading, checkpoint._sharding()))
-            found = {entry.data.untyped_storage().data_ptr(): entry.data.untyped_storage() for entry in entries}
-            sizes.append(sum(storage.nbytes() for start, storage in found.items() if start not in held))
-        return sizes[0], sizes[1], sum(parameter.numel() for parameter in built.policy.parameters())
-
-
-def test_upstream_still_gathers_the_optimizer_on_every_rank(tmp_path: Path) -> None:
-    write_model(tmp_path)
-    of_ranks = run_on_workers(2, state_to_save, str(tmp_path), True)
-    for saved, loaded, parameters in of_ranks:
-        assert saved >= 12 * parameters
-        assert loaded >= 12 * parameters
-
-
-def test_no_rank_takes_another_copy_of_the_optimizer_to_save_it(tmp_path: Path) -> None:
-    """But of what lies on several ranks, which is little; and to load it one of its own part."""
-    write_model(tmp_path, layers=6)
-    of_ranks = run_on_workers(2, state_to_save, str(tmp_path), False)
-    for saved, loaded, parameters in of_ranks:
-        assert saved < 0.1 * 12 * parameters
-        assert loaded < 0.6 * 12 * parameters
-    assert sum(loaded for _, loaded, _ in of_ranks) >= 12 * of_ranks[0][2]
-    assert run_on_workers(1, state_to_save, str(tmp_path), False)[0][0] == 0
-
-
-class Heard(logging.Handler):
-    """What is logged, by its text."""
-
-    def __init__(self) -> None:
-        super().__init__(logging.WARNING)
-        self.texts: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.texts.append(record.getMessage())
-
-
-def checkpoint_of_either_form(folder: str, out: str, upstreams: bool) -> list[str]:
-    """Saves a trained policy in upstream's way or in ours; what is logged meanwhile."""
-    from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
-
-    with backend(Path(folder), data_parallel=dist.get_world_size()) as built, pytest.MonkeyPatch.context() as patch:
-        built.train_step(make_batch(), CrossEntropyLoss())
-        if upstreams:
-            given = DistributedOptimizer.sharded_param_state_fully_reshardable
-            patch.setattr(DistributedOptimizer, "sharded_param_state_fully_reshardable", given.__wrapped__)
-        heard = Heard()
-        logging.getLogger().addHandler(heard)
-        try:
-            built.save(Path(out), {"next": 1})
-        finally:
-            logging.getLogger().removeHandler(heard)
-        return heard.texts
-
-
-def goes_on_from(folder: str, source: str) -> dict[str, Any]:
-    """Weights after the second step, whose moments come from the checkpoint."""
-    with backend(Path(folder)) as built:
-        built.load(Path(source))
-        built.train_step(make_batch(seed=1), CrossEntropyLoss())
-        return exported(built)
-
-
-def test_checkpoints_of_upstreams_form_are_read_as_ours_are(tmp_path: Path) -> None:
-    """Those of a run that began before, say: the tensors are the same, bit for bit."""
-    write_model(tmp_path / "model", layers=6)
-    after = []
-    for upstreams in (True, False):
-        out = str(tmp_path / str(upstreams) / "step_00000001")
-        logged = run_on_workers(2, checkpoint_of_either_form, str(tmp_path / "model"), out, upstreams)
-        assert logged == [[], []]
-        after.append(run_on_workers(1, goes_on_from, str(tmp_path / "model"), out)[0])
-    assert all(np.array_equal(values, after[1][name]) for name, values in after[0].items())
-
-
-@pytest.mark.parametrize(
-    ("first", "end", "found"),
-    [
-        (0, 10, [(0, 0, 10)]),
-        (5, 15, [(0, 0, 5), (1, 5, 10)]),
-        (8, 31, [(0, 0, 2), (1, 2, 12), (2, 12, 22), (3, 22, 23)]),
-        (10, 20, [(1, 0, 10)]),
-    ],
-)
-def test_a_parameter_belongs_to_the_rank_with_most_of_it(
-    first: int, end: int, found: list[tuple[int, int, int]]
-) -> None:
-    pieces = pieces_of(first, end, shard=10)
-    assert pieces == [HeldPiece(*piece) for piece in found]
-    assert owner_of(pieces) == max(found, key=lambda piece: piece[2] - piece[1])[0]
 
 
 def test_gloo_still_lacks_uneven_gather() -> None:
@@ -437,7 +320,6 @@ def test_a_hook_that_comes_too_late_says_so(monkeypatch: pytest.MonkeyPatch) -> 
 
 def noise(model: str, checkpoints: str, settings: dict[str, Any]) -> str:
     """What a rank and the libraries below it write to standard error while it trains, saves and loads."""
-    from mua.algorithms.losses import CrossEntropyLoss
 
     kept = os.dup(2)
     with tempfile.TemporaryFile("w+") as errors:
