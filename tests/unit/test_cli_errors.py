@@ -20,9 +20,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from mua.cli import app, main
-from mua.config.load import load_config
 from mua.config.schema import ExperimentConfig
-from mua.megatron import checkpoint_manifest
 from mua.observe.output import LOCK_FILE
 from mua.utils.errors import (
     ConfigError,
@@ -102,23 +100,6 @@ def test_a_run_that_was_asked_to_leave_has_a_status_of_its_own(folder: Path, rep
     result = mua("train", "x.yaml")
     assert result.exit_code == 75
     assert "the same command continues it" in result.output
-
-
-def test_convert_finds_the_files_of_the_model_in_the_runs_configuration(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    calls: list[Path] = []
-    monkeypatch.setattr("mua.megatron.offline.megatron_to_hf", lambda *_, source, **__: calls.append(source))
-    checkpoint = Path("out/checkpoints/step_1")
-    checkpoint.mkdir(parents=True)
-    Path("out/config.yaml").write_text(BASE, encoding="utf-8")
-    checkpoint_manifest.write_manifest(checkpoint, {"dtype": "torch.float32", "tensors": {}, "weights_only": True})
-    words = ("convert", "megatron-to-hf", str(checkpoint), "hf")
-    load_config(Path("out/config.yaml")).model.path.mkdir(parents=True, exist_ok=True)
-    for more in ([], ["--source", "other"]):
-        result = mua(*words, *more)
-        assert result.exit_code == 0, result.output
-    assert calls == [load_config(Path("out/config.yaml")).model.path, Path("other")]
 
 
 def raising(error: BaseException) -> Callable[..., None]:

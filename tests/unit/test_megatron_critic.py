@@ -135,7 +135,7 @@ def test_a_resumed_critic_goes_on_as_if_nothing_had_happened(folder: Path, tmp_p
         built.load(checkpoint_folder(tmp_path, 1))
         saved = exported(built)
     assert any(not np.array_equal(saved[name], weights[name]) for name in saved)
-    offline.megatron_to_hf(checkpoint_folder(tmp_path, 1), tmp_path / "hf", source=folder)
+    offline.convert_to_hf(checkpoint_folder(tmp_path, 1), tmp_path / "hf")
     with backend(tmp_path / "hf") as built:
         assert all(np.array_equal(values, saved[name]) for name, values in exported(built).items())
 

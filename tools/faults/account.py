@@ -72,8 +72,9 @@ def _state(output: Path) -> Iterator[str]:
     if not folder.is_dir():
         yield f"{folder} is missing"
         return
-    state: Json = json.loads((folder / "state.json").read_text())
-    counted = (state["extra"]["step"], state["extra"]["position"]["next"], state["steps"])
+    content: Json = json.loads((folder / "manifest.json").read_text())
+    state = content["data_position"]
+    counted = (state["step"], state["position"]["next"], content["networks"]["policy"]["steps"])
     if counted != (expected := (STEPS, STEPS * GROUPS, STEPS * UPDATES)):
         yield f"{folder} counts {counted} steps, tasks and optimizer steps, not {expected}"
 
