@@ -123,7 +123,7 @@ def _cast(checkpoint: Path, folder: Path, dtype: torch.dtype, max_shard_bytes: i
         specs = [TensorSpec(name, weights.entry(name).shape, dtype) for name in weights.names]
         with (
             closing(SafetensorsWriter(folder, specs, max_shard_bytes)) as writer,
-            _progress(folder, sum(spec.nbytes for spec in specs)) as on_bytes,
+            _progress(checkpoint, sum(spec.nbytes for spec in specs)) as on_bytes,
         ):
             for spec in specs:
                 sink, cols = writer.sink(spec.name), torch.Size(spec.shape[1:]).numel()

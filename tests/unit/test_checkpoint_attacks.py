@@ -72,24 +72,6 @@ def by_line(module: str, name: str, *arguments: str) -> bytes:
     return b"\x80\x02" + named + b"(" + b"".join(map(text, arguments)) + b"tR."
 
 
-def evil_repository(canary: Path) -> Path:
-    folder = canary.with_name("repository")
-    folder.mkdir(exist_ok=True)
-    (folder / "hubconf.py").write_text(f"def model():\n    open({str(canary)!r}, 'w').close()\n")
-    return folder
-
-
-def hub(canary: Path) -> bytes:
-    """``torch.hub.load(repository, "model", source="local")``: the source has to be a keyword, hence ``partial``."""
-    partial = text("functools") + text("partial") + pickle.STACK_GLOBAL
-    load = text("torch") + text("hub.load") + pickle.STACK_GLOBAL
-    state = b"(" + load + b")}" + text("source") + text("local") + b"s}t"
-    return (
-        b"\x80\x04" + partial + b"(" + load + b"tR" + state + b"b" + b"(" + text(str(evil_repository(canary)))
-        + text("model") + b"tR."
-    )  # fmt: skip
-
-
 def getattr_of(canary: Path) -> bytes:
     """``getattr(torch.os, "system")(command)``, without a dot in any name."""
     got = text("builtins") + text("getattr") + pickle.STACK_GLOBAL
@@ -98,24 +80,20 @@ def getattr_of(canary: Path) -> bytes:
     )  # fmt: skip
 
 
+HARMLESS = "a dotted name behind an admitted class"
+"""It runs nothing by itself: that it is refused is all there is to see."""
+
 PAYLOADS: dict[str, Callable[[Path], bytes]] = {
     "a dotted name of torch": lambda canary: calling("torch", "os.system", f"touch {canary}"),
     "a dotted name of an admitted module": lambda canary: calling(
         "torch.distributed.checkpoint.metadata", "os.system", f"touch {canary}"
     ),
-    "a dotted name behind an admitted class": lambda canary: calling(
-        "torch.serialization", "_get_layout.__globals__.__class__", f"touch {canary}"
-    ),
+    HARMLESS: lambda canary: calling("torch.serialization", "_get_layout.__globals__.__class__", f"touch {canary}"),
     "os.system": lambda canary: calling("os", "system", f"touch {canary}"),
     "posix.system in protocol 2": lambda canary: by_line("posix", "system", f"touch {canary}"),
     "builtins.getattr": getattr_of,
-    "torch.hub.load": hub,
-    "torch.utils.collect_env.run": lambda canary: calling("torch.utils.collect_env", "run", f"touch {canary}"),
-    "pickle.load": lambda canary: calling("torch", "serialization.pickle.loads", "x"),
     "builtins.exec": lambda canary: calling("builtins", "exec", f"open({str(canary)!r}, 'w')"),
 }
-HARMLESS = {"a dotted name behind an admitted class", "pickle.load"}
-"""They run nothing by themselves: that they are refused is all there is to see."""
 
 
 def archive(data: bytes) -> bytes:
@@ -158,7 +136,7 @@ def refused(checkpoint: Path, model: Path) -> str:
     return str(caught.value)
 
 
-@pytest.mark.parametrize("name", sorted(PAYLOADS.keys() - HARMLESS))
+@pytest.mark.parametrize("name", sorted(PAYLOADS.keys() - {HARMLESS}))
 def test_payloads_run_where_they_are_unpickled(name: str, canary: Path) -> None:
     pickle.loads(PAYLOADS[name](canary))
     assert canary.exists()
