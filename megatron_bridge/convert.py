@@ -28,16 +28,20 @@ _EXPERT_KEYS = ("num_experts", "num_local_experts", "n_routed_experts")
 
 
 @torch.no_grad()
-def load_hf(chunks: Sequence[GPTModel], folder: Path, *, backbone: bool = False) -> None:
+def load_hf(
+    chunks: Sequence[GPTModel], folder: Path, *, backbone: bool = False, head: bool = False, verify: bool = True
+) -> None:
     """Fill the parameters of ``chunks`` from ``folder``; collective over the ranks of ``ModelPlan.group``.
 
-    With ``backbone`` the output layer of both is left alone, see :func:`attach_hf_config`.
+    With ``backbone`` the output layer of both is left alone, see :func:`attach_hf_config`; with ``head`` too, the value
+    head of a critic's checkpoint is loaded.
 
     Every rank reads its own rows and nothing is communicated but names. Values are cast to the parameter's
     dtype; padded vocabulary rows become zero. An optimizer that already copied the parameters must copy them
     again (``optimizer.reload_model_params()``).
 
-    A folder with checksums is first compared with them, of which every rank of the group takes a share.
+    A folder with checksums is first compared with them, of which every rank of the group takes a share, unless
+    ``verify`` is false.
 
     Raises BridgeError, on every rank alike, for a parameter without a source, a tensor without a use, a tensor
     that is missing, any difference in shape, values that are no finite numbers, and bytes that were not written so.
@@ -45,11 +49,12 @@ def load_hf(chunks: Sequence[GPTModel], folder: Path, *, backbone: bool = False)
     attach_hf_config(chunks, read_hf_config(folder), backbone=backbone)
     plan = plan_model(chunks)
     with together(plan.group), SafetensorsFolder(folder) as checkpoint:
-        check_coverage(plan.tensors(), checkpoint, plan.hf_config, backbone=backbone)
-        if (folder / CHECKSUMS).exists():
+        wanted = [spec for parameter in plan.exported(head=head) for spec in parameter.sources()]
+        check_coverage(wanted, checkpoint, plan.hf_config, backbone=backbone)
+        if verify and (folder / CHECKSUMS).exists():
             verify_hf_folder(folder, plan.group.rank(), plan.group.size())
         for parameter in plan.parameters:
-            if parameter.name in plan.local:
+            if parameter.name in plan.local and (head or not parameter.head):
                 shard, filled = as_matrix(plan.local[parameter.name].detach()), 0
                 for block in parameter.packing.shard_blocks(len(parameter.owners), plan.shard[parameter.name]):
                     filled = block.shard_row + block.rows

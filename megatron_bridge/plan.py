@@ -66,6 +66,10 @@ class PlannedParameter:
     """``packing.shard_blocks(len(owners), i)`` are the copies of shard i."""
     tied_copy: bool
     """A second copy of the embedding, loaded like the first and never exported."""
+    holders: tuple[tuple[int, ...], ...] = ()
+    """For each shard, all ranks of ``ModelPlan.group`` that hold it, the owner first."""
+    head: bool = False
+    """Of a critic's value head, which is in no Hugging Face model: only checkpoints hold it."""
 
     def sources(self) -> list[TensorSpec]:
         """The Hugging Face tensors it is packed from, in whole."""
@@ -100,7 +104,11 @@ class ModelPlan:
 
     def tensors(self) -> list[TensorSpec]:
         """The Hugging Face tensors of the model in the order of export."""
-        return [spec for parameter in self.parameters if not parameter.tied_copy for spec in parameter.sources()]
+        return [spec for parameter in self.exported() for spec in parameter.sources()]
+
+    def exported(self, *, head: bool = False) -> list[PlannedParameter]:
+        """The parameters whose values an export writes; with ``head`` a critic's value head too."""
+        return [p for p in self.parameters if not p.tied_copy and (head or not p.head)]
 
 
 def transformer_config_kwargs(hf_config: HfConfig) -> dict[str, Any]:
@@ -173,16 +181,14 @@ def plan_model(chunks: Sequence[GPTModel]) -> ModelPlan:
         table = _Table(models)
         mine = [(name, tuple(t.shape), t.dtype, table.shard(name)) for name, t in table.local.items()]
         ranks = distributed.get_process_group_ranks(table.group)
-        owners: dict[str, list[int]] = {}
+        holders: dict[str, list[list[int]]] = {}
         shapes: dict[str, tuple[tuple[int, ...], torch.dtype]] = {}
         for rank, entries in sorted(zip(ranks, gathered(mine, table.group), strict=True), key=lambda pair: pair[0]):
             for name, shape, dtype, shard in entries:
                 if shapes.setdefault(name, (shape, dtype)) != (shape, dtype):
                     raise BridgeError(f"{name} is {shapes[name]} on one rank and {(shape, dtype)} on rank {rank}")
-                holders = owners.setdefault(name, [-1] * table.shards(name))
-                if holders[shard] < 0:
-                    holders[shard] = rank
-        _PLANS[models[0]] = table.plan([(name, *shapes[name], tuple(owners[name])) for name in shapes])
+                holders.setdefault(name, [[] for _ in range(table.shards(name))])[shard].append(rank)
+        _PLANS[models[0]] = table.plan([(name, *shapes[name], tuple(map(tuple, holders[name]))) for name in shapes])
     return _PLANS[models[0]]
 
 
@@ -195,15 +201,15 @@ def plan_rank(chunks: Sequence[GPTModel]) -> ModelPlan:
     table = _Table(models)
     rank = distributed.get_rank()
     return table.plan(
-        [(name, tuple(t.shape), t.dtype, (rank,) * table.shards(name)) for name, t in table.local.items()]
+        [(name, tuple(t.shape), t.dtype, ((rank,),) * table.shards(name)) for name, t in table.local.items()]
     )
 
 
 _PLANS: WeakKeyDictionary[nn.Module, ModelPlan] = WeakKeyDictionary()
 """By the first chunk of a rank."""
 
-_Entry = tuple[str, tuple[int, ...], torch.dtype, tuple[int, ...]]
-"""Name, shard shape, dtype and owners."""
+_Entry = tuple[str, tuple[int, ...], torch.dtype, tuple[tuple[int, ...], ...]]
+"""Name, shard shape, dtype and the holders of each shard."""
 
 
 class _Table:
@@ -213,7 +219,7 @@ class _Table:
         if getattr(models[0], "hf_config", None) is None:
             raise BridgeError("the model has no Hugging Face configuration; call attach_hf_config(chunks, hf_config)")
         self.hf_config: HfConfig = models[0].hf_config
-        self.family = family_of(self.hf_config)
+        self.family, self.backbone = family_of(self.hf_config), bool(getattr(models[0], "hf_backbone", False))
         config, groups = models[0].config, models[0].pg_collection
         self.tp, self.expert_tp, expert = groups.tp, groups.tp, None
         self.group = groups.mp
@@ -240,20 +246,26 @@ class _Table:
     def plan(self, entries: list[_Entry]) -> ModelPlan:
         tied = _tied(self.hf_config)
         parameters, seen = [], dict[str, str]()
-        for name, shape, dtype, owners in sorted(entries, key=lambda entry: _position(entry[0])):
-            tied_copy = tied and name == _OUTPUT
+        for name, shape, dtype, holders in sorted(entries, key=lambda entry: _position(entry[0])):
+            head = name.startswith(_OUTPUT_LAYER) and self.backbone
+            tied_copy = tied and name == _OUTPUT and not head
             matrix_shape = (shape[0], torch.Size(shape[1:]).numel())
-            sizes = replace(self.sizes, tp=len(owners))
-            packing = self.family.packing(_EMBEDDING if tied_copy else name, matrix_shape, sizes)
+            sizes = replace(self.sizes, tp=len(holders))
+            if head:
+                source = f"value_head.{name.removeprefix(_OUTPUT_LAYER)}"
+                packing = Packing((source,), matrix_shape[:1], 1, *matrix_shape, Split.REPLICATED)
+            else:
+                packing = self.family.packing(_EMBEDDING if tied_copy else name, matrix_shape, sizes)
             if packing.split is Split.REPLICATED:
-                owners = (min(owner for owner in owners if owner >= 0),)
-            if min(owners) < 0:
-                raise BridgeError(f"no rank holds shard {owners.index(-1)} of {len(owners)} of {name}")
+                holders = (tuple(sorted({rank for ranks in holders for rank in ranks})),)
+            if () in holders:
+                raise BridgeError(f"no rank holds shard {holders.index(())} of {len(holders)} of {name}")
+            owners = tuple(ranks[0] for ranks in holders)
             for source in () if tied_copy else packing.sources:
                 if source in seen:
                     raise BridgeError(f"{source} is mapped twice: to {seen[source]} and to {name}")
                 seen[source] = name
-            parameters.append(PlannedParameter(name, shape, dtype, owners, packing, tied_copy))
+            parameters.append(PlannedParameter(name, shape, dtype, owners, packing, tied_copy, holders, head))
         shard = {p.name: self.shard(p.name) if len(p.owners) > 1 else 0 for p in parameters if p.name in self.local}
         return ModelPlan(parameters, self.local, shard, self.group, tied, self.hf_config)
 
@@ -293,10 +305,9 @@ def _global_tensors(models: list[Any], first_expert: int) -> Iterator[tuple[str,
     ``layer_number`` counts from 1 over all stages; expert numbers are local to an expert-parallel rank.
     """
     for model in models:
-        foreign = _OUTPUT_LAYER if getattr(model, "hf_backbone", False) else ()
         kept = model.state_dict(keep_vars=True)
         for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-            if name not in kept or name.startswith(foreign):
+            if name not in kept:
                 continue
             if match := _LAYER.match(name):
                 number = model.decoder.layers[int(match[1])].layer_number - 1

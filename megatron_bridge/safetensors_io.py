@@ -15,6 +15,7 @@ time of the reads below and keep the whole file resident (docs/benchmarks/cpu.md
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import os
@@ -65,9 +66,10 @@ class SafetensorsFolder:
 
     Args:
         finite: raise where values that are read are no finite numbers.
+        single: the one file to read, which may be empty, instead of those of the folder's index.
     """
 
-    def __init__(self, folder: Path, *, finite: bool = True) -> None:
+    def __init__(self, folder: Path, *, finite: bool = True, single: str | None = None) -> None:
         self.folder = folder
         self.data_starts: dict[str, int] = {}
         """Bytes before the first tensor, by file."""
@@ -77,15 +79,15 @@ class SafetensorsFolder:
         self._buffer = torch.empty(0, dtype=torch.uint8)
         index = folder / INDEX
         try:
-            weight_map = _weight_map(index) if os.path.lexists(index) else {}
-            if not weight_map and not os.path.lexists(folder / SINGLE):
+            weight_map = _weight_map(index) if single is None and os.path.lexists(index) else {}
+            if single is None and not weight_map and not os.path.lexists(folder / SINGLE):
                 raise BridgeError(f"{folder} has neither {SINGLE} nor {INDEX}; the weights must be safetensors")
-            for name in sorted(set(weight_map.values())) or [SINGLE]:
+            for name in sorted(set(weight_map.values())) or [single or SINGLE]:
                 self._open(folder / name)
             for name, file in weight_map.items():
                 if name not in self._entries or self._entries[name].path.name != file:
                     raise BridgeError(f"{index} says {name} is in {file}, but it is not there")
-            if not self._entries:
+            if not self._entries and single is None:
                 raise BridgeError(f"{folder} holds no tensor")
         except BaseException:
             self.close()
@@ -232,6 +234,19 @@ class TensorPlace:
     spec: TensorSpec
 
 
+def header_of(specs: Sequence[TensorSpec]) -> tuple[bytes, list[int]]:
+    """The first bytes of a file of these tensors, in their order, and where in the file each begins."""
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    ends = list(itertools.accumulate((spec.nbytes for spec in specs), initial=0))
+    for spec, (start, end) in zip(specs, itertools.pairwise(ends), strict=True):
+        described = {"dtype": _DTYPE_NAMES[spec.dtype], "shape": list(spec.shape), "data_offsets": [start, end]}
+        header[spec.name] = described
+    encoded = json.dumps(header, separators=(",", ":")).encode()
+    encoded += b" " * (-len(encoded) % 8)
+    first = struct.pack("<Q", len(encoded)) + encoded
+    return first, [len(first) + start for start in ends[:-1]]
+
+
 class SafetensorsWriter:
     """Writes a list of tensors into ``folder``, each at its own place: alike on every process given the same list.
 
@@ -268,7 +283,10 @@ class SafetensorsWriter:
             used += spec.nbytes
         for number, shard in enumerate(shards, 1):
             name = SINGLE if len(shards) == 1 else f"model-{number:05d}-of-{len(shards):05d}.safetensors"
-            self._lay_out(name, shard)
+            self._headers[name], offsets = header_of(shard)
+            self._sizes[name] = len(self._headers[name]) + sum(spec.nbytes for spec in shard)
+            for spec, offset in zip(shard, offsets, strict=True):
+                self._places[spec.name] = TensorPlace(name, offset, spec)
         self.digests: dict[str, str] = {}
         """Checksums of the tensors written so far."""
         self._sidecar = sidecar
@@ -292,25 +310,6 @@ class SafetensorsWriter:
         except BaseException:
             self.close()
             raise
-
-    def _lay_out(self, name: str, shard: Sequence[TensorSpec]) -> None:
-        """The header of file ``name`` and the places of its tensors."""
-        header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-        end = 0
-        for spec in shard:
-            start, end = end, end + spec.nbytes
-            header[spec.name] = {
-                "dtype": _DTYPE_NAMES[spec.dtype],
-                "shape": list(spec.shape),
-                "data_offsets": [start, end],
-            }
-        encoded = json.dumps(header, separators=(",", ":")).encode()
-        encoded += b" " * (-len(encoded) % 8)
-        self._headers[name] = struct.pack("<Q", len(encoded)) + encoded
-        first = len(self._headers[name])
-        self._sizes[name] = first + end
-        for spec in shard:
-            self._places[spec.name] = TensorPlace(name, first + header[spec.name]["data_offsets"][0], spec)
 
     def header_sizes(self) -> dict[str, int]:
         """Bytes before the first tensor, by file."""

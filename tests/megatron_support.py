@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -13,8 +14,11 @@ import torch
 import transformers
 
 from mua.config.schema import CriticConfig, EngineConfig, ExperimentConfig, MegatronConfig, ModelConfig, OptimizerConfig
+from mua.megatron.checkpoint_manifest import FORMAT, _checksum, read_manifest, write_manifest
+from mua.megatron.checkpoint_manifest import NAME as MANIFEST
 from mua.trainer.learner import Learner
 from mua.types import Float32Array, TrainBatch, TrainSequence
+from mua.utils.checksums import digest_of_file
 from tests.distributed import share_a_device
 from tests.exported_tensors import export_hf
 
@@ -146,6 +150,19 @@ def gradients(built: Learner) -> dict[str, Float32Array]:
     for parameter, weight in zip(parameters, weights, strict=True):
         parameter.data = weight
     return result
+
+
+def reseal(checkpoint: Path, **changes: Any) -> None:
+    """Write the manifest of ``checkpoint`` again, of its files as they are; what is changed in it by name."""
+    content = read_manifest(checkpoint)
+    digests = {name: str(digest_of_file(checkpoint / name)) for name in content["files"]}
+    for key in ("format", "files", "checksum"):
+        del content[key]
+    if "files" not in changes:
+        write_manifest(checkpoint, content | changes, digests)
+        return
+    described = {"format": FORMAT, **content, **changes}
+    (checkpoint / MANIFEST).write_text(json.dumps({**described, "checksum": _checksum(described)}))
 
 
 def assert_gradients_alike(own: Mapping[str, Float32Array], expected: Mapping[str, Float32Array]) -> None:

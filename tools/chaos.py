@@ -341,8 +341,9 @@ def problems_of(output: Path, undisturbed: Path, *, bits: bool, staleness: int) 
             yield f"step {step} sampled {count:g} tokens, its traces hold {sampled[step]}"
         if line["rollout/off_policy_level/max"] > staleness:
             yield f"step {step} trained on weights {line['rollout/off_policy_level/max']:g} versions old"
-    state: Json = json.loads((output / "checkpoints" / f"step_{STEPS:08d}" / "state.json").read_text())
-    counted = (state["extra"]["step"], state["extra"]["position"]["next"], state["steps"])
+    content: Json = json.loads((output / "checkpoints" / f"step_{STEPS:08d}" / "manifest.json").read_text())
+    state = content["data_position"]
+    counted = (state["step"], state["position"]["next"], content["networks"]["policy"]["steps"])
     if counted != (STEPS, STEPS * GROUPS, STEPS * UPDATES):
         yield f"the last checkpoint counts {counted} steps, tasks and optimizer steps"
     with Store.open(output, write=False) as store, store.read() as connection:

@@ -13,6 +13,9 @@ from mua.observe.progress import Progress
 from mua.types import Json
 from mua.utils.errors import ModelError, describe_error
 
+FORMS = ("step_*", "iter_*", "global_step_*")
+"""Names of step folders: ours, Megatron-LM's, MUA-RL's."""
+
 
 def convert_run(run: Path, out: Path | None = None, source: Path | None = None) -> Json:
     """Convert what is not converted; how many steps were, were already, and what is wrong with the others.
@@ -20,7 +23,7 @@ def convert_run(run: Path, out: Path | None = None, source: Path | None = None) 
     Args:
         run: output folder of ``mua train`` or ``mua sft``.
         out: where the model folders go; None: its ``hf-steps``.
-        source: folder with config.json and tokenizer; None: the run's ``model.path``.
+        source: folder with config.json and tokenizer, for checkpoints that Megatron-LM wrote.
 
     Raises:
         ModelError: the folder has no checkpoints.
@@ -33,8 +36,8 @@ def convert_run(run: Path, out: Path | None = None, source: Path | None = None) 
     with Progress(True) as progress, progress.stage(f"checkpoints of {run}", total=len(steps)) as stage:
         for checkpoint in steps:
             try:
-                if not offline.is_converted(checkpoint, out / checkpoint.name):
-                    convert(checkpoint, out / checkpoint.name, source, progress)
+                if not offline.is_exported(checkpoint, out / checkpoint.name):
+                    offline.convert_to_hf(checkpoint, out / checkpoint.name, source)
                     done += 1
             except Exception as error:  # the other steps are converted all the same; every fault is told below
                 faults.append(f"{checkpoint}: {described(error)}")
@@ -46,23 +49,12 @@ def convert_run(run: Path, out: Path | None = None, source: Path | None = None) 
 
 def step_folders(run: Path) -> list[Path]:
     """Every step folder of the run, whole or not, in order; one that still has its hidden name is half-written."""
-    root = run / "checkpoints"
-    named = list(root.glob("step_*"))
+    root = run / "checkpoints" if (run / "checkpoints").is_dir() else run
+    named = [path for form in FORMS for path in root.glob(form)]
     hidden = [path for path in root.glob(".step_*.partial") if root / path.name[1 : -len(".partial")] not in named]
     if not named and not hidden:
         raise ModelError(f"{root}: there is no step_* folder; name the output folder of a run")
     return sorted([*named, *hidden], key=lambda path: path.name.lstrip("."))
-
-
-def convert(checkpoint: Path, out: Path, source: Path | None, progress: Progress) -> None:
-    """One checkpoint, with a bar of its own."""
-    from mua.megatron import checkpoint_manifest, offline
-    from mua.megatron.offline import source_files
-
-    total = len(checkpoint_manifest.read_manifest(checkpoint)["tensors"])
-    with progress.stage(checkpoint.name, total=total) as tensors:
-        files = source or source_files(checkpoint)
-        offline.megatron_to_hf(checkpoint, out, source=files, on_bytes=lambda _: tensors.advance())
 
 
 def described(error: Exception) -> str:

@@ -440,44 +440,27 @@ def gateway(config: ConfigFile, overrides: Overrides = None, check: OnlyCheck = 
 
 @command(convert_app, "megatron-to-hf")
 def convert_megatron_to_hf(
-    checkpoint: Annotated[Path, argument("CHECKPOINT", "checkpoint folder")],
+    checkpoint: Annotated[Path, argument("CHECKPOINT", "checkpoint folder, of mua or of Megatron-LM (torch_dist)")],
     hf_out: Annotated[Path, argument("HF_OUT", "folder to write")],
-    source: Annotated[Path | None, option("--source", "folder with the tokenizer; by default model.path")] = None,
-    config: Annotated[Path | None, option("--config", "the run's configuration; by default the nearest")] = None,
+    source: Annotated[Path | None, option("--source", "config.json and tokenizer, for Megatron-LM's")] = None,
+    dtype: Annotated[Literal["float32", "bfloat16"] | None, option("--dtype", "by default the checkpoint's")] = None,
     shard_gib: Annotated[float, option("--shard-gib", "size of one weight file, at most")] = 5.0,
     force: Force = False,
     as_json: AsJson = False,
 ) -> None:
-    """Write a checkpoint of any layout as a Hugging Face folder; run again, it continues where it stopped."""
+    """Write the weights of a checkpoint as a Hugging Face folder; ours are links where the file system has them."""
     import mua.megatron.offline
 
     with _told(as_json) as tell:
-        mua.megatron.offline.convert_to_hf(checkpoint, hf_out, source, config, int(shard_gib * 2**30), force)
+        mua.megatron.offline.convert_to_hf(checkpoint, hf_out, source, dtype, int(shard_gib * 2**30), force)
         tell({"written": hf_out, "from": checkpoint})
-
-
-@command(convert_app, "hf-to-megatron")
-def convert_hf_to_megatron(
-    hf_folder: Annotated[Path, argument("HF_FOLDER", "model folder")],
-    checkpoint_out: Annotated[Path, argument("CHECKPOINT_OUT", "checkpoint folder to write")],
-    dtype: Annotated[Literal["float32", "bfloat16"] | None, option("--dtype", "by default the model folder's")] = None,
-    force: Force = False,
-    allow_nan: Annotated[bool, option("--allow-nan", "take weights that are no finite numbers, too")] = False,
-    as_json: AsJson = False,
-) -> None:
-    """Write a Hugging Face folder as a checkpoint for any layout; run again, it continues where it stopped."""
-    import mua.megatron.offline
-
-    with _told(as_json) as tell:
-        mua.megatron.offline.convert_to_megatron(hf_folder, checkpoint_out, dtype, force, allow_nan)
-        tell({"written": checkpoint_out, "from": hf_folder})
 
 
 @command(convert_app, "run")
 def convert_every_step(
     run: Annotated[Path, argument("RUN", "output folder of mua train or mua sft")],
     out: Annotated[Path | None, option("--out", "where the model folders go; by default RUN/hf-steps")] = None,
-    source: Annotated[Path | None, option("--source", "folder with the tokenizer; by default model.path")] = None,
+    source: Annotated[Path | None, option("--source", "config.json and tokenizer, for Megatron-LM's")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Write every checkpoint of a run that is not converted yet as a Hugging Face folder; status 1 if one is faulty."""

@@ -12,9 +12,8 @@ while a module is imported:
 5. ``pin_memory=True``   becomes ``pin_memory=False``.
 
 No installed file is touched, torch is not patched, and with a CUDA device nothing is rewritten. The remaining faults,
-which are not names of devices, are fixed after import, here and in :mod:`mua.compat.megatron_optimizer`,
-:mod:`mua.compat.megatron_checkpoint`, :mod:`mua.compat.checkpoint_reading`. Each applies only where its own condition
-holds. Notices of Megatron-Core that tell a user of this package nothing are dropped.
+which are not names of devices, are fixed after import, here and in :mod:`mua.compat.megatron_optimizer`. Each
+applies only where its own condition holds. Notices of Megatron-Core that tell a user nothing are dropped.
 
 Goes when: ``tests/unit/test_megatron_compat.py::test_upstream_still_needs_the_import_hook`` fails.
 
@@ -64,8 +63,6 @@ import torch.distributed as dist
 from torch import Tensor
 
 from mua.compat import (
-    checkpoint_reading,
-    megatron_checkpoint,
     megatron_optimizer,
 )
 
@@ -448,9 +445,6 @@ _REPAIRS: dict[str, Callable[[Any, bool], None]] = {
     "megatron.core.tensor_parallel.random": repair_random,
     "megatron.core.tensor_parallel.mappings": repair_mappings,
     "megatron.core.transformer.moe.moe_utils": repair_moe_utils,
-    "megatron.core.dist_checkpointing.strategies.filesystem_async": megatron_checkpoint.repair,
-    "megatron.core.dist_checkpointing.strategies.torch": checkpoint_reading.repair_strategy,
-    "megatron.core.dist_checkpointing.strategies.common": checkpoint_reading.repair_common,
     "megatron.core.optimizer": megatron_optimizer.repair_optimizer,
     "megatron.core.optimizer.distrib_optimizer": megatron_optimizer.repair_distributed_optimizer,
     "megatron.core.optimizer.cpu_offloading.hybrid_optimizer": megatron_optimizer.repair_offload,

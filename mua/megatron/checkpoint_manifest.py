@@ -8,21 +8,24 @@ the checksum of every file, and one of itself; all of them are compared before a
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Mapping
-from importlib.metadata import version
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, Field, ValidationError
 
+from megatron_bridge.hf_folder import verify_hf_folder
+from megatron_bridge.safetensors_io import SafetensorsFolder
 from mua.types import Json
 from mua.utils.checksums import ALGORITHM, Hasher, digest_of_file
-from mua.utils.errors import DamagedCheckpoint, ModelError
-from mua.utils.strict_json import is_count, is_name, label, read_json_file, shown
+from mua.utils.checksums import NAME as CHECKSUMS
+from mua.utils.errors import BridgeError, DamagedCheckpoint, ModelError
+from mua.utils.strict_json import label, read_json_file, shown
 
-NAME, STATE, HF_FILES = "manifest.json", "state.json", "hf"
-FORMAT = 3
-"""Format 2 was that of Megatron-Core 0.16, which kept other states of the optimizer under other names."""
+NAME = "manifest.json"
+FORMAT = 4
+"""Formats up to 3 were Megatron's torch_dist."""
 _SUM = "checksum"
 
 
@@ -50,7 +53,7 @@ def read_manifest(folder: Path) -> Json:
     if not intact:
         raise DamagedCheckpoint(f"checkpoint {folder} is damaged: {NAME}: it has other bytes than were written")
     try:
-        (_TrainingManifest if content.get("weights_only", False) is False else _WeightsManifest).model_validate(content)
+        _Manifest.model_validate(content)
     except ValidationError as error:
         key = error.errors()[0]["loc"][0]
         raise DamagedCheckpoint(
@@ -60,17 +63,13 @@ def read_manifest(folder: Path) -> Json:
 
 
 def _other_format(folder: Path, content: Json) -> str:
-    found = content.get("format")
-    if found not in (1, 2):
-        return f"checkpoint {folder}: {NAME} has format {shown(found)}, this version reads {FORMAT}"
-    versions = content.get("versions")
-    saved = versions.get("megatron-core") if isinstance(versions, dict) else None
-    saved = saved if is_name(saved) else None
-    return (
-        f"checkpoint {folder} was saved with Megatron-Core {saved or '0.16'} (format {found}), this version has "
-        f"{version('megatron-core')} and reads format {FORMAT}; convert it with the version of mua that saved it (mua "
-        "convert megatron-to-hf) and start a new run with model.path there"
-    )
+    found, quoted = content.get("format"), shlex.quote(str(folder))
+    if found == 3:
+        return (
+            f"checkpoint {folder} is of the old form (torch_dist); mua convert megatron-to-hf {quoted} OUT --source "
+            f"{quoted}/hf imports its weights, from which a new run starts with model.path there"
+        )
+    return f"checkpoint {folder}: {NAME} has format {shown(found)}, this version reads {FORMAT}"
 
 
 def _inside(name: str) -> str:
@@ -89,21 +88,20 @@ class _FileEntry(BaseModel, strict=True):
     xxh3_64: str
 
 
-class _WeightsManifest(BaseModel, strict=True):
+class _NetworkState(BaseModel, strict=True):
+    steps: _Count
+    skipped_steps: _Count
+
+
+class _Manifest(BaseModel, strict=True):
     """What every manifest says."""
 
-    tensors: dict[_Name, Annotated[list[_Count], Field(max_length=8)]]
     dtype: Literal["torch.float32", "torch.bfloat16", "torch.float16", "torch.float64"]
     files: dict[Annotated[str, AfterValidator(_inside)], _FileEntry]
-    weights_only: bool = False
-
-
-class _TrainingManifest(_WeightsManifest, strict=True):
-    """What that of a checkpoint with optimizer state says too."""
-
-    distributed_optimizer: bool
     layout: dict[str, _Count]
-    networks: list[_Name]
+    networks: dict[_Name, _NetworkState]
+    """By name: optimizer steps, which are its schedule's position, and those that were skipped."""
+    data_position: dict[str, Any]
 
 
 def _checksum(content: Json) -> str:
@@ -115,25 +113,27 @@ def _checksum(content: Json) -> str:
         return ""
 
 
-def write_manifest(folder: Path, content: Mapping[str, Any], digests: Mapping[str, str] | None = None) -> None:
-    """Describe ``content`` and every file of ``folder``.
+def write_manifest(folder: Path, content: Mapping[str, Any], digests: Mapping[str, str]) -> None:
+    """Describe ``content`` and the files of ``folder`` that no sidecar of a model folder describes.
 
     Args:
-        digests: checksums by file name that are known already; the other files are read.
+        digests: checksums by file name that are known already; the sidecars are read.
     """
-    files = {}
-    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
-        name = str(path.relative_to(folder))
-        if name == NAME or (path.name.startswith(".") and path.name != ".metadata"):
-            continue
-        files[name] = {"bytes": path.stat().st_size, ALGORITHM: (digests or {}).get(name) or digest_of_file(path)}
-    described = {"format": FORMAT, "megatron_core": version("megatron-core"), **content, "files": files}
+    known = dict(digests)
+    for path in sorted(folder.rglob(CHECKSUMS)):
+        known[str(path.relative_to(folder))] = str(digest_of_file(path))
+    files = {
+        name: {"bytes": (folder / name).stat().st_size, ALGORITHM: known[name]} for name in sorted(known)
+    }  # fmt: skip
+    described = {"format": FORMAT, **content, "files": files}
     plain: Json = json.loads(json.dumps(described))  # whose keys are all text, as they will be when they are read
     (folder / NAME).write_text(json.dumps({**plain, _SUM: _checksum(plain)}, indent=1))
 
 
 def check_files(folder: Path, content: Json, part: int = 0, parts: int = 1) -> None:
     """Read a share of the files and compare them with the sizes and checksums they were written with.
+
+    The model folders in it, each by its sidecar, are compared too.
 
     Args:
         part: which of ``parts`` shares of about the same number of bytes: a rank among all ranks.
@@ -156,24 +156,21 @@ def check_files(folder: Path, content: Json, part: int = 0, parts: int = 1) -> N
             state = f"cannot be read: {getattr(error, 'strerror', None) or error}"
         if state is not None:
             raise DamagedCheckpoint(f"checkpoint {folder} is damaged: {label(name)} {state}")
-
-
-def foreign_checkpoint_files(folder: Path) -> str | None:
-    """Why ``folder`` is not a checkpoint as it was written and nothing else; None if it is one."""
-    try:
-        content = read_manifest(folder)
-        check_files(folder, content)
-    except ModelError as error:
-        return str(error)
-    names = {str(path.relative_to(folder)) for path in folder.rglob("*") if not path.is_dir() or path.is_symlink()}
-    foreign = sorted(names - {NAME, *content["files"]})
-    return f"it holds {foreign[0]}" if foreign else None
+    for name in content["files"]:
+        if PurePosixPath(name).name == CHECKSUMS:
+            try:
+                verify_hf_folder((folder / name).parent, part, parts)
+            except BridgeError as error:
+                raise DamagedCheckpoint(f"checkpoint {folder} is damaged: {error}") from error
 
 
 def has_files(folder: Path) -> bool:
-    """Whether a checkpoint has a manifest and all files in their sizes; none of them is read."""
+    """Whether a checkpoint has a manifest and all files in their sizes; of weights the headers alone are read."""
     try:
         files = read_manifest(folder)["files"]
+        for name in files:
+            if PurePosixPath(name).name == CHECKSUMS:
+                SafetensorsFolder((folder / name).parent).close()
         return all((folder / name).stat().st_size == entry["bytes"] for name, entry in files.items())
     except (ModelError, OSError):
         return False
@@ -188,20 +185,3 @@ def _share(files: Mapping[str, Any], part: int, parts: int) -> list[str]:
         if least == part:
             mine.append(name)
     return mine
-
-
-def read_state(folder: Path, counts: list[str]) -> Json:
-    """``state.json``, in which every one of ``counts`` is a number of steps.
-
-    Raises:
-        DamagedCheckpoint: it cannot be read, or lacks one.
-    """
-    try:
-        state = read_json_file(folder / STATE, strict=False)
-    except (OSError, ValueError) as error:
-        raise DamagedCheckpoint(f"checkpoint {folder} is damaged: {STATE} cannot be read ({error})") from error
-    for name in counts:
-        if not isinstance(state, dict) or not is_count(state.get(name)):
-            raise DamagedCheckpoint(f"checkpoint {folder} is damaged: {STATE} has no number under {name!r}")
-    result: Json = state
-    return result

@@ -4,30 +4,22 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from megatron.core.distributed import DistributedDataParallel
 from megatron.core.models.gpt.gpt_model import GPTModel
 from megatron.core.optimizer import get_megatron_optimizer
 from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
-from megatron.core.optimizer.cpu_offloading import HybridDeviceOptimizer
 from megatron.core.optimizer.optimizer import ChainedOptimizer
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from torch import Tensor
 
-from mua.compat.megatron_optimizer import OF_HYBRID, initialize_state, settle_steps, zero_state
 from mua.config.schema import MegatronConfig, OptimizerConfig
 from mua.megatron.settings import data_parallel_config, optimizer_config
 from mua.utils.collective import gathered
 from mua.utils.errors import ConfigError
-
-_RESTORED = frozenset({"params", "step"})
-_SCHEDULED = ("max_lr", "min_lr", "start_wd", "end_wd")
-"""Megatron pairs saved and present parameter groups by these, among others. Here every group has the configuration's,
-and a run may be continued with others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,45 +135,10 @@ class Optimizer:
         """Steps applied so far, which is the schedule's position."""
         return int(self.scheduler.num_steps)
 
-    def sharded_state_dict(self, model: dict[str, Any], metadata: dict[str, Any], loading: bool) -> dict[str, Any]:
-        """Moments and float32 weights in Megatron's sharded form, next to the model's."""
-        for part in self.megatron.chained_optimizers:  # zero moments where no step was made yet
-            if isinstance(part.optimizer, HybridDeviceOptimizer):
-                zero_state(part.optimizer)
-            else:
-                initialize_state(part)
-        state: dict[str, Any] = self.megatron.sharded_state_dict(model, is_loading=loading, metadata=metadata)
-        for group in _saved_groups(state):
-            for key in OF_HYBRID:  # where state lies is the configuration's to say, also of a run that goes on
-                group.pop(key, None)
-        return state
-
-    def load_state_dict(self, state: dict[str, Any], steps: int) -> None:
-        """Restores moments and float32 weights; rates, betas and decay stay those of the configuration."""
-        for group in _saved_groups(state):
-            present = self.megatron.param_groups[0]
-            for key in _SCHEDULED:
-                group.pop(key, None)
-            group.update({key: present[key] for key in _SCHEDULED if key in present})
-        configured = [{k: v for k, v in group.items() if k not in _RESTORED} for group in self.megatron.param_groups]
-        with torch.no_grad():  # float32 parameters are leaves that are written in place
-            self.megatron.load_state_dict(state)
-        for group, values in zip(self.megatron.param_groups, configured, strict=True):
-            group.update(values)
-        for part in self.megatron.chained_optimizers:
-            if isinstance(part.optimizer, HybridDeviceOptimizer):
-                settle_steps(part.optimizer)
+    def continue_from(self, steps: int) -> None:
+        """Set the schedule to the position after ``steps`` steps; rates, betas and decay are the configuration's."""
         self.scheduler.num_steps = 0
         self.scheduler.step(steps)
-
-
-def _saved_groups(state: dict[Any, Any]) -> Iterator[dict[str, Any]]:
-    """The parameter groups in the state of one optimizer or of a chain of them."""
-    for key, value in state.items():
-        if key == "param_groups":
-            yield from value
-        elif isinstance(value, dict):
-            yield from _saved_groups(value)
 
 
 class GradientWatch:

@@ -1,43 +1,348 @@
-"""The files of a ``torch_dist`` checkpoint: chunks of global tensors, read by rows and written one by one.
+"""Checkpoints that Megatron-LM wrote (``torch_dist``), read by rows and as plain data, whatever their bytes are.
 
-A checkpoint is a set of ``*.distcp`` files, each a sequence of blobs as ``torch.save`` makes them, and an index,
-``.metadata``, that says of every global tensor which rectangle ("chunk") lies in which blob. Both are pickles, which
-:mod:`mua.compat.plain_index` and :mod:`mua.compat.plain_archive` read as plain data. Reading is by rows, straight from
-the file: nothing is ever loaded in whole.
+A checkpoint is a set of ``*.distcp`` files, each a sequence of archives as ``torch.save`` makes them, and an index,
+``.metadata``, that says of every global tensor which rectangle ("chunk") lies in which archive. Index and archives are
+pickles. torch unpickles both without restriction, so that a checkpoint from elsewhere runs what it likes; its
+``weights_only`` refuses the index. Here Python's own unpickler (the one in Python: that in C makes room for as many
+remembered values as one instruction of five bytes says) has the few instructions that both consist of. A name must be
+one of an exact list of pairs, each of which stands for a value or function given here: nothing is ever imported.
+Memory and time are in proportion to the bytes read. Nothing is loaded in whole.
 """
 
 from __future__ import annotations
 
+import io
 import itertools
 import math
 import operator
 import os
 import pickle
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+import struct
+import zipfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import IO, cast
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor
-from torch.distributed.checkpoint.filesystem import CURRENT_DCP_VERSION
-from torch.distributed.checkpoint.metadata import (
-    ChunkStorageMetadata,
-    Metadata,
-    MetadataIndex,
-    TensorProperties,
-    TensorStorageMetadata,
+
+from mua.utils.errors import DamagedCheckpoint, ModelError
+from mua.utils.strict_json import is_count, is_name, label, open_regular, shown
+
+INDEX = ".metadata"
+_MAX_DIMS = 16
+_LOCAL_HEADER = struct.Struct("<4s22xHH")
+_KEYS: frozenset[type] = frozenset({str, int, bool, float, bytes, type(None)})
+"""What may be a key of a dictionary, beside a record. Tuples may not: a deeply nested one overflows C's stack."""
+_INSTRUCTIONS = (
+    "PROTO FRAME MARK NONE NEWTRUE NEWFALSE BININT BININT1 BININT2 LONG1 BINFLOAT SHORT_BINUNICODE BINUNICODE "
+    "SHORT_BINBYTES BINBYTES EMPTY_TUPLE EMPTY_LIST EMPTY_DICT TUPLE1 TUPLE2 TUPLE3 TUPLE APPEND APPENDS GLOBAL "
+    "STACK_GLOBAL BINPERSID MEMOIZE BINPUT LONG_BINPUT BINGET LONG_BINGET STOP"
 )
 
-from mua.compat.checkpoint_reading import INDEX, plain_part, read_index
-from mua.compat.plain_archive import Archive, StoredTensor, read_into
-from mua.compat.plain_index import StorageInfo
-from mua.compat.plain_pickle import PickleError
-from mua.utils.checksums import ALGORITHM, HashingStream, Sidecar, digest_of
-from mua.utils.errors import ModelError
-from mua.utils.strict_json import open_regular
 
-_FILE_BYTES = 5 << 30
+class PickleError(ValueError):
+    """The bytes are no pickle of the admitted kind; the message says why, as the end of a sentence about "it"."""
+
+
+class Record:
+    """An object that a pickle asks for: the name of its class and the state that it wants it to have."""
+
+    __slots__ = ("kind", "state")
+
+    def __init__(self, kind: str, *_: Any) -> None:
+        self.kind, self.state = kind, cast(Any, None)
+
+    @classmethod
+    def fields(cls, value: Any, kind: str) -> dict[str, Any]:
+        """Those of ``value``, which must be an instance of the class ``kind``."""
+        if type(value) is not cls or value.kind != kind or type(value.state) is not dict:
+            raise PickleError(f"it has something else where a {kind} should be")
+        return cast(dict[str, Any], value.state)
+
+
+class PlainUnpickler(pickle._Unpickler):
+    """Reads one pickle by :meth:`read_value`.
+
+    Args:
+        names: what stands for each pair of module and name that it may ask for. Only these are ever called, with
+            arguments that may be any plain values.
+        storage: gives what stands for a persistent id; without it there may be none.
+    """
+
+    stack: list[Any]
+
+    def __init__(
+        self, data: bytes, names: Mapping[tuple[str, str], Any], storage: Callable[[Any], Any] | None = None
+    ) -> None:
+        super().__init__(io.BytesIO(data))
+        self._names = names
+        if storage is not None:
+            self.persistent_load = storage  # type: ignore[method-assign, assignment]
+
+    def read_value(self) -> Any:
+        """What the pickle holds: plain values, lists, tuples and dictionaries, and what stands for names.
+
+        Raises:
+            PickleError: it asks for another name, uses another instruction, or is damaged.
+        """
+        try:
+            return self.load()
+        except PickleError:
+            raise
+        except Exception as error:  # Python's unpickler tells damage by whatever its parts happen to raise
+            raise PickleError("it is damaged, cut short, or has an instruction that none has") from error
+
+    def find_class(self, module: str, name: str) -> Any:
+        """What stands for a name, which is never imported."""
+        if (module, name) not in self._names:
+            raise PickleError(f"it names {label(module)}.{label(name)}")
+        return self._names[module, name]
+
+    def load_call(self) -> None:
+        """Replace a function and its arguments by what it gives."""
+        arguments, function = self.stack.pop(), self.stack.pop()
+        if type(arguments) is not tuple or not callable(function):
+            raise PickleError("it calls what is no name")
+        self.stack.append(function(*arguments))
+
+    def load_state(self) -> None:
+        """Give the last object its state, once."""
+        state, target = self.stack.pop(), self.stack[-1]
+        if type(target) is not Record or target.state is not None:
+            raise PickleError("it changes what is no new object")
+        target.state = state
+
+    def load_items(self, items: list[Any]) -> None:
+        """Add keys and values in turn to the last dictionary."""
+        target, keys = self.stack[-1], items[::2]
+        if type(target) is not dict or len(items) % 2:
+            raise PickleError("it adds to what is no dictionary")
+        if any(type(key) is not Record and type(key) not in _KEYS for key in keys):
+            raise PickleError("it has a key that is neither text nor number")
+        target.update(zip(keys, items[1::2], strict=True))
+
+    dispatch: ClassVar[dict[int, Any]] = {
+        **{getattr(pickle, name)[0]: pickle._Unpickler.dispatch[getattr(pickle, name)[0]]
+           for name in _INSTRUCTIONS.split()},
+        pickle.REDUCE[0]: load_call,
+        pickle.NEWOBJ[0]: load_call,
+        pickle.BUILD[0]: load_state,
+        pickle.SETITEM[0]: lambda self: self.load_items([self.stack.pop(-2), self.stack.pop()]),
+        pickle.SETITEMS[0]: lambda self: self.load_items(self.pop_mark()),
+    }  # fmt: skip
+
+
+def _size(*arguments: Any) -> torch.Size:
+    """What stands for ``torch.Size``."""
+    (numbers,) = arguments
+    if not isinstance(numbers, tuple) or len(numbers) > _MAX_DIMS or not all(map(is_count, numbers)):
+        raise PickleError("it has a shape that no tensor has")
+    return torch.Size(numbers)
+
+
+_DTYPES = {name: getattr(torch, name) for name in (
+    "float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool"
+)}  # fmt: skip
+_STORAGES = {
+    "DoubleStorage": torch.float64, "FloatStorage": torch.float32, "HalfStorage": torch.float16,
+    "BFloat16Storage": torch.bfloat16,
+}  # fmt: skip
+_CLASSES = {
+    "torch.distributed.checkpoint.metadata": "Metadata MetadataIndex StorageMeta TensorStorageMetadata "
+    "BytesStorageMetadata ChunkStorageMetadata TensorProperties _MEM_FORMAT_ENCODING",
+    "torch.distributed.checkpoint.planner": "SavePlan WriteItem WriteItemType TensorWriteData",
+    "torch.distributed.checkpoint.filesystem": "_StorageInfo",
+    "torch.serialization": "_get_layout",
+    "pathlib": "PosixPath",
+}
+_NAMES: dict[tuple[str, str], Any] = {
+    **{(module, name): partial(Record, name) for module, names in _CLASSES.items() for name in names.split()},
+    **{("torch", name): dtype for name, dtype in (_DTYPES | _STORAGES).items()},
+    ("torch", "Size"): _size,
+    ("collections", "OrderedDict"): lambda: {},
+}
+"""All that an index or an archive may name, and what stands for it, beside the function that makes a tensor."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where an archive lies: file, and bytes."""
+
+    file: str
+    offset: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class GlobalTensor:
+    """A tensor of a checkpoint: the chunks it is stored in, by where each begins."""
+
+    dtype: torch.dtype
+    chunks: dict[tuple[int, ...], tuple[tuple[int, ...], Place]]
+
+
+def parse_index(data: bytes, sizes: Callable[[str], int]) -> dict[str, GlobalTensor]:
+    """The tensors that the index ``data`` tells of, by name.
+
+    Args:
+        sizes: bytes of a file of the checkpoint by its name; raises OSError if there is none.
+
+    Raises:
+        PickleError: it is no index, names what no index names, or says what cannot be (a chunk outside its tensor or
+            larger than the bytes it is said to lie in, a file outside the folder, a chunk that is nowhere).
+    """
+    index = Record.fields(PlainUnpickler(data, _NAMES).read_value(), "Metadata")
+    stored, tensors = index.get("storage_data"), index.get("state_dict_metadata")
+    if type(stored) is not dict or type(tensors) is not dict:
+        raise PickleError("it lacks a dictionary that every index has")
+    places: dict[tuple[str, tuple[int, ...] | None], Place] = {}
+    for key, place in stored.items():
+        fields = Record.fields(key, "MetadataIndex")
+        offset = fields.get("offset")
+        places[str(fields.get("fqn")), None if offset is None else tuple(offset)] = _place(place, sizes)
+    found = {}
+    for name, entry in tensors.items():
+        if type(entry) is Record and entry.kind == "BytesStorageMetadata":
+            continue  # an object, which is never read
+        fields = Record.fields(entry, "TensorStorageMetadata")
+        size, properties = fields.get("size"), fields.get("properties")
+        state = properties.state if type(properties) is Record else None
+        if type(name) is not str or type(size) is not torch.Size or type(state) is not tuple or not state:
+            raise PickleError("it has a tensor without a name, a shape or properties")
+        if type(state[0]) is not torch.dtype or type(fields.get("chunks")) is not list:
+            raise PickleError(f"{label(name)} has no dtype, or no list of chunks")
+        tensor = GlobalTensor(state[0], {})
+        for chunk in fields["chunks"]:
+            part = Record.fields(chunk, "ChunkStorageMetadata")
+            offsets, counts = part.get("offsets"), part.get("sizes")
+            if type(offsets) is not torch.Size or type(counts) is not torch.Size:
+                raise PickleError(f"{label(name)} has a chunk without a shape")
+            ends = zip(offsets, counts, size, strict=False)
+            if not len(offsets) == len(counts) == len(size) or any(first + n > end for first, n, end in ends):
+                raise PickleError(f"{label(name)} has a chunk outside its shape {list(size)}")
+            place = places.get((name, tuple(offsets)))
+            if place is None or math.prod(counts) * tensor.dtype.itemsize > place.length:
+                raise PickleError(f"it does not say where the chunk of {label(name)} at {list(offsets)} lies")
+            tensor.chunks[tuple(offsets)] = tuple(counts), place
+        found[name] = tensor
+    return found
+
+
+def _place(record: Any, sizes: Callable[[str], int]) -> Place:
+    fields = Record.fields(record, "_StorageInfo")
+    name, offset, length = (fields.get(key) for key in ("relative_path", "offset", "length"))
+    if not is_name(name) or name.startswith(".") or os.path.basename(name) != name:
+        raise PickleError(f"it names {label(name)}, which is no file of a checkpoint")
+    if fields.get("transform_descriptors"):
+        raise PickleError(f"it has {label(name)} transformed, which is not supported")
+    try:
+        size = sizes(name)
+    except OSError as error:
+        raise PickleError(f"it names {label(name)}: {error.strerror}") from error
+    if type(offset) is not int or type(length) is not int or not (0 <= offset <= offset + length <= size):
+        raise PickleError(f"it names {shown(length)} bytes from {shown(offset)} on of {label(name)}, which has {size}")
+    return Place(name, offset, length)
+
+
+@dataclass(frozen=True, slots=True)
+class _Storage:
+    """The values that a tensor of an archive lies in: where they begin in the file, and how many they are."""
+
+    offset: int
+    count: int
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """A tensor of an archive: where in the file its values begin."""
+
+    offset: int
+    dtype: torch.dtype
+    shape: torch.Size
+
+
+def find_tensor(descriptor: int, place: Place) -> StoredTensor:
+    """The one tensor that the archive at ``place`` holds.
+
+    Raises:
+        PickleError: it is no archive of one tensor whose values lie in order and without holes.
+    """
+    records: dict[str, tuple[int, int]] = {}
+
+    def read(start: int, size: int) -> bytes:
+        found = os.pread(descriptor, size, place.offset + start) if start >= 0 else b""
+        if len(found) != size:
+            raise PickleError("it is cut short")
+        return found
+
+    def storage(key: Any) -> _Storage:
+        """What a persistent id names: ``("storage", kind, record, device, number of elements)``."""
+        if type(key) is not tuple or len(key) != 5 or key[0] != "storage" or type(key[1]) is not torch.dtype:
+            raise PickleError("it has a tensor without a storage")
+        start, size = records.get(f"data/{key[2]}", (0, -1))
+        if not is_count(key[4]) or key[4] * key[1].itemsize != size:
+            raise PickleError(f"it has {size} bytes for {shown(key[4])} elements of {key[1]}")
+        return _Storage(place.offset + start, key[4], key[1])
+
+    def tensor(stored: Any, first: Any, shape: Any, strides: Any, *_: Any) -> StoredTensor:
+        size = _size(shape)
+        if type(stored) is not _Storage or not is_count(first) or first + size.numel() > stored.count:
+            raise PickleError("it has a tensor without a shape, or larger than its storage")
+        if size.numel() and strides != torch.empty(size, device="meta").stride():
+            raise PickleError("it has a tensor whose memory is not contiguous")
+        return StoredTensor(stored.offset + first * stored.dtype.itemsize, stored.dtype, size)
+
+    try:
+        with zipfile.ZipFile(io.BufferedReader(_FilePart(descriptor, place), 1 << 12)) as archive:
+            for entry in archive.infolist():
+                signature, *lengths = _LOCAL_HEADER.unpack(read(entry.header_offset, _LOCAL_HEADER.size))
+                start = entry.header_offset + _LOCAL_HEADER.size + sum(lengths)
+                plain = entry.compress_type == zipfile.ZIP_STORED and entry.compress_size == entry.file_size
+                if signature != b"PK\3\4" or not plain or start + entry.file_size > place.length:
+                    raise PickleError(f"its record {label(entry.filename)} is damaged")
+                records[entry.filename.partition("/")[2]] = start, entry.file_size
+        if read(*records["byteorder"]) != b"little":
+            raise PickleError("it was written on a machine of the other byte order")
+        pickled = read(*records["data.pkl"])
+    except PickleError:
+        raise
+    except Exception as error:  # zipfile tells damage by some ten kinds of errors
+        raise PickleError("it is no archive of torch.save") from error
+    found = PlainUnpickler(pickled, {**_NAMES, ("torch._utils", "_rebuild_tensor_v2"): tensor}, storage).read_value()
+    if type(found) is not StoredTensor:
+        raise PickleError("it is no tensor")
+    return found
+
+
+class _FilePart(io.RawIOBase):
+    """A part of an open file as a file."""
+
+    def __init__(self, descriptor: int, place: Place) -> None:
+        self._descriptor, self._place, self._position = descriptor, place, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        start = {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self._place.length}[whence]
+        if start + offset < 0:
+            raise OSError("a place before the beginning")
+        self._position = start + offset
+        return self._position
+
+    def readinto(self, buffer: Any) -> int:
+        view = memoryview(buffer)[: max(0, self._place.length - self._position)]
+        count = os.preadv(self._descriptor, [view], self._place.offset + self._position) if len(view) else 0
+        self._position += count
+        return count
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +355,6 @@ class Region:
     first_row: int
     """Of the parameter."""
     key: str
-    global_shape: tuple[int, ...]
     prefix: tuple[int, ...]
     row: int
     col: int
@@ -66,20 +370,25 @@ class StoredMatrix:
     col: int
     rows: int
     cols: int
-    blob: StorageInfo
+    place: Place
     first: int
     """Elements of the chunk before this matrix."""
 
 
 class TorchDistReader:
-    """Reads matrices of the global tensors of a checkpoint folder. Files stay open until :meth:`close`."""
+    """Reads matrices of the global tensors of a checkpoint folder. Files stay open until :meth:`close`.
+
+    Raises:
+        DamagedCheckpoint: the index is missing, damaged, or a pickle of anything else than an index.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._index = read_index(folder)
         self._files: dict[str, int] = {}
         self._stored: dict[tuple[str, int], dict[tuple[int, ...], list[StoredMatrix]]] = {}
-        self._opened: tuple[StorageInfo, int, StoredTensor] | None = None
+        self._opened: tuple[Place, StoredTensor] | None = None
+        with self._plain(INDEX), open(open_regular(folder / INDEX), "rb") as file:
+            self._index = parse_index(file.read(), lambda name: os.stat(folder / name).st_size)
 
     def close(self) -> None:
         """Close every file."""
@@ -88,8 +397,7 @@ class TorchDistReader:
 
     def dtype(self, key: str) -> torch.dtype:
         """Dtype of a global tensor."""
-        dtype: torch.dtype = self._tensor(key).properties.dtype
-        return dtype
+        return self._tensor(key).dtype
 
     def stored(self, region: Region) -> list[StoredMatrix]:
         """The stored matrices that overlap ``region``."""
@@ -105,134 +413,51 @@ class TorchDistReader:
 
     def read(self, matrix: StoredMatrix, row: int, target: Tensor) -> None:
         """Whole rows ``row...`` of a stored matrix into the contiguous CPU tensor ``target``, ``[rows, cols]``."""
-        if target.shape[1] != matrix.cols or not target.is_contiguous():
-            raise ValueError(f"rows of {matrix.cols} values do not fit {list(target.shape)}")
-        with plain_part(self.folder, matrix.blob):
-            descriptor, tensor = self._open(matrix.blob)
-            if target.dtype != tensor.dtype or matrix.first + matrix.rows * matrix.cols > math.prod(tensor.shape):
+        place = matrix.place
+        with self._plain(f"{label(place.file)} at byte {place.offset}"):
+            if self._opened is None or self._opened[0] is not place:
+                if place.file not in self._files:
+                    self._files[place.file] = open_regular(self.folder / place.file)
+                self._opened = place, find_tensor(self._files[place.file], place)
+            tensor = self._opened[1]
+            if target.dtype != tensor.dtype or matrix.first + matrix.rows * matrix.cols > tensor.shape.numel():
                 raise PickleError(f"it is {tensor.dtype} {list(tensor.shape)}, which the index says otherwise")
-            read_into(descriptor, tensor.offset + (matrix.first + row * matrix.cols) * tensor.dtype.itemsize, target)
+            view = target.reshape(-1).view(torch.uint8).numpy().data
+            position = tensor.offset + (matrix.first + row * matrix.cols) * tensor.dtype.itemsize
+            while len(view):
+                count = os.preadv(self._files[place.file], [view], position)
+                if count == 0:
+                    raise PickleError("it is cut short")
+                view, position = view[count:], position + count
 
-    def _tensor(self, key: str) -> TensorStorageMetadata:
-        entry = self._index.state_dict_metadata.get(key)
-        if not isinstance(entry, TensorStorageMetadata):
+    @contextmanager
+    def _plain(self, part: str) -> Iterator[None]:
+        """A block that reads a part of the checkpoint; raises DamagedCheckpoint if it is no plain data."""
+        try:
+            yield
+        except (OSError, PickleError) as error:
+            reason = error.strerror if isinstance(error, OSError) else error
+            raise DamagedCheckpoint(
+                f"checkpoint {self.folder}: {part} is damaged or holds what no checkpoint holds ({reason}); "
+                "do not load it"
+            ) from error
+
+    def _tensor(self, key: str) -> GlobalTensor:
+        if key not in self._index:
             raise ModelError(f"checkpoint {self.folder} is of another model: it has no tensor {key}")
-        return entry
+        return self._index[key]
 
     def _by_prefix(self, key: str, dims: int) -> dict[tuple[int, ...], list[StoredMatrix]]:
         """Stored matrices by prefix; a chunk that is larger than one in a leading dimension holds several."""
         found: dict[tuple[int, ...], list[StoredMatrix]] = {}
-        for chunk in self._tensor(key).chunks:
-            offsets, sizes = tuple(chunk.offsets), tuple(chunk.sizes)
+        for offsets, (sizes, place) in self._tensor(key).chunks.items():
             if len(sizes) not in (dims + 1, dims + 2):
                 raise ModelError(f"checkpoint {self.folder} is of another model: {key} has {len(sizes)} dimensions")
             if not math.prod(sizes):
                 continue
-            blob = self._index.storage_data[MetadataIndex(key, chunk.offsets)]
             row, col = (*offsets[dims:], 0)[:2]  # there may be rows only
             rows, cols = (*sizes[dims:], 1)[:2]
             for number, index in enumerate(itertools.product(*map(range, sizes[:dims]))):
                 prefix = tuple(map(operator.add, offsets, index))
-                matrix = StoredMatrix(row, col, rows, cols, blob, number * rows * cols)
-                found.setdefault(prefix, []).append(matrix)
+                found.setdefault(prefix, []).append(StoredMatrix(row, col, rows, cols, place, number * rows * cols))
         return found
-
-    def _open(self, info: StorageInfo) -> tuple[int, StoredTensor]:
-        """The file of a blob and its tensor; the one opened last is kept, as its rows are read band by band."""
-        if self._opened is None or self._opened[0] is not info:
-            if info.relative_path not in self._files:
-                self._files[info.relative_path] = open_regular(self.folder / info.relative_path)
-            descriptor = self._files[info.relative_path]
-            self._opened = (info, descriptor, Archive(descriptor, info.offset, info.length).tensor())
-        return self._opened[1:]
-
-
-@dataclass(slots=True)
-class ChunkSpec:
-    """One chunk to write: where it lies in which global tensor."""
-
-    key: str
-    global_shape: tuple[int, ...]
-    offsets: tuple[int, ...]
-    sizes: tuple[int, ...]
-    dtype: torch.dtype
-
-    @property
-    def name(self) -> str:
-        """Its name in the sidecar."""
-        return f"{self.key}@{','.join(map(str, self.offsets))}"
-
-    @property
-    def nbytes(self) -> int:
-        return math.prod(self.sizes) * self.dtype.itemsize
-
-
-@dataclass(slots=True)
-class TorchDistWriter:
-    """Writes the chunks of a checkpoint one after the other and, at the end, the index.
-
-    Chunks that the sidecar records are read again and, where the bytes are as recorded, count as written.
-    """
-
-    folder: Path
-    sidecar: Sidecar
-    _places: dict[str, StorageInfo] = field(default_factory=dict)
-    _descriptors: list[int] = field(default_factory=list)
-    _end: int = 0
-
-    def __post_init__(self) -> None:
-        entries = self.sidecar.entries
-        for number in range(1 + max((int(entry["file"]) for entry in entries.values()), default=0)):
-            path = self.folder / _file_name(number)
-            self._descriptors.append(os.open(path, os.O_RDWR | os.O_CREAT, 0o644))
-        for name, entry in entries.items():
-            number, offset, length = int(entry["file"]), int(entry["offset"]), int(entry["length"])
-            if number == len(self._descriptors) - 1:
-                self._end = max(self._end, offset + length)
-            if digest_of(self._descriptors[number], offset, length) == entry[ALGORITHM]:
-                self._places[name] = StorageInfo(_file_name(number), offset, length)
-        os.ftruncate(self._descriptors[-1], self._end)
-
-    def has(self, chunk: ChunkSpec) -> bool:
-        """Whether the chunk is in its place already."""
-        return chunk.name in self._places
-
-    def write(self, chunk: ChunkSpec, values: Tensor) -> None:
-        """Append one chunk: a contiguous CPU tensor of its shape and dtype that fills its storage."""
-        if self._end >= _FILE_BYTES:
-            path = self.folder / _file_name(len(self._descriptors))
-            self._descriptors.append(os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o644))
-            self._end = 0
-        number = len(self._descriptors) - 1
-        stream = HashingStream(self._descriptors[number], self._end)
-        torch.save(values.view(chunk.sizes), cast(IO[bytes], stream))
-        length = stream.position - self._end
-        self._places[chunk.name] = StorageInfo(_file_name(number), self._end, length)
-        self.sidecar.add(chunk.name, stream.hexdigest(), file=number, offset=self._end, length=length)
-        self._end += length
-
-    def finish(self, chunks: Sequence[ChunkSpec]) -> None:
-        """Write the index of ``chunks``, all of which have been written, flush to the disk and close."""
-        tensors: dict[str, TensorStorageMetadata] = {}
-        storage: dict[MetadataIndex, StorageInfo] = {}
-        for chunk in chunks:
-            properties = TensorProperties(dtype=chunk.dtype)
-            size = torch.Size(chunk.global_shape)
-            entry = tensors.setdefault(chunk.key, TensorStorageMetadata(properties, size, []))
-            offsets = torch.Size(chunk.offsets)
-            entry.chunks.append(ChunkStorageMetadata(offsets, torch.Size(chunk.sizes)))
-            storage[MetadataIndex(chunk.key, offsets)] = self._places[chunk.name]
-        index = Metadata(dict(tensors), storage_data=storage, version=CURRENT_DCP_VERSION)
-        (self.folder / INDEX).write_bytes(pickle.dumps(index))
-        for descriptor in self._descriptors:
-            os.fsync(descriptor)
-        self.close()
-
-    def close(self) -> None:
-        """Close the files as they are."""
-        while self._descriptors:
-            os.close(self._descriptors.pop())
-
-
-def _file_name(number: int) -> str:
-    return f"__0_{number}.distcp"

@@ -18,8 +18,8 @@ from typing import Self
 import torch.distributed as dist
 from torch import Tensor
 
-from megatron_bridge.hf_folder import save_hf
 from megatron_bridge.plan import ModelPlan, plan_model
+from megatron_bridge.save import save_hf
 from mua.algorithms.losses import LossFunction, ValueLossFunction
 from mua.config.schema import ExperimentConfig
 from mua.engine.cluster import (
@@ -353,12 +353,19 @@ class Learner:
 
     @announced
     def save(
-        self, folder: Path, extra_state: Json, provenance: Json | None = None, *, background: bool = False
+        self,
+        folder: Path,
+        extra_state: Json,
+        provenance: Json | None = None,
+        *,
+        background: bool = False,
+        texts: Mapping[str, str] | None = None,
     ) -> None:
         """Write a checkpoint, whole or not at all; see :func:`mua.megatron.checkpoint.begin`.
 
         Args:
             provenance: JSON-able, for the manifest.
+            texts: files by name that stand in it instead of those of ``model.path``.
             background: return as soon as the tensors are copied. The checkpoint gets its name in a later call, in
                 :meth:`finish_save` at the latest.
         """
@@ -366,7 +373,6 @@ class Learner:
         self._finish_save()
         if background and self._closing is None:
             self._closing = parallel.own_group()
-        files = self._config.model.path
         self._pending = checkpoint.begin(
             folder,
             self.networks,
@@ -374,7 +380,8 @@ class Learner:
             extra_state,
             provenance,
             background=background,
-            model_files=files,
+            model_files=self._config.model.path,
+            texts=texts,
         )
         if not background:
             self._finish_save()
@@ -388,7 +395,7 @@ class Learner:
         """
         self._onload()
         self._finish_save()
-        return checkpoint.load(folder, self.networks, self._config.megatron)
+        return checkpoint.load(folder, self.networks, self._config.megatron, self._config.model.path)
 
     @announced
     def save_hf(self, folder: Path, texts: Mapping[str, str] | None = None) -> None:

@@ -220,7 +220,9 @@ class Run:
                 "unscored": self._unscored or None,
             }  # fmt: skip
             state = {"step": done} | {name: value for name, value in optional.items() if value is not None}
-            self._learner.save(folder, state, self._provenance, background=self._config.trainer.async_save)
+            texts = exported_texts(ExportedPolicy.of_run(self._config, done, self._provenance))
+            background = self._config.trainer.async_save
+            self._learner.save(folder, state, self._provenance, background=background, texts=texts)
             self._point_to_best()
             self._prune(writing=folder if self._config.trainer.async_save else None)
         self._unsaved = None

@@ -40,8 +40,8 @@ from megatron_bridge.convert import load_hf
 from megatron_bridge.families import FAMILIES
 from megatron_bridge.family import Family, HfConfig, Sizes
 from megatron_bridge.hf_config import read_hf_config
-from megatron_bridge.hf_folder import save_hf
 from megatron_bridge.plan import plan_model
+from megatron_bridge.save import save_hf
 from mua.config.schema import MegatronConfig
 from mua.utils.errors import BridgeError
 

@@ -1,9 +1,9 @@
 """Checkpoints whose small files are damaged: each is used as far as it is whole, or refused in one line.
 
-Damaged are manifest.json, with its own checksum put right in half of the cases, state.json, metadata.json, the index,
-random states and the heads of tensors, the last five under a manifest that fits, as somebody would who means harm.
-Every case is met by ``verify``, by conversion or by resuming. Not covered: damage that leaves another possible
-checkpoint.
+Damaged are, of ours, manifest.json, with its own checksum put right in half of the cases, random states, the sidecar
+and the heads of slices, the last three under a manifest that fits, as somebody would who means harm; of Megatron-LM's,
+the index and the heads of tensors. Every case is met by ``verify``, by conversion or by resuming. Not covered: damage
+that leaves another possible checkpoint.
 """
 
 from __future__ import annotations
@@ -22,10 +22,13 @@ from pathlib import Path
 from mua.megatron import checkpoint_manifest, offline
 from mua.megatron.checkpoint import checkpoint_folder, instead_of
 from mua.megatron.offline import verify
+from mua.megatron.torch_dist import INDEX
+from mua.utils.checksums import NAME as CHECKSUMS
 from mua.utils.checksums import digest_of_file
 from mua.utils.errors import MuaError
 from tests.fuzz._mutate import damage_bytes, damage_json, mutated_bytes, outcome, scratch
 from tests.megatron_support import backend, write_model
+from tests.torch_dist import save_torch_dist
 
 CASES = 150
 CHUNK = 30
@@ -47,14 +50,16 @@ def run(cases: int, seed: int) -> list[str]:
 
 
 def _case(number: int, meetings: dict[str, Meet], *, resume: bool) -> list[str]:
-    """One damaged checkpoint. A process with process groups can resume and not convert, so each case has its turn."""
+    """One damaged checkpoint. A process with process groups can resume and not import, so each case has its turn."""
     rng = random.Random(f"manifests/{number}")
     if (rng.random() < 0.4) is not resume:
         return []
-    meeting, (told, damage) = rng.choice(sorted(meetings)), rng.choice(_DAMAGES)
+    upstreams = not resume and rng.random() < 0.3
+    meeting = "convert" if upstreams else rng.choice(sorted(meetings))
+    told, damage = rng.choice(_UPSTREAMS if upstreams else _DAMAGES)
     with scratch() as root:
         folder = checkpoint_folder(root, 1)
-        shutil.copytree(_saved()[1 + (not resume and rng.random() < 0.5)], folder)
+        shutil.copytree(_saved()[1 + upstreams], folder)
         damage(folder, rng)
         faults = outcome(lambda: meetings[meeting](folder), REFUSALS)[2]
     return [f"seed {number} ({told}, {meeting}): {fault}" for fault in faults]
@@ -62,13 +67,13 @@ def _case(number: int, meetings: dict[str, Meet], *, resume: bool) -> list[str]:
 
 @cache
 def _saved() -> tuple[Path, Path, Path]:
-    """A model, a training checkpoint of it, and the one it converts to."""
+    """A model, a training checkpoint of it, and one of Megatron-LM."""
     root = Path(_KEPT.name)
     write_model(root / "hf")
     with backend(root / "hf") as built:
         built.save(checkpoint_folder(root, 1), {"step": 1})
-    offline.hf_to_megatron(root / "hf", root / "meg")
-    return root / "hf", checkpoint_folder(root, 1), root / "meg"
+        save_torch_dist(built, root / "upstreams")
+    return root / "hf", checkpoint_folder(root, 1), root / "upstreams"
 
 
 def _verify(folder: Path) -> None:
@@ -77,7 +82,8 @@ def _verify(folder: Path) -> None:
 
 
 def _convert(folder: Path) -> None:
-    offline.megatron_to_hf(folder, folder.with_name("out"), source=_saved()[0])
+    with contextlib.redirect_stdout(io.StringIO()):
+        offline.convert_to_hf(folder, folder.with_name("out"), _saved()[0])
 
 
 def _offer(folder: Path) -> None:
@@ -113,7 +119,7 @@ def _manifest_sealed(folder: Path, rng: random.Random) -> None:
 
 
 def _manifest_kind(folder: Path, rng: random.Random) -> None:
-    path = folder / rng.choice((checkpoint_manifest.NAME, checkpoint_manifest.STATE, ".metadata", "__0_0.distcp"))
+    path = folder / rng.choice(_FILES)
     path.unlink()
     kind = rng.randrange(4)
     if kind == 0:
@@ -131,25 +137,28 @@ def _bytes(path: Path, rng: random.Random) -> None:
     data = path.read_bytes()
     start = rng.randrange(max(1, len(data) - 400))
     path.write_bytes(data[:start] + mutated_bytes(data[start : start + 400], rng) + data[start + 400 :])
-    _seal(path.parent)
 
 
-def _sealed_json(name: str) -> Damage:
+def _sealed(change: Callable[[Path, random.Random], object], name: str) -> Damage:
     def damage(folder: Path, rng: random.Random) -> None:
-        damage_json(folder / name, rng)
+        change(folder / name, rng)
         _seal(folder)
 
     return damage
 
 
+_RANDOM, _SLICES = "optimizer/random_00000.json", "optimizer/rank_00000.safetensors"
+_FILES = (checkpoint_manifest.NAME, CHECKSUMS, "config.json", "model.safetensors", _RANDOM, _SLICES)
 _DAMAGES: tuple[tuple[str, Damage], ...] = (
     ("manifest_bytes", lambda folder, rng: damage_bytes(folder / checkpoint_manifest.NAME, rng)),
     ("manifest", lambda folder, rng: damage_json(folder / checkpoint_manifest.NAME, rng)),
     *[("manifest_sealed", _manifest_sealed)] * 3,
     ("manifest_kind", _manifest_kind),
-    ("state", _sealed_json(checkpoint_manifest.STATE)),
-    ("upstream", _sealed_json("metadata.json")),
-    *[("index", lambda folder, rng: _bytes(folder / ".metadata", rng))] * 2,
-    ("random_states", lambda folder, rng: _bytes(rng.choice(sorted(folder.glob("*.pt"))), rng)),
-    *[("tensors", lambda folder, rng: _bytes(rng.choice(sorted(folder.glob("*.distcp"))), rng))] * 2,
+    *[("random_states", _sealed(damage_json, _RANDOM))] * 2,
+    *[("slices", _sealed(_bytes, _SLICES))] * 3,
+    ("sidecar", _sealed(_bytes, CHECKSUMS)),
+)
+_UPSTREAMS: tuple[tuple[str, Damage], ...] = (
+    ("index", lambda folder, rng: _bytes(folder / INDEX, rng)),
+    ("tensors", lambda folder, rng: _bytes(rng.choice(sorted(folder.glob("*.distcp"))), rng)),
 )

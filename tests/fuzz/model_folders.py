@@ -1,8 +1,8 @@
-"""Model folders from elsewhere: each is converted to what the reference library reads in it, or refused in one line.
+"""Model folders from elsewhere: a run starts from what the reference library reads in one, or refuses it in one line.
 
 Damaged are config.json, headers, offsets and dtypes of weight files, the index, values, the sidecar's checksums, and
-what kind of file lies under a name (FIFO, device, folder, loop of links). Not covered: tokenizers, which conversion
-copies and does not read, and damage that leaves another possible model.
+what kind of file lies under a name (FIFO, device, folder, loop of links). Not covered: tokenizers, and damage that
+leaves another possible model.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
+from megatron_bridge.save import save_hf
 from mua.config.schema import ModelConfig
-from mua.megatron import checkpoint_manifest, offline
 from mua.megatron.architecture import architecture_of
 from mua.utils.errors import MuaError
 from tests.fuzz._mutate import damage_bytes, damage_json, mutated_bytes, mutated_json, outcome, scratch
-from tests.megatron_support import write_model
+from tests.megatron_support import backend, write_model
 
 CASES = 260
 CHUNK = 20
@@ -45,7 +45,7 @@ def run(cases: int, seed: int) -> list[str]:
             folder = Path(shutil.copytree(_folder(rng.choice((False, True))), root / "hf", symlinks=True))
             damage(folder, rng)
             model = ModelConfig.model_construct(path=folder, hf_config=None)
-            faults = _converted(folder, root / "out") + outcome(partial(architecture_of, model), REFUSALS)[2]
+            faults = _loaded(folder) + outcome(partial(architecture_of, model), REFUSALS)[2]
         failures += [f"seed {number} ({damage.__name__[1:]}): {fault}" for fault in faults]
     return failures
 
@@ -58,21 +58,18 @@ def _folder(exported: bool) -> Path:
     write_model(root / "hf")
     (root / "hf" / "tokenizer.json").write_text("{}")
     if exported:
-        offline.hf_to_megatron(root / "hf", root / "meg")
-        offline.megatron_to_hf(root / "meg", root / "back", source=root / "hf", max_shard_bytes=20_000)
+        with backend(root / "hf") as built:
+            save_hf(built.policy.chunks, root / "back", source=root / "hf", max_shard_bytes=20_000)
     return root / ("back" if exported else "hf")
 
 
-def _converted(folder: Path, out: Path) -> list[str]:
-    _, error, faults = outcome(lambda: offline.hf_to_megatron(folder, out), REFUSALS)
-    if faults:
-        return faults
-    if error is not None:
-        return ["a refused folder left a target"] if out.exists() else []
-    return (
-        _as_the_library_reads(folder)
-        + outcome(lambda: checkpoint_manifest.check_files(out, checkpoint_manifest.read_manifest(out)), ())[2]
-    )
+def _loaded(folder: Path) -> list[str]:
+    def start() -> None:
+        with backend(folder):
+            pass
+
+    _, error, faults = outcome(start, REFUSALS)
+    return faults or (_as_the_library_reads(folder) if error is None else [])
 
 
 def _as_the_library_reads(folder: Path) -> list[str]:

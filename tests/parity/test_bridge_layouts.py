@@ -38,7 +38,7 @@ from torch import Tensor
 from torch import distributed as dist
 
 from megatron_bridge.convert import load_hf
-from megatron_bridge.hf_folder import save_hf
+from megatron_bridge.save import save_hf
 from mua.utils.errors import BridgeError
 from tests.distributed import run_on_workers
 

@@ -1,9 +1,9 @@
-"""Checkpoints and Hugging Face folders across layouts: saved under one, continued under another, converted offline.
+"""Checkpoints across layouts: saved under one, continued under another, exported, imported from Megatron-LM's.
 
-Training of policy and critic that goes on under another layout, with its optimizer state, must give the losses of an
-uninterrupted run of one process; what is written online and what is converted offline must both be the trained weights,
-bit for bit. Two and four gloo processes. Single-process behavior is in ``tests/unit/test_megatron_checkpoint.py`` and
-``test_megatron_offline.py``; nothing here runs on more than one machine.
+Training of policy and critic that goes on under another layout must give the losses of an uninterrupted run of one
+process; weights and optimizer state that were loaded and saved again must be those of the first checkpoint, bit for
+bit, value head included, and so must exports and imports be. Two and four gloo processes. Single-process behavior is in
+``tests/unit/test_megatron_checkpoint.py`` and ``test_megatron_offline.py``; nothing here runs on more than one machine.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import torch
 from safetensors.torch import load_file
 
 from megatron_bridge.hf_folder import verify_hf_folder
+from megatron_bridge.safetensors_io import SafetensorsWriter, TensorSink
 from mua.algorithms.losses import CrossEntropyLoss, ValueLoss
 from mua.config.schema import MegatronConfig
 from mua.megatron import offline
@@ -29,6 +30,7 @@ from mua.utils.errors import ModelError
 from tests import layout_support
 from tests.distributed import run_on_workers
 from tests.megatron_support import backend, exported, make_batch, with_values, write_model
+from tests.torch_dist import write_torch_dist
 
 STEPS = 3
 LAYERS, EXPERTS = 4, 4
@@ -78,7 +80,9 @@ def straight(models: dict[int, Path]) -> dict[int, tuple[list[float], dict[str, 
 def train(
     model: str, source: str | None, out: str | None, first: int, last: int, layout: dict[str, Any]
 ) -> tuple[list[float], dict[str, Float32Array]]:
-    """Steps ``first`` to ``last`` of the run, from the checkpoint ``source`` on; leaves ``out``, in the background.
+    """Steps ``first`` to ``last`` of the run, from the checkpoint ``source`` on, which is saved again at once.
+
+    Leaves ``out``, in the background.
 
     Losses of policy and critic in turns.
     """
@@ -86,6 +90,7 @@ def train(
         layout_support.give_heads_weights(built)
         if source is not None:
             assert built.load(Path(source)) == {"next": first}
+            built.save(Path(source).with_name("again"), {"next": first})
         losses = []
         for step in range(first, last):
             batch = with_values(make_batch(seed=step))
@@ -127,18 +132,40 @@ def test_training_goes_on_under_another_layout(
     model, (losses, final), checkpoint = str(models[experts]), straight[experts], checkpoint_folder(tmp_path, 1)
     first = run_on_workers(MegatronConfig(**saved).world_size, train, model, None, str(checkpoint), 0, 1, saved)
     assert latest_checkpoint(tmp_path) == checkpoint
-    check_folders(checkpoint, tmp_path, models[experts], first[0][1])
+    check_folders(checkpoint, tmp_path, first[0][1])
     rest = run_on_workers(MegatronConfig(**loaded).world_size, train, model, str(checkpoint), None, 1, STEPS, loaded)
     assert np.allclose(first[0][0] + rest[0][0], losses, rtol=0, atol=1e-5)
     assert rest[0][1].keys() == final.keys()
     for name, values in rest[0][1].items():
         assert np.allclose(values, final[name], rtol=0, atol=1e-3), name
+    for part in (Path(), Path("critic")):
+        given, found = stored(checkpoint / part), stored(tmp_path / "again" / part)
+        assert {"model.norm.weight", "model.norm.weight/weight", "model.norm.weight/exp_avg_sq"} <= given.keys()
+        assert bool(part.name) is any(name.startswith("value_head.weight/") for name in given)
+        assert given.keys() == found.keys()
+        for name, tensor in given.items():
+            assert torch.equal(found[name], tensor), name
 
 
-def check_folders(checkpoint: Path, folder: Path, model: Path, weights: dict[str, Float32Array]) -> None:
-    """The folder written by all ranks, and the one converted from the checkpoint's files, are the exported weights."""
-    offline.megatron_to_hf(checkpoint, folder / "offline", source=model)
-    for path in (folder / "hf", folder / "offline"):
+def stored(folder: Path) -> dict[str, torch.Tensor]:
+    """Every tensor of a checkpoint's network, those of its optimizer put together from their slices."""
+    found = {name: tensor for path in folder.glob("*.safetensors") for name, tensor in load_file(path).items()}
+    for path in (folder / "optimizer").glob("*.safetensors"):
+        for key, part in load_file(path).items():
+            name, _, rectangle = key.removesuffix("]").rpartition("[")
+            shape = found[name.rpartition("/")[0]].shape
+            whole = found.setdefault(name, torch.full(shape, torch.nan)).view(shape[0], -1)
+            rows, cols = (slice(*map(int, ends.split(":"))) for ends in rectangle.split(","))
+            assert whole[rows, cols].isnan().all()
+            whole[rows, cols] = part
+    assert not any(tensor.isnan().any() for tensor in found.values())
+    return found
+
+
+def check_folders(checkpoint: Path, folder: Path, weights: dict[str, Float32Array]) -> None:
+    """The checkpoint, the folder written beside it and the one exported from it are the exported weights."""
+    offline.convert_to_hf(checkpoint, folder / "offline")
+    for path in (checkpoint, folder / "hf", folder / "offline"):
         found = {name: tensor for file in path.glob("*.safetensors") for name, tensor in load_file(file).items()}
         assert found.keys() == weights.keys()
         for name, values in weights.items():
@@ -147,29 +174,45 @@ def check_folders(checkpoint: Path, folder: Path, model: Path, weights: dict[str
     assert sorted(path.name for path in folder.iterdir()) == ["hf", "offline", checkpoint.name]
 
 
-@pytest.mark.parametrize("experts", [0, EXPERTS])
-def test_a_converted_model_loads_under_a_layout_like_the_folder_itself(
-    models: dict[int, Path], tmp_path: Path, experts: int
+def written_by(model: str, out: str) -> list[str]:
+    """The weights that this rank wrote of a checkpoint."""
+    names: list[str] = []
+    complete = SafetensorsWriter.complete
+
+    def completed(self: SafetensorsWriter, sink: TensorSink) -> None:
+        names.append(sink.place.spec.name)
+        complete(self, sink)
+
+    with backend(Path(model), data_parallel=2) as built, pytest.MonkeyPatch.context() as patched:
+        patched.setattr(SafetensorsWriter, "complete", completed)
+        built.save(Path(out), {})
+    return names
+
+
+def test_data_parallel_ranks_share_the_writing(models: dict[int, Path], tmp_path: Path) -> None:
+    parts = run_on_workers(2, written_by, str(models[0]), str(tmp_path / "step"))
+    names = [name for part in parts for name in part]
+    assert sorted(names) == sorted(load_file(tmp_path / "step" / "model.safetensors"))
+    assert all(0.4 < len(part) / len(names) < 0.6 for part in parts)
+    sizes = [path.stat().st_size for path in (tmp_path / "step" / "optimizer").glob("rank_*.safetensors")]
+    assert len(sizes) == 2
+    assert max(sizes) < 1.2 * min(sizes)
+
+
+@pytest.mark.parametrize(
+    ("experts", "layout"),
+    [(0, {"tensor_parallel": 2}),
+     pytest.param(EXPERTS, {"tensor_parallel": 2, "expert_parallel": 2, "expert_tensor_parallel": 1},
+                  marks=pytest.mark.slow)],
+)  # fmt: skip
+def test_what_megatron_wrote_under_a_layout_is_imported(
+    models: dict[int, Path], tmp_path: Path, experts: int, layout: dict[str, int]
 ) -> None:
-    checkpoint = checkpoint_folder(tmp_path, 0)
-    offline.hf_to_megatron(models[experts], checkpoint)
-    layout = {"tensor_parallel": 2, "pipeline_parallel": 2}
-    assert all(run_on_workers(4, loads_alike, str(models[experts]), str(checkpoint), layout))
-
-
-def loads_alike(model: str, checkpoint: str, layout: dict[str, Any]) -> bool:
-    """Whether every parameter of this rank is, bit for bit, what ``load_hf`` puts there; a step then trains alike."""
-    with backend(Path(model), **layout) as built:
-        expected = [parameter.detach().clone() for parameter in built.policy.parameters()]
-        loss = built.train_step(make_batch(), CrossEntropyLoss())["train/loss"]
-        after = [parameter.detach().clone() for parameter in built.policy.parameters()]
-    with backend(Path(model), **layout) as built:
-        for parameter in built.policy.parameters():
-            parameter.data.fill_(torch.nan)
-        assert built.load(Path(checkpoint)) == {"step": 0}
-        same = all(torch.equal(a, b) for a, b in zip(built.policy.parameters(), expected, strict=True))
-        same &= built.train_step(make_batch(), CrossEntropyLoss())["train/loss"] == loss
-        return same and all(torch.equal(a, b) for a, b in zip(built.policy.parameters(), after, strict=True))
+    run_on_workers(2, write_torch_dist, str(models[experts]), str(tmp_path / "upstreams"), layout)
+    offline.convert_to_hf(tmp_path / "upstreams", tmp_path / "hf", models[experts])
+    found, expected = (load_file(path / "model.safetensors") for path in (tmp_path / "hf", models[experts]))
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
 
 
 def test_a_rank_that_cannot_write_is_told_by_all_and_leaves_nothing(models: dict[int, Path], tmp_path: Path) -> None:
@@ -199,17 +242,15 @@ def fail_on_rank_1(model: str, root: str) -> list[str]:
 
 
 def test_damage_that_one_rank_meets_is_told_by_all(models: dict[int, Path], tmp_path: Path) -> None:
-    checkpoint, folder = checkpoint_folder(tmp_path, 0), tmp_path / "hf"
-    offline.hf_to_megatron(models[0], checkpoint)
-    offline.megatron_to_hf(checkpoint, folder, source=models[0])
-    for path in (checkpoint / "__0_0.distcp", folder / "model.safetensors"):
+    checkpoint, folder = checkpoint_folder(tmp_path, 1), tmp_path / "hf"
+    run_on_workers(1, train, str(models[0]), None, str(checkpoint), 0, 1, {})
+    paths = (checkpoint / "optimizer/rank_00000.safetensors", folder / "model.safetensors")
+    for path in paths:
         with path.open("r+b") as file:
             file.seek(-99, os.SEEK_END)
             file.write(b"\xff\xee")
     for messages in run_on_workers(2, refused, str(models[0]), str(checkpoint), str(folder)):
-        assert "__0_0.distcp has other bytes than were written" in messages[0]
-        assert "model.safetensors: " in messages[1]
-        assert "is not what was written" in messages[1]
+        assert [path.name in message for path, message in zip(paths, messages, strict=True)] == [True, True]
 
 
 def refused(model: str, checkpoint: str, folder: str) -> list[str]:

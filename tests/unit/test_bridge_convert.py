@@ -18,8 +18,8 @@ from torch import distributed
 
 from megatron_bridge.convert import load_hf
 from megatron_bridge.hf_config import read_hf_config
-from megatron_bridge.hf_folder import save_hf
 from megatron_bridge.plan import attach_hf_config
+from megatron_bridge.save import save_hf
 from mua.config.schema import MegatronConfig
 from mua.utils.errors import BridgeError
 

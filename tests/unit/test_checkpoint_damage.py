@@ -1,9 +1,9 @@
 """Damage and mistaken targets: every flipped bit is refused by the file it is in, and nothing foreign is replaced.
 
-Bits are drawn in every file of a checkpoint and of an exported folder, small ones and one above 4 MiB, and met by
-resuming, by conversion and by ``verify``. Also: which older checkpoint is offered, a checkpoint of the old format, and
-what a conversion may replace. What an attacker writes, with checksums that fit, is in ``test_checkpoint_attacks.py``;
-ranks that share the reading, in processes of their own, in ``tests/parity/test_checkpoint_layouts.py``.
+Bits are drawn in every file of a checkpoint and of an exported folder, small ones and some above 1 MiB, and met by
+resuming, by conversion and by ``verify``. Also: files that disagree under checksums that fit, which older checkpoint is
+offered, and what a conversion may replace. Ranks that share the reading, in processes of
+their own, are in ``tests/parity/test_checkpoint_layouts.py``.
 """
 
 from __future__ import annotations
@@ -13,26 +13,28 @@ import os
 import random
 import shutil
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 
-from megatron_bridge.hf_folder import verify_hf_folder
 from mua.config.schema import ExperimentConfig
 from mua.megatron import checkpoint_manifest, offline
 from mua.megatron.checkpoint import checkpoint_folder, latest_checkpoint
 from mua.megatron.offline import verify
+from mua.trainer.learner import Learner
 from mua.trainer.run_folder import Run
 from mua.utils.errors import BridgeError, DamagedCheckpoint, ModelError
-from tests.megatron_support import backend, write_model
+from tests.megatron_support import backend, exported, reseal, write_model
 
-BITS_PER_FILE = 2
-LARGE = 4 << 20
-SHARD = 5_000_000
+BITS_PER_FILE = 6
+LARGE = 1 << 20
+SHARD = 500_000
+SLICES = "optimizer/rank_00000.safetensors"
 Refusals = (ModelError, BridgeError)
 
 
@@ -43,7 +45,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def model(root: Path) -> Path:
-    write_model(root / "hf", hidden=2048, tied=False)
+    write_model(root / "hf", hidden=512, tied=False)
     (root / "hf" / "tokenizer.json").write_text(json.dumps({"words": list(range(500))}))
     return root / "hf"
 
@@ -57,19 +59,17 @@ def trained(model: Path, root: Path) -> Path:
     return checkpoint_folder(root, 2)
 
 
-@pytest.fixture(scope="module")
-def converted(model: Path, root: Path) -> Path:
-    offline.hf_to_megatron(model, root / "meg")
-    return root / "meg"
+@pytest.fixture
+def built(model: Path) -> Iterator[Learner]:
+    with backend(model) as result:
+        yield result
 
 
 @pytest.fixture(scope="module")
-def returned(model: Path, converted: Path, root: Path) -> Path:
-    """Exported again, in several files."""
-    offline.megatron_to_hf(converted, root / "back", source=model, max_shard_bytes=SHARD)
-    sizes = [path.stat().st_size for path in (root / "back").glob("*.safetensors")]
-    assert len(sizes) > 1
-    assert max(sizes) > LARGE
+def returned(trained: Path, root: Path) -> Path:
+    """Exported, in several files."""
+    offline.convert_to_hf(trained, root / "back", dtype="float32", shard_bytes=SHARD)
+    assert len(list((root / "back").glob("*.safetensors"))) > 1
     return root / "back"
 
 
@@ -101,56 +101,126 @@ def refuse_every_bit(folder: Path, meet: Callable[[], Any]) -> None:
     meet()
 
 
-def test_every_flipped_bit_is_refused_on_resume(model: Path, trained: Path, tmp_path: Path) -> None:
+def test_every_flipped_bit_is_refused_on_resume(built: Learner, trained: Path, tmp_path: Path) -> None:
     folder = copy(trained, tmp_path)
-    assert max(path.stat().st_size for path in folder.iterdir()) > LARGE
-    with backend(model) as built:
-        refuse_every_bit(folder, lambda: built.load(folder))
+    assert all((folder / name).stat().st_size > LARGE for name in ("model.safetensors", SLICES))
+    refuse_every_bit(folder, lambda: built.load(folder))
 
 
-def test_every_flipped_bit_is_refused_on_conversion(model: Path, trained: Path, tmp_path: Path) -> None:
+def test_every_flipped_bit_is_refused_on_conversion(trained: Path, tmp_path: Path) -> None:
     folder, out = copy(trained, tmp_path), tmp_path / "out"
-
-    def convert() -> None:
-        offline.megatron_to_hf(folder, out, source=model)
-
-    refuse_every_bit(folder, convert)
-    assert verify_hf_folder(out) == len(load_file(model / "model.safetensors"))
+    refuse_every_bit(folder, lambda: offline.convert_to_hf(folder, out))
+    verify(out)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out", folder.name]
 
 
-@pytest.mark.parametrize("kind", ["trained", "converted", "returned"])
+@pytest.mark.parametrize("kind", ["trained", "returned"])
 def test_every_flipped_bit_is_refused_by_verify(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     folder = copy(request.getfixturevalue(kind), tmp_path)
     refuse_every_bit(folder, lambda: verify(folder))
-
-
-def test_every_flipped_bit_of_an_export_is_refused_by_conversion(returned: Path, tmp_path: Path) -> None:
-    folder = copy(returned, tmp_path)
-    refuse_every_bit(folder, lambda: offline.hf_to_megatron(folder, tmp_path / "out"))
 
 
 def test_a_flipped_bit_of_an_export_is_refused_by_training(returned: Path, tmp_path: Path) -> None:
     folder = copy(returned, tmp_path)
     path = max(folder.glob("*.safetensors"), key=lambda path: path.stat().st_size)
     flip(path, path.stat().st_size // 2, 1)
-    with pytest.raises(ModelError, match=rf"model\.path: .*{path.name}: \S+ is not what was written"), backend(folder):
+    with pytest.raises(ModelError, match=rf"model\.path: .*{path.name}"), backend(folder):
         pass
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", SLICES, "config.json", "optimizer/random_00000.json"])
+@pytest.mark.parametrize("damage", ["missing", "truncated"])
+def test_a_file_that_is_not_whole_is_named(
+    built: Learner, trained: Path, tmp_path: Path, name: str, damage: str
+) -> None:
+    path = copy(trained, tmp_path) / name
+    content = path.read_bytes()
+    path.unlink()
+    if damage == "truncated":
+        path.write_bytes(content[: len(content) // 2])
+    with pytest.raises(DamagedCheckpoint, match=path.name):
+        built.load(tmp_path / trained.name)
+    with pytest.raises(ModelError, match="absent"):
+        built.load(tmp_path / "absent")
 
 
 def test_ranks_share_the_files_and_none_is_left_out(trained: Path, tmp_path: Path) -> None:
     folder = copy(trained, tmp_path)
     content = checkpoint_manifest.read_manifest(folder)
-    for name in content["files"]:
-        flip(folder / name, 0, 0)
-        found = 0
+    for path in (path for path in folder.rglob("*") if path.is_file()):
+        if path.name == checkpoint_manifest.NAME:
+            continue
+        last, found = path.stat().st_size - 1, 0
+        flip(path, last, 0)
         for part in range(3):
             try:
                 checkpoint_manifest.check_files(folder, content, part, 3)
             except DamagedCheckpoint as error:
-                found += f" {name} " in str(error)
-        assert found == 1, name
-        flip(folder / name, 0, 0)
+                found += path.name in str(error)
+        flip(path, last, 0)
+        assert found == (3 if path.name == "checksums.jsonl" else 1), path
+
+
+def test_shares_are_of_about_the_same_size() -> None:
+    drawn = random.Random(1)
+    files = {f"rank_{number}": {"bytes": drawn.randrange(1 << 30)} for number in range(200)}
+    shares = [checkpoint_manifest._share(files, part, 7) for part in range(7)]
+    assert sorted(name for share in shares for name in share) == sorted(files)
+    sizes = [sum(files[name]["bytes"] for name in share) for share in shares]
+    assert max(sizes) < 1.02 * min(sizes)
+
+
+# ---- files that disagree, under checksums that fit
+
+
+def changed_slices(folder: Path, change: Callable[[dict[str, Tensor]], object]) -> None:
+    tensors = load_file(folder / SLICES)
+    change(tensors)
+    save_file(tensors, folder / SLICES)
+
+
+NORM = "model.norm.weight/exp_avg"
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        (lambda tensors: tensors.pop(f"{NORM}[0:512,0:1]"), NORM),
+        (lambda tensors: tensors.update({f"{NORM}[3:4,0:1]": torch.zeros(1, 1)}), NORM),
+        (lambda tensors: tensors.update({NORM: torch.zeros(1, 1)}), NORM),
+    ],
+    ids=["missing", "twice", "no slice"],
+)
+def test_slices_that_are_not_every_element_once_are_named(
+    built: Learner, trained: Path, tmp_path: Path, change: Callable[[dict[str, Tensor]], object], named: str
+) -> None:
+    folder = copy(trained, tmp_path)
+    changed_slices(folder, change)
+    reseal(folder)
+    verify(folder)
+    with pytest.raises(DamagedCheckpoint) as caught:
+        built.load(folder)
+    assert {named, str(folder)} <= set(str(caught.value).replace(": ", " ").split())
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("dtype", "torch.bfloat16"), ("networks", {}), ("networks", {"policy": {"steps": -1, "skipped_steps": 0}}),
+     ("data_position", None), ("layout", None), ("files", {"../x": {"bytes": 1, "xxh3_64": ""}})],
+)  # fmt: skip
+def test_a_manifest_that_disagrees_is_refused(
+    built: Learner, trained: Path, tmp_path: Path, key: str, value: Any
+) -> None:
+    folder = copy(trained, tmp_path)
+    reseal(folder, **{key: value})
+    with pytest.raises(ModelError) as caught:
+        built.load(folder)
+    assert ("policy" if value == {} else key) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+# ---- which older one is offered
 
 
 @pytest.fixture
@@ -165,153 +235,114 @@ def config(model: Path, tmp_path: Path) -> ExperimentConfig:
     )
 
 
-@pytest.mark.parametrize("damage", ["a bit", "no manifest", "half a manifest"])
+@pytest.mark.parametrize("damage", ["a bit", "no manifest", "half a manifest", "a slice"])
 def test_a_damaged_newest_checkpoint_offers_the_one_before(
-    model: Path, trained: Path, config: ExperimentConfig, damage: str
+    built: Learner, trained: Path, config: ExperimentConfig, damage: str
 ) -> None:
     checkpoints = config.output / "checkpoints"
     for step in (1, 2):
         shutil.copytree(checkpoint_folder(trained.parent, step), checkpoint_folder(checkpoints, step))
     newest = checkpoint_folder(checkpoints, 2)
     if damage == "a bit":
-        flip(newest / "__0_0.distcp", 4_000_000, 2)
+        flip(newest / "model.safetensors", LARGE, 2)
     elif damage == "no manifest":
         (newest / checkpoint_manifest.NAME).unlink()
-    else:
+    elif damage == "half a manifest":
         os.truncate(newest / checkpoint_manifest.NAME, 300)
-    with backend(model) as built:
-        with pytest.raises(ModelError, match=r"to continue from .*step_00000001, the newest before it") as caught:
-            Run(config, cast(Any, built))
-        command = str(caught.value).partition("run: ")[2].partition(" and then")[0]
-        subprocess.run(command, shell=True, check=True, timeout=60)
-        assert latest_checkpoint(checkpoints) == checkpoint_folder(checkpoints, 1)
-        assert (checkpoints / "damaged_step_00000002" / "state.json").exists()
-        with Run(config, cast(Any, built)) as run:
-            assert run.step == 1
+    else:
+        changed_slices(newest, lambda tensors: tensors.pop(f"{NORM}[0:512,0:1]"))
+        reseal(newest)
+    with pytest.raises(ModelError, match=r"step_00000001") as caught:
+        Run(config, cast(Any, built))
+    run_offered(str(caught.value))
+    assert latest_checkpoint(checkpoints) == checkpoint_folder(checkpoints, 1)
+    assert (checkpoints / "damaged_step_00000002" / "config.json").exists()
+    with Run(config, cast(Any, built)) as run:
+        assert run.step == 1
+
+
+def run_offered(message: str) -> None:
+    command = message.partition("run: ")[2].partition(" and then")[0]
+    subprocess.run(command, shell=True, check=True, timeout=60)
 
 
 def test_where_no_older_checkpoint_is_whole_all_are_moved_away(
-    model: Path, trained: Path, config: ExperimentConfig
+    built: Learner, trained: Path, config: ExperimentConfig
 ) -> None:
-    checkpoints = config.output / "checkpoints"
     for step in (1, 2):
-        folder = Path(shutil.copytree(trained, checkpoint_folder(checkpoints, step)))
-        (folder / "state.json").unlink()
-    with backend(model) as built:
-        with pytest.raises(ModelError, match=r"state\.json is missing; to begin the run anew") as caught:
-            Run(config, cast(Any, built))
-        command = str(caught.value).partition("run: ")[2].partition(" and then")[0]
-        subprocess.run(command, shell=True, check=True, timeout=60)
-        with Run(config, cast(Any, built)) as run:
-            assert run.step == 0
+        folder = Path(shutil.copytree(trained, checkpoint_folder(config.output / "checkpoints", step)))
+        (folder / SLICES).unlink()
+    with pytest.raises(ModelError, match=SLICES) as caught:
+        Run(config, cast(Any, built))
+    run_offered(str(caught.value))
+    with Run(config, cast(Any, built)) as run:
+        assert run.step == 0
 
 
-def test_a_checkpoint_of_the_old_megatron_core_is_named_as_such(model: Path, trained: Path, tmp_path: Path) -> None:
-    folder = copy(trained, tmp_path)
-    content = json.loads((folder / checkpoint_manifest.NAME).read_text())
-    assert content["megatron_core"].startswith("0.19")
-    del content["checksum"], content["megatron_core"]
-    content |= {"format": 2, "versions": {"megatron-core": "0.16.1"}}
-    (folder / checkpoint_manifest.NAME).write_text(json.dumps(content))
-    for meet in (lambda: verify(folder), lambda: offline.megatron_to_hf(folder, tmp_path / "out", source=model)):
-        with pytest.raises(ModelError, match=r"saved with Megatron-Core 0\.16\.1 \(format 2\).*mua convert"):
-            meet()
-    with backend(model) as built, pytest.raises(ModelError, match=r"Megatron-Core 0\.16\.1") as caught:
-        built.load(folder)
-    assert not isinstance(caught.value, DamagedCheckpoint)
+# ---- what a conversion may replace
 
 
-# What a conversion may replace
-
-
-def conversions(model: Path, converted: Path) -> dict[str, Callable[..., None]]:
-    return {
-        "to hf": lambda out, **settings: offline.megatron_to_hf(converted, out, source=model, **settings),
-        "to megatron": lambda out, **settings: offline.hf_to_megatron(model, out, **settings),
-    }
-
-
-@pytest.mark.parametrize("direction", ["to hf", "to megatron"])
 @pytest.mark.parametrize("held", ["a model", "notes", "ours and notes", "ours, trained further"])
-def test_a_target_with_anything_foreign_is_refused_and_stays(
-    model: Path, converted: Path, tmp_path: Path, held: str, direction: str
-) -> None:
-    convert, out = conversions(model, converted)[direction], tmp_path / "out"
+def test_a_target_with_anything_foreign_is_refused_and_stays(trained: Path, tmp_path: Path, held: str) -> None:
+    out = tmp_path / "out"
+
+    def convert(**settings: Any) -> None:
+        offline.convert_to_hf(trained, out, dtype="bfloat16", **settings)
+
     if held == "a model":
         write_model(out)
     elif held == "notes":
         out.mkdir()
     else:
-        convert(out)
+        convert()
     if held == "ours, trained further":
-        path = next(each for each in out.iterdir() if each.suffix in (".safetensors", ".distcp"))
-        flip(path, path.stat().st_size // 2, 0)
+        flip(out / "model.safetensors", LARGE // 2, 0)
     else:
         (out / "notes.txt").write_text("years of work")
     before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
-    with pytest.raises(BridgeError, match=r"out holds what this command did not write .*--force"):
-        convert(out)
+    with pytest.raises(BridgeError, match=r"out .*--force"):
+        convert()
     assert before == {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
-    convert(out, force=True)
+    convert(force=True)
     assert not (out / "notes.txt").exists()
-    convert(out)  # what it wrote itself may be replaced without a word
+    convert()  # what it wrote itself may be replaced without a word
     verify(out)
-
-
-def test_an_interrupted_conversion_is_continued_into_a_target_of_ours(
-    model: Path, converted: Path, tmp_path: Path
-) -> None:
-    def interrupted(_: int) -> None:
-        raise KeyboardInterrupt
-
-    convert, out = conversions(model, converted)["to hf"], tmp_path / "out"
-    convert(out)
-    with pytest.raises(KeyboardInterrupt):
-        convert(out, on_bytes=interrupted, max_shard_bytes=SHARD)
-    verify(out)
-    convert(out, max_shard_bytes=SHARD)
-    assert len(list(out.glob("*.safetensors"))) > 1
 
 
 @pytest.mark.parametrize("force", [False, True])
-def test_targets_over_or_in_what_is_read_are_refused(model: Path, converted: Path, tmp_path: Path, force: bool) -> None:
-    source, checkpoint = copy(model, tmp_path), copy(converted, tmp_path)
-    (tmp_path / "link").symlink_to(source)
-    for out in (source, source / "meg", tmp_path, tmp_path / "link", tmp_path / "link" / "x", source / ".." / "hf"):
-        with pytest.raises(BridgeError, match="would be written over or into"):
-            offline.hf_to_megatron(source, out, force=force)
-        with pytest.raises(BridgeError, match="would be written over or into"):
-            offline.megatron_to_hf(checkpoint, out, source=source, force=force)
-    for out in (checkpoint, checkpoint / "hf", checkpoint / "out"):
-        with pytest.raises(BridgeError, match="would be written over or into"):
-            offline.megatron_to_hf(checkpoint, out, source=source, force=force)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["hf", "link", "meg"]
-    verify(checkpoint)
-
-
-def test_force_never_replaces_the_folder_one_stands_in(
-    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_targets_over_or_in_what_is_read_are_refused(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, force: bool
 ) -> None:
+    checkpoint = copy(trained, tmp_path)
+    (tmp_path / "link").symlink_to(checkpoint)
+    inside = (tmp_path / "link", tmp_path / "link" / "x", checkpoint / ".." / checkpoint.name)
+    for out in (checkpoint, checkpoint / "optimizer", tmp_path, *inside):
+        with pytest.raises(BridgeError, match=checkpoint.name):
+            offline.convert_to_hf(checkpoint, out, force=force)
     (tmp_path / "work").mkdir()
     (tmp_path / "work" / "thesis.txt").write_text("years of work")
     monkeypatch.chdir(tmp_path / "work")
-    for out in (Path("."), tmp_path, tmp_path / "work"):
-        with pytest.raises(BridgeError, match="is never replaced"):
-            offline.hf_to_megatron(model, out, force=True)
+    for out in (Path("."), tmp_path / "work"):  # the folder one stands in
+        with pytest.raises(BridgeError):
+            offline.convert_to_hf(trained, out, force=force)
     assert (tmp_path / "work" / "thesis.txt").exists()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["link", checkpoint.name, "work"]
+    verify(checkpoint)
 
 
-def test_weights_that_are_no_numbers_are_named(model: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_weights_that_are_no_numbers_are_named(model: Path, tmp_path: Path, value: float) -> None:
     folder = copy(model, tmp_path)
     stored = load_file(folder / "model.safetensors")
     name = "model.layers.1.mlp.up_proj.weight"
-    for value in (torch.nan, torch.inf):
-        stored[name][3, 5] = value
-        save_file(stored, folder / "model.safetensors")
-        with pytest.raises(BridgeError, match=rf"{name} has values that are no finite numbers"):
-            offline.hf_to_megatron(folder, tmp_path / "out")
-        with pytest.raises(ModelError, match=rf"model\.path: .*{name} has values"), backend(folder):
-            pass
-    offline.hf_to_megatron(folder, tmp_path / "out", allow_nan=True)
-    verify(tmp_path / "out")
+    stored[name][3, 5] = value
+    save_file(stored, folder / "model.safetensors")
+    with pytest.raises(ModelError, match=rf"model\.path: .*{name}"), backend(folder):
+        pass
+
+
+def test_a_model_folder_that_is_whole_still_loads(model: Path, returned: Path) -> None:
+    with backend(returned) as built:
+        found = exported(built)
+    assert all((found[name] == tensor.numpy()).all() for name, tensor in load_file(model / "model.safetensors").items())

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+import pickle
 import subprocess
 import sys
 import types
@@ -20,9 +21,16 @@ from typer.testing import CliRunner, Result
 
 from mua.cli import app, main
 from mua.config.schema import ExperimentConfig
-from mua.megatron import checkpoint_manifest
 from mua.observe.output import LOCK_FILE
-from mua.utils.errors import ConfigError, EngineError, Preempted, RankLost, UserFault
+from mua.utils.errors import (
+    ConfigError,
+    DeadlineExceeded,
+    EngineError,
+    Preempted,
+    RankLost,
+    UserFault,
+    exit_status,
+)
 
 BASE = """\
 name: base
@@ -84,19 +92,14 @@ def test_a_verb_loads_the_configuration_and_calls_its_part(
     assert {path.name for path in Path("out").iterdir()} == {record, LOCK_FILE, "logs"}
 
 
-def test_convert_finds_the_files_of_the_model_in_the_runs_configuration(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    calls: list[Path] = []
-    monkeypatch.setattr("mua.megatron.offline.megatron_to_hf", lambda *_, source, **__: calls.append(source))
-    checkpoint = Path("out/checkpoints/step_1")
-    checkpoint.mkdir(parents=True)
-    Path("out/config.yaml").write_text(BASE, encoding="utf-8")
-    checkpoint_manifest.write_manifest(checkpoint, {"dtype": "torch.float32", "tensors": {}, "weights_only": True})
-    for more in ([], ["--source", "other"]):
-        result = mua("convert", "megatron-to-hf", str(checkpoint), "hf", *more)
-        assert result.exit_code == 0, result.output
-    assert calls == [Path("models/tiny"), Path("other")]
+def test_a_run_that_was_asked_to_leave_has_a_status_of_its_own(folder: Path, replace: Callable[..., None]) -> None:
+    def leave(*_: object) -> None:
+        raise Preempted("asked to leave by a signal")
+
+    replace("mua.trainer.rl", "train", leave)
+    result = mua("train", "x.yaml")
+    assert result.exit_code == 75
+    assert "the same command continues it" in result.output
 
 
 def raising(error: BaseException) -> Callable[..., None]:
@@ -111,18 +114,23 @@ def raising(error: BaseException) -> Callable[..., None]:
     [
         (ConfigError("a: wrong"), "mua: a: wrong", 2),
         (EngineError("engine 0 died"), "mua: engine 0 died", 75),
+        (EngineError("engine.extra.port", passing=False), "mua: engine.extra.port", 2),
+        (DeadlineExceeded("too late"), "mua: too late", 75),
         (RankLost("rank 1 is gone"), "mua: rank 1 is gone", 75),
+        (UserFault("HTTP 401"), "mua: HTTP 401", 2),
         (UserFault("no answer", passing=True), "mua: no answer", 75),
-        (OSError(errno.ENOSPC, "No space left on device"), "mua: No space left on device (MUA_TRACEBACK=1", 2),
+        (
+            OSError(errno.ENOSPC, "No space left on device"),
+            "mua: No space left on device (MUA_TRACEBACK=1 shows where)",
+            2,
+        ),
         (PermissionError(errno.EACCES, "Permission denied", "out/a"), "mua: out/a: Permission denied", 2),
         (ExceptionGroup("tasks", [ConfigError("a: wrong"), ConfigError("a: wrong")]), "mua: a: wrong", 2),
         (ExceptionGroup("tasks", [EngineError("died"), EngineError("died")]), "mua: died", 75),
-        (Preempted("a signal"), "mua: a signal; the run is not finished, the same command continues it", 75),
-        (KeyboardInterrupt(), "mua: interrupted", 130),
     ],
 )
 def test_what_a_person_is_meant_to_read_is_one_line(
-    folder: Path, replace: Callable[..., None], error: BaseException, line: str, status: int
+    folder: Path, replace: Callable[..., None], error: Exception, line: str, status: int
 ) -> None:
     replace("mua.trainer.rl", "train", raising(error))
     result = mua("train", "x.yaml")
@@ -142,10 +150,56 @@ def test_a_fault_of_the_program_keeps_its_traceback(
     assert mua("train", "x.yaml").exception is error
 
 
+def test_a_group_passes_only_as_a_whole() -> None:
+    assert exit_status(ExceptionGroup("tasks", [EngineError("died"), ConfigError("wrong")])) == 2
+
+
+def test_an_error_keeps_what_it_says_between_processes() -> None:
+    again = pickle.loads(pickle.dumps(UserFault("no answer", passing=True)))
+    assert (str(again), again.passing) == ("no answer", True)
+
+
 def test_a_traceback_on_request(folder: Path, replace: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MUA_TRACEBACK", "1")
     replace("mua.trainer.rl", "train", raising(EngineError("engine 0 died")))
     assert isinstance(mua("train", "x.yaml").exception, EngineError)
+
+
+def test_ctrl_c_is_one_line_and_130(folder: Path, replace: Callable[..., None]) -> None:
+    replace("mua.trainer.rl", "train", raising(KeyboardInterrupt()))
+    result = mua("train", "x.yaml")
+    assert (result.exit_code, result.stderr) == (130, "mua: interrupted\n")
+
+
+def test_an_output_that_cannot_be_written_stops_before_anything_starts(
+    folder: Path, replace: Callable[..., None]
+) -> None:
+    calls: list[ExperimentConfig] = []
+    replace("mua.trainer.rl", "train", calls.append)
+    result = mua("train", "x.yaml", "output=/dev/null/out")
+    line = "mua: command line: output: /dev/null is a file; choose another folder\n"
+    assert (result.exit_code, result.stderr) == (2, line)
+    assert calls == []
+
+
+def test_sft_needs_its_section(folder: Path) -> None:
+    result = mua("sft", "x.yaml")
+    assert result.exit_code == 2
+    assert result.stderr.startswith("mua: x.yaml:1: sft: required by mua sft, but not set")
+
+
+def test_several_configuration_errors_are_a_line_each(folder: Path) -> None:
+    result = mua("train", "x.yaml", "trainer.step=1", "engine.count=x")
+    assert result.exit_code == 2
+    assert result.stderr.count("\n") == 2
+
+
+def test_config_show_prints_the_result_with_secrets_masked(folder: Path) -> None:
+    result = mua("config", "show", "x.yaml", "user={kind: llm, llm: {base_url: u, model: m, api_key: sk-1}}")
+    assert result.exit_code == 0
+    assert "group_size: 8" in result.stdout
+    assert "sk-1" not in result.stdout
+    assert not Path("out").exists()
 
 
 def test_the_real_command_has_a_version_and_no_traceback(folder: Path) -> None:
@@ -169,7 +223,9 @@ def test_a_key_with_dashes_is_told_how_to_write_it(
     assert "--trainer.steps=5: keys of the configuration have no dashes: trainer.steps=5" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("own", "rounds"), [({}, "2000"), ({"OMP_WAIT_POLICY": "ACTIVE"}, None)])
+@pytest.mark.parametrize(
+    ("own", "rounds"), [({}, "2000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "ACTIVE"}, None)]
+)
 def test_waiting_threads_spin_briefly_unless_the_user_says_how(
     own: dict[str, str], rounds: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

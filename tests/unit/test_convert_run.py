@@ -1,7 +1,4 @@
-"""``mua convert run``: what it converts, what it leaves, and that nothing half-written passes in silence.
-
-Checkpoints are made by conversion (weights alone), which to this command are checkpoints like those of training.
-"""
+"""``mua convert run``: what it converts, what it leaves, and that nothing half-written passes in silence."""
 
 from __future__ import annotations
 
@@ -10,13 +7,13 @@ import shutil
 from pathlib import Path
 
 import pytest
-import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from typer.testing import CliRunner, Result
 
 from mua.cli import app
-from mua.megatron import offline
-from tests.megatron_support import write_model
+from mua.megatron.checkpoint import checkpoint_folder
+from tests.megatron_support import backend, write_model
+from tests.torch_dist import save_torch_dist
 
 STEPS = (1, 2, 3)
 
@@ -27,19 +24,21 @@ def convert(run: Path, *flags: str) -> Result:
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run with three checkpoints; step n has every weight n larger."""
+    """A run with three checkpoints, ours and Megatron-LM's; step n has every weight n larger."""
     root = tmp_path_factory.mktemp("run")
     write_model(root / "model")
-    tensors = load_file(root / "model" / "model.safetensors")
-    for step in STEPS:
-        save_file({name: tensor + step for name, tensor in tensors.items()}, root / "model" / "model.safetensors")
-        offline.hf_to_megatron(root / "model", root / "run" / "checkpoints" / f"step_{step:08d}")
-    return root / "run"
+    with backend(root / "model") as built:
+        for step in STEPS:
+            for parameter in built.policy.parameters():
+                parameter.data.add_(1)
+            built.save(checkpoint_folder(root / "run" / "checkpoints", step), {})
+            save_torch_dist(built, root / "upstreams" / f"global_step_{step}")
+    return root
 
 
 @pytest.fixture
 def run(made: Path, tmp_path: Path) -> Path:
-    shutil.copytree(made, tmp_path / "run")
+    shutil.copytree(made / "run", tmp_path / "run")
     return tmp_path / "run"
 
 
@@ -47,19 +46,21 @@ def first_value(folder: Path) -> float:
     return float(load_file(folder / "model.safetensors")["model.norm.weight"][0])
 
 
-def test_every_step_is_converted_and_a_second_call_does_nothing(run: Path) -> None:
-    done = convert(run)
-    assert done.exit_code == 0
-    assert "3 converted, 0 were there already, 0 failed" in done.stdout
-    folders = [run / "hf-steps" / f"step_{step:08d}" for step in STEPS]
+@pytest.mark.parametrize("upstreams", [False, True])
+def test_every_step_is_converted_and_a_second_call_does_nothing(
+    made: Path, run: Path, tmp_path: Path, upstreams: bool
+) -> None:
+    flags = ["--source", str(made / "model"), "--out", str(tmp_path / "out")] if upstreams else []
+    run, out = (made / "upstreams", tmp_path / "out") if upstreams else (run, run / "hf-steps")
+    done = convert(run, *flags, "--json")
+    assert json.loads(done.stdout) == {"written": str(out), "converted": 3, "already": 0, "faults": []}
+    folders = [out / (f"global_step_{step}" if upstreams else f"step_{step:08d}") for step in STEPS]
     values = [first_value(folder) for folder in folders]
-    assert torch.allclose(torch.tensor(values) - values[0], torch.tensor([0.0, 1.0, 2.0]))
-    times = [(folder / "model.safetensors").stat().st_mtime_ns for folder in folders]
-    again = convert(run, "--json")
-    assert again.exit_code == 0
-    assert [(folder / "model.safetensors").stat().st_mtime_ns for folder in folders] == times
-    told = {"written": str(run / "hf-steps"), "converted": 0, "already": 3, "faults": []}
-    assert json.loads(again.stdout) == told
+    assert [value - values[0] for value in values] == pytest.approx([0.0, 1.0, 2.0], abs=1e-4)
+    times = [(folder / "model.safetensors").stat().st_ctime_ns for folder in folders]
+    again = convert(run, *flags, "--json")
+    assert json.loads(again.stdout) == {"written": str(out), "converted": 0, "already": 3, "faults": []}
+    assert [(folder / "model.safetensors").stat().st_ctime_ns for folder in folders] == times
 
 
 def test_a_half_written_step_is_named_and_the_others_are_converted(run: Path) -> None:
@@ -68,21 +69,18 @@ def test_a_half_written_step_is_named_and_the_others_are_converted(run: Path) ->
     (checkpoints / ".step_00000004.partial").mkdir()
     done = convert(run)
     assert done.exit_code == 1
-    assert "2 converted, 0 were there already, 2 failed" in done.stdout
-    lines = done.stderr.splitlines()
-    assert any("step_00000002" in line and "not whole: it has no manifest.json" in line for line in lines)
-    assert any(".step_00000004.partial" in line and "not whole" in line for line in lines)
+    told = [line for line in done.stderr.splitlines() if "manifest.json" in line]
+    assert [name in line for name, line in zip(("step_00000002", ".step_00000004.partial"), told, strict=True)]
     assert sorted(path.name for path in (run / "hf-steps").iterdir()) == ["step_00000001", "step_00000003"]
 
 
 def test_a_damaged_step_is_named_and_leaves_nothing(run: Path) -> None:
-    path = run / "checkpoints" / "step_00000001" / "__0_0.distcp"
+    path = run / "checkpoints" / "step_00000001" / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-10])
     done = convert(run)
     assert done.exit_code == 1
-    assert "step_00000001 is damaged: __0_0.distcp has" in done.stderr
-    assert not (run / "hf-steps" / "step_00000001").exists()
-    assert (run / "hf-steps" / "step_00000003").exists()
+    assert str(path) in done.stderr
+    assert sorted(path.name for path in (run / "hf-steps").iterdir()) == ["step_00000002", "step_00000003"]
 
 
 def test_a_step_that_was_saved_again_is_converted_again(run: Path) -> None:
@@ -97,13 +95,15 @@ def test_a_step_that_was_saved_again_is_converted_again(run: Path) -> None:
 def test_a_converted_folder_that_was_cut_short_is_named(run: Path) -> None:
     assert convert(run).exit_code == 0
     path = run / "hf-steps" / "step_00000002" / "model.safetensors"
-    path.write_bytes(path.read_bytes()[:-10])
+    content = path.read_bytes()
+    path.unlink()  # it is a link
+    path.write_bytes(content[:-10])
     done = convert(run)
     assert done.exit_code == 1
-    assert "cut short" in done.stderr
+    assert str(path) in done.stderr
 
 
 def test_a_folder_that_is_no_run_is_an_error(tmp_path: Path) -> None:
     done = convert(tmp_path)
     assert done.exit_code == 2
-    assert "no step_* folder" in done.stderr
+    assert "step_*" in done.stderr

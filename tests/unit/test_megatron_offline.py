@@ -1,13 +1,16 @@
-"""Conversion from file to file: bit-exact both ways, continued after a kill, within a bound of memory, faults named.
+"""Checkpoints as model folders: ours linked, copied or cast, Megatron-LM's imported bit for bit, also after a kill.
 
-One process. Checkpoints of other layouts are converted in ``tests/parity/test_checkpoint_layouts.py``. Memory is the
-resident set of a new process, so its bound counts everything that process does beyond its imports.
+One process; checkpoints are written by Megatron-Core's own ``dist_checkpointing``. Those of other layouts are imported
+in ``tests/parity/test_checkpoint_layouts.py``. Memory is the resident set of a new process, so its bound counts
+everything that process does beyond its imports.
 """
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -17,15 +20,19 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
+from typer.testing import CliRunner
 
 from megatron_bridge.hf_folder import verify_hf_folder
 from mua.algorithms.losses import CrossEntropyLoss
-from mua.megatron import offline
+from mua.cli import app
+from mua.megatron import checkpoint_manifest, offline
 from mua.megatron.checkpoint import checkpoint_folder
-from mua.utils.errors import BridgeError, ModelError
-from tests.megatron_support import backend, exported, make_batch, write_model
+from mua.utils.checksums import Sidecar
+from mua.utils.errors import BridgeError, DamagedCheckpoint, ModelError
+from tests.megatron_support import backend, make_batch, write_model
+from tests.torch_dist import save_torch_dist, write_torch_dist
 
 ROOT = Path(__file__).parents[2]
 
@@ -34,21 +41,27 @@ class Killed(BaseException):
     """Stands for a kill: nothing catches it."""
 
 
-def killed_after(calls: int) -> Callable[[int], None]:
-    counted = iter(range(calls))
-
-    def on_bytes(_: int) -> None:
-        if next(counted, None) is None:
-            raise Killed
-
-    return on_bytes
-
-
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("model") / "hf"
     write_model(folder)
     (folder / "tokenizer.json").write_bytes(b"\xff\x00 bytes, not text")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def upstreams(model: Path) -> Path:
+    """A checkpoint of Megatron-LM."""
+    write_torch_dist(str(model), str(model.with_name("upstreams")), {})
+    return model.with_name("upstreams")
+
+
+@pytest.fixture(scope="module")
+def ours(model: Path) -> Path:
+    folder = checkpoint_folder(model.parent, 1)
+    with backend(model) as built:
+        built.train_step(make_batch(), CrossEntropyLoss())
+        built.save(folder, {})
     return folder
 
 
@@ -66,150 +79,177 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-@pytest.mark.parametrize(("experts", "buffer"), [(0, 1 << 20), (4, 700)])
-def test_there_and_back_is_bit_exact(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, experts: int, buffer: int
+# ---- ours
+
+
+def test_a_checkpoint_of_ours_is_linked(ours: Path, tmp_path: Path) -> None:
+    offline.convert_to_hf(ours, tmp_path / "out")
+    assert names(tmp_path / "out") == sorted({*names(ours)} - {"optimizer", "manifest.json"})
+    assert all(path.samefile(ours / path.name) for path in (tmp_path / "out").iterdir())
+    assert offline.is_exported(ours, tmp_path / "out")
+
+
+def test_it_is_copied_to_another_file_system(ours: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def apart(*_: Any) -> None:
+        raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
+
+    monkeypatch.setattr(os, "link", apart)
+    offline.convert_to_hf(ours, tmp_path / "out")
+    for path in (tmp_path / "out").iterdir():
+        assert not path.samefile(ours / path.name)
+        assert path.read_bytes() == (ours / path.name).read_bytes()
+
+
+def test_it_is_cast(ours: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(offline, "BUFFER_BYTES", 700)
+    offline.convert_to_hf(ours, tmp_path / "out", dtype="bfloat16", shard_bytes=20_000)
+    expected = tensors(ours)
+    found = tensors(tmp_path / "out")
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(tensor, expected[name].bfloat16()) for name, tensor in found.items())
+    assert len(list((tmp_path / "out").glob("*.safetensors"))) > 1
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["dtype"] == "bfloat16"
+    assert "manifest.json" not in names(tmp_path / "out")
+    assert verify_hf_folder(tmp_path / "out") == len(expected)
+    assert names(tmp_path) == ["out"]
+
+
+def test_a_half_written_checkpoint_is_refused(ours: Path, tmp_path: Path) -> None:
+    shutil.copytree(ours, tmp_path / "half")
+    (tmp_path / "half" / checkpoint_manifest.NAME).unlink()
+    with pytest.raises(DamagedCheckpoint, match=checkpoint_manifest.NAME):
+        offline.convert_to_hf(tmp_path / "half", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+# ---- Megatron-LM's
+
+
+@pytest.mark.parametrize("experts", [0, 4])
+@pytest.mark.parametrize("buffer", [700, 1 << 20])
+def test_an_import_is_bit_exact(
+    model: Path, upstreams: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, experts: int, buffer: int
 ) -> None:
-    monkeypatch.setattr(offline, "BUFFER_BYTES", buffer)  # 700: five rows, and chunks of a tensor in several blobs
-    write_model(tmp_path / "model", experts=experts)
-    offline.hf_to_megatron(tmp_path / "model", tmp_path / "meg")
-    offline.megatron_to_hf(tmp_path / "meg", tmp_path / "hf", source=tmp_path / "meg" / "hf", max_shard_bytes=20_000)
-    assert_same(tmp_path / "hf", tmp_path / "model")
+    monkeypatch.setattr(offline, "BUFFER_BYTES", buffer)  # 700: five rows
+    if experts:
+        model, upstreams = tmp_path / "model", tmp_path / "upstreams"
+        write_model(model, experts=experts)
+        write_torch_dist(str(model), str(upstreams), {})
+    offline.convert_to_hf(upstreams, tmp_path / "hf", model, shard_bytes=20_000)
+    assert_same(tmp_path / "hf", model)
     assert len(list((tmp_path / "hf").glob("*.safetensors"))) > 2
-    assert (tmp_path / "hf" / "config.json").read_bytes() == (tmp_path / "model" / "config.json").read_bytes()
-    assert verify_hf_folder(tmp_path / "hf") == len(tensors(tmp_path / "model"))
-    assert names(tmp_path) == ["hf", "meg", "model"]
-
-
-def test_other_files_are_copied_byte_for_byte(model: Path, tmp_path: Path) -> None:
-    offline.hf_to_megatron(model, tmp_path / "meg")
-    offline.megatron_to_hf(tmp_path / "meg", tmp_path / "out", source=tmp_path / "meg" / "hf")
     for path in model.iterdir():
         if path.suffix != ".safetensors":
-            assert (tmp_path / "out" / path.name).read_bytes() == path.read_bytes(), path.name
+            assert (tmp_path / "hf" / path.name).read_bytes() == path.read_bytes(), path.name
+    assert verify_hf_folder(tmp_path / "hf") == len(tensors(model))
+    assert {*names(tmp_path)} <= {"hf", "model", "upstreams"}
 
 
-def test_a_training_checkpoint_is_the_trained_model(model: Path, tmp_path: Path) -> None:
-    checkpoint = checkpoint_folder(tmp_path, 1)
-    with backend(model) as built:
-        built.train_step(make_batch(), CrossEntropyLoss())
-        built.save(checkpoint, {})
-        trained = exported(built)
-    offline.megatron_to_hf(checkpoint, tmp_path / "out", source=model)
-    found = tensors(tmp_path / "out")
-    assert found.keys() == trained.keys()
-    assert all(torch.equal(found[name], torch.from_numpy(values)) for name, values in trained.items())
-
-
-def test_the_dtype_can_be_chosen(model: Path, tmp_path: Path) -> None:
-    offline.hf_to_megatron(model, tmp_path / "meg", dtype="bfloat16")
-    offline.megatron_to_hf(tmp_path / "meg", tmp_path / "out", source=model)
-    expected = tensors(model)
-    assert all(torch.equal(tensor, expected[name].bfloat16()) for name, tensor in tensors(tmp_path / "out").items())
-    assert json.loads((tmp_path / "out" / "config.json").read_text())["dtype"] == "bfloat16"
-
-
-@pytest.mark.parametrize("direction", ["hf-to-megatron", "megatron-to-hf"])
-def test_a_killed_conversion_continues_without_writing_again_what_is_right(
-    model: Path, tmp_path: Path, direction: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    offline.hf_to_megatron(model, tmp_path / "meg")
-
-    def convert(out: str, on_bytes: Callable[[int], None] = lambda _: None) -> None:
-        if direction == "hf-to-megatron":
-            offline.hf_to_megatron(model, tmp_path / out, on_bytes=on_bytes)
-        else:
-            offline.megatron_to_hf(tmp_path / "meg", tmp_path / out, source=model, on_bytes=on_bytes)
-
-    partial = tmp_path / ".out.partial"
-    with pytest.raises(Killed):
-        convert("out", killed_after(8))
+def test_what_an_import_needs_and_cannot_do_is_told(model: Path, upstreams: Path, tmp_path: Path) -> None:
+    for arguments, option in (((), "--source"), ((model, "bfloat16"), "--dtype")):
+        with pytest.raises(ModelError, match=option):
+            offline.convert_to_hf(upstreams, tmp_path / "out", *arguments)
+    write_model(tmp_path / "other", layers=3)
+    with pytest.raises((ModelError, BridgeError), match=r"model\.layers\.2\.|decoder\.layers"):
+        offline.convert_to_hf(upstreams, tmp_path / "out", tmp_path / "other")
     assert not (tmp_path / "out").exists()
-    lines = (partial / "checksums.jsonl").read_text().splitlines()
-    assert len(lines) == 10  # the header and nine tensors
-    damage(partial, json.loads(lines[4]))
-    (partial / "checksums.jsonl").write_text("\n".join(lines) + '\n{"name": "cut sho')
-    written: list[str] = []
-    record_writes(monkeypatch, written)
-    convert("out")
-    done = {json.loads(line)["name"] for line in lines[1:]}
-    assert json.loads(lines[4])["name"] in written
-    assert len(done & set(written)) == 1
-    monkeypatch.undo()
-    convert("straight")
-    assert names(tmp_path / "out") == names(tmp_path / "straight")
-    if direction == "megatron-to-hf":
-        assert_same(tmp_path / "out", model)
-        assert verify_hf_folder(tmp_path / "out") == len(tensors(model))
-    else:
-        offline.megatron_to_hf(tmp_path / "out", tmp_path / "back", source=model)
-        assert_same(tmp_path / "back", model)
-    assert not partial.exists()
 
 
-def damage(folder: Path, entry: dict[str, Any]) -> None:
-    """Overwrite some bytes of one recorded tensor, as a crash of the machine might leave them."""
-    if "offset" in entry:
-        path, offset = folder / f"__0_{entry['file']}.distcp", entry["offset"] + entry["length"] // 2
-    else:
-        path = folder / "model.safetensors"
-        content = path.read_bytes()
-        size = int.from_bytes(content[:8], "little")
-        offset = 8 + size + json.loads(content[8 : 8 + size])[entry["name"]]["data_offsets"][0]
-    with path.open("r+b") as file:
-        file.seek(offset)
-        file.write(b"\0\1\2\3" * 4)
+def test_a_checkpoint_of_the_old_form_is_named_with_a_command_that_works(
+    model: Path, upstreams: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = Path(shutil.copytree(upstreams, tmp_path / "a run" / "step_00000001"))
+    shutil.copytree(model, folder / "hf")
+    (folder / checkpoint_manifest.NAME).write_text(json.dumps({"format": 3, "files": {}}))
+    with backend(model) as built, pytest.raises(ModelError) as told:
+        built.load(folder)
+    with pytest.raises(ModelError) as caught:
+        offline.verify(folder)
+    assert str(caught.value) == str(told.value)
+    assert not isinstance(caught.value, DamagedCheckpoint)
+    program, *words = shlex.split(str(told.value).partition("; ")[2].partition(" imports")[0])
+    assert program == "mua"
+    monkeypatch.chdir(tmp_path)
+    assert CliRunner().invoke(app, words).exit_code == 0
+    assert_same(tmp_path / "OUT", model)
 
 
-def record_writes(monkeypatch: pytest.MonkeyPatch, written: list[str]) -> None:
-    from mua.utils.checksums import Sidecar
-
+def meet_tensors(monkeypatch: pytest.MonkeyPatch, meet: Callable[[str], None]) -> None:
+    """Calls ``meet`` with the name of every tensor as it is completed, after it was recorded."""
     add = Sidecar.add
 
     def recorded(self: Sidecar, name: str, digest: str, **place: Any) -> None:
-        written.append(name)
         add(self, name, digest, **place)
+        meet(name)
 
     monkeypatch.setattr(Sidecar, "add", recorded)
 
 
-def test_what_another_conversion_left_is_not_continued(model: Path, tmp_path: Path) -> None:
-    offline.hf_to_megatron(model, tmp_path / "meg")
-    with pytest.raises(Killed):
-        offline.megatron_to_hf(tmp_path / "meg", tmp_path / "out", source=model, on_bytes=killed_after(5))
-    changed = {name: tensor + 1 for name, tensor in tensors(model).items()}
-    shutil.copytree(model, tmp_path / "other")
-    save_file(changed, tmp_path / "other" / "model.safetensors")
-    offline.hf_to_megatron(tmp_path / "other", tmp_path / "meg")
-    offline.megatron_to_hf(tmp_path / "meg", tmp_path / "out", source=model)
-    assert_same(tmp_path / "out", tmp_path / "other")
+def interrupted(checkpoint: Path, out: Path, model: Path) -> list[str]:
+    """Kill an import after its ninth tensor; the lines of its sidecar."""
+    count = iter(range(8))
+
+    def kill(_: str) -> None:
+        if next(count, None) is None:
+            raise Killed
+
+    with pytest.MonkeyPatch.context() as patched:
+        meet_tensors(patched, kill)
+        with pytest.raises(Killed):
+            offline.convert_to_hf(checkpoint, out, model)
+    assert not out.exists()
+    return (out.with_name(f".{out.name}.partial") / "checksums.jsonl").read_text().splitlines()
 
 
-def test_two_conversions_into_one_folder_are_refused(model: Path, tmp_path: Path) -> None:
-    def second(_: int) -> None:
-        with pytest.raises(BridgeError, match=r"another process is writing .*meg; wait for it"):
-            offline.hf_to_megatron(model, tmp_path / "meg")
+def test_a_killed_import_continues_without_writing_again_what_is_right(
+    model: Path, upstreams: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines, partial = interrupted(upstreams, tmp_path / "out", model), tmp_path / ".out.partial"
+    assert len(lines) == 10  # the header and nine tensors
+    damaged = json.loads(lines[4])["name"]
+    damage(partial / "model.safetensors", damaged)
+    (partial / "checksums.jsonl").write_text("\n".join(lines) + '\n{"name": "cut sho')
+    written: list[str] = []
+    meet_tensors(monkeypatch, written.append)
+    offline.convert_to_hf(upstreams, tmp_path / "out", model)
+    assert {json.loads(line)["name"] for line in lines[1:]} & {*written} == {damaged}
+    monkeypatch.undo()
+    offline.convert_to_hf(upstreams, tmp_path / "straight", model)
+    assert names(tmp_path / "out") == names(tmp_path / "straight")
+    assert_same(tmp_path / "out", model)
+    assert verify_hf_folder(tmp_path / "out") == len(tensors(model))
+    assert not partial.exists()
 
-    offline.hf_to_megatron(model, tmp_path / "meg", on_bytes=second)
-    assert (tmp_path / "meg" / "manifest.json").exists()
+
+def damage(path: Path, name: str) -> None:
+    """Overwrite some bytes of one tensor, as a crash of the machine might leave them."""
+    content = path.read_bytes()
+    size = int.from_bytes(content[:8], "little")
+    with path.open("r+b") as file:
+        file.seek(8 + size + json.loads(content[8 : 8 + size])[name]["data_offsets"][0])
+        file.write(b"\0\1\2\3" * 4)
 
 
-def test_a_checkpoint_of_another_model_is_named(model: Path, tmp_path: Path) -> None:
-    write_model(tmp_path / "other", layers=3)
-    offline.hf_to_megatron(model, tmp_path / "meg")
-    with pytest.raises((ModelError, BridgeError), match=r"layers"):
-        offline.megatron_to_hf(tmp_path / "meg", tmp_path / "out", source=tmp_path / "other")
-    assert not (tmp_path / "out").exists()
+def test_what_another_import_left_is_not_continued(model: Path, upstreams: Path, tmp_path: Path) -> None:
+    interrupted(upstreams, tmp_path / "out", model)
+    with backend(model) as built:
+        built.train_step(make_batch(), CrossEntropyLoss())
+        save_torch_dist(built, tmp_path / "other")
+        built.save_hf(tmp_path / "trained")
+    offline.convert_to_hf(tmp_path / "other", tmp_path / "out", model)
+    assert_same(tmp_path / "out", tmp_path / "trained")
 
 
-def test_an_incomplete_model_is_refused_before_anything_is_written(model: Path, tmp_path: Path) -> None:
-    shutil.copytree(model, tmp_path / "other")
-    stored = tensors(model)
-    del stored["model.layers.1.mlp.up_proj.weight"]
-    save_file(stored, tmp_path / "other" / "model.safetensors")
-    with pytest.raises(BridgeError, match=r"lacks model\.layers\.1\.mlp\.up_proj\.weight"):
-        offline.hf_to_megatron(tmp_path / "other", tmp_path / "meg")
-    assert names(tmp_path) == ["other"]
+def test_two_imports_into_one_folder_are_refused(
+    model: Path, upstreams: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def second(_: str) -> None:
+        with pytest.raises(BridgeError, match=r"another process is writing .*out"):
+            offline.convert_to_hf(upstreams, tmp_path / "out", model)
+
+    meet_tensors(monkeypatch, second)
+    offline.convert_to_hf(upstreams, tmp_path / "out", model)
+    assert_same(tmp_path / "out", model)
 
 
 MEASURED = """
@@ -218,42 +258,35 @@ from pathlib import Path
 import psutil, torch
 from mua.megatron import offline
 torch.set_num_threads(1)
+offline.BUFFER_BYTES = 1 << 20
 peak, stop = 0, threading.Event()
 def watch():
     global peak
     while not stop.wait(0.002):
         peak = max(peak, psutil.Process().memory_info().rss)
-def both(model, name):
-    model, meg, out = Path(model), Path(model).with_name(name + ".meg"), Path(model).with_name(name + ".hf")
-    yield offline.hf_to_megatron, (model, meg), {}
-    yield offline.megatron_to_hf, (meg, out), {"source": model}
-for function, places, more in both(sys.argv[1], "small"):
-    function(*places, **more)  # what a first call imports and allocates once is no matter of the model's size
-threading.Thread(target=watch, daemon=True).start()
-for function, places, more in both(sys.argv[2], "large"):
-    before = peak = psutil.Process().memory_info().rss
-    function(*places, **more)
-    print(peak - before)
+for size in ("small", "large"):
+    model, upstreams, out = (Path(sys.argv[1]) / (size + end) for end in ("", ".upstreams", ".out"))
+    if size == "large":
+        before = peak = psutil.Process().memory_info().rss
+        threading.Thread(target=watch, daemon=True).start()
+    # What a first call imports and allocates once is no matter of the model's size.
+    offline.convert_to_hf(upstreams, out, model)
 stop.set()
+print(peak - before)
 """
 
 
 @pytest.mark.slow
 def test_memory_is_bounded_by_the_largest_tensor(tmp_path: Path) -> None:
-    wide = {"vocab_size": 32768, "intermediate_size": 3072, "num_attention_heads": 8, "head_dim": 64}
-    large = write_model(tmp_path / "large", layers=16, hidden=512, tied=False, **wide).bfloat16()
-    large.save_pretrained(tmp_path / "large")
-    sizes = [tensor.nbytes for tensor in large.state_dict().values()]
-    largest, total = max(sizes), sum(sizes)
-    del large
     write_model(tmp_path / "small")
-    command = [sys.executable, "-W", "ignore", "-c", MEASURED, str(tmp_path / "small"), str(tmp_path / "large")]
+    write_model(tmp_path / "large", hidden=256, layers=16, vocab_size=16384, intermediate_size=1536, tied=False)
+    for size in ("small", "large"):
+        write_torch_dist(str(tmp_path / size), str(tmp_path / f"{size}.upstreams"), {"dtype": "bfloat16"})
     environment = os.environ | {"PYTHONPATH": str(ROOT), "MALLOC_TRIM_THRESHOLD_": "0"}
+    command = [sys.executable, "-W", "ignore", "-c", MEASURED, str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=240, check=False)
     assert done.returncode == 0, done.stderr
-    peaks = [int(line) for line in done.stdout.split()]
-    print([f"{each / 2**20:.0f} MiB" for each in (*peaks, largest, total)])
-    assert len(peaks) == 2
-    assert total > 2 * largest + 2 * offline.BUFFER_BYTES  # otherwise the whole model would pass
-    assert all(0 < peak < 2 * largest + offline.BUFFER_BYTES for peak in peaks), peaks
-    assert_same(tmp_path / "large.hf", tmp_path / "large")
+    peak, sizes = int(done.stdout.split()[-1]), [each.nbytes for each in tensors(tmp_path / "large.out").values()]
+    print([f"{each / 2**20:.0f} MiB" for each in (peak, max(sizes), sum(sizes))])
+    assert sum(sizes) > 3 * max(sizes)  # otherwise the whole model would pass
+    assert 0 < peak < 2 * max(sizes) + (2 << 20)

@@ -92,7 +92,6 @@ class Bench:
         saves: dict[str, Callable[[Path], object]] = {
             "limit": raw_save.run,
             "megatron_bridge, checksums, fsync": self._save,
-            "safetensors, save_file": LibrarySave(self.source, self.model).run,
         }
         if self.mbridge is not None:
             saves["mbridge"] = lambda out: self.mbridge.save_weights([self.model], str(out))
@@ -109,7 +108,7 @@ class Bench:
         load_hf([self.model], self.source)
 
     def _save(self, out: Path) -> None:
-        from megatron_bridge.hf_folder import save_hf
+        from megatron_bridge.save import save_hf
 
         save_hf([self.model], out, source=self.source, max_shard_bytes=SHARD_BYTES)
 

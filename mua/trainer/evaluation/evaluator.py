@@ -198,24 +198,17 @@ def evaluated(config: ExperimentConfig, play: Play | None = None) -> Json:
 
 
 def servable(config: ExperimentConfig) -> ExperimentConfig:
-    """``config`` whose ``model.path``, where it is a checkpoint, is that checkpoint's weights as Hugging Face has them.
+    """``config`` whose ``model.path``, where it links to a checkpoint (``checkpoints/best``), is that checkpoint.
 
-    They are written once, under ``<output>/policies``, by the digest of what the checkpoint holds. A link to a
-    checkpoint (``checkpoints/best``) is followed. Raises :class:`ModelError` for a damaged one.
+    Raises :class:`ModelError` for a damaged one, or one of the old form.
     """
-    if config.evaluation.policy.kind == "endpoint":
+    path = config.model.path.resolve()
+    if config.evaluation.policy.kind == "endpoint" or not (path / _MANIFEST).is_file():
         return config
-    checkpoint = config.model.path.resolve()
-    if not (checkpoint / _MANIFEST).is_file():
-        return config
-    from mua.megatron import checkpoint_manifest, offline  # these load Megatron-Core
-    from mua.megatron.offline import convert_to_hf
+    from mua.megatron import checkpoint_manifest  # loads Megatron-Core
 
-    out = config.output / "policies" / f"{checkpoint.name}-{json_digest(checkpoint_manifest.read_manifest(checkpoint))}"
-    if not offline.is_converted(checkpoint, out):
-        out.parent.mkdir(parents=True, exist_ok=True)
-        convert_to_hf(checkpoint, out)
-    return config.model_copy(update={"model": config.model.model_copy(update={"path": out})})
+    checkpoint_manifest.check_files(path, checkpoint_manifest.read_manifest(path))
+    return config.model_copy(update={"model": config.model.model_copy(update={"path": path})})
 
 
 def planned_episodes(config: ExperimentConfig) -> list[tuple[Task, list[Placed]]]:
