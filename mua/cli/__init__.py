@@ -482,7 +482,7 @@ def convert_every_step(
 def convert_verify(
     folder: Annotated[Path, argument("FOLDER", "model or checkpoint folder")], as_json: AsJson = False
 ) -> None:
-    """Compare every byte of a folder's weights with the checksums they were written with."""
+    """Check that a model folder fits a known family, and compare every byte with its checksums."""
     import mua.megatron.offline
 
     with _told(as_json) as tell:

@@ -28,6 +28,7 @@ from megatron.core.dist_checkpointing.mapping import ShardedTensor, ShardedTenso
 from torch import Tensor
 
 from megatron_bridge.blocks import BandPart, bands
+from megatron_bridge.convert import check_coverage, check_sizes
 from megatron_bridge.hf_config import need, read_hf_config
 from megatron_bridge.hf_folder import (
     DEFAULT_SHARD_BYTES,
@@ -155,9 +156,10 @@ def is_exported(checkpoint: Path, out: Path) -> bool:
 
 
 def verify(folder: Path) -> dict[str, int]:
-    """Read a model folder or a checkpoint in whole and compare it with the checksums it was written with.
+    """Check that a model folder is a whole model of a known family, and compare it, or a checkpoint, with its checksums.
 
-    The number of files or tensors that were read."""
+    The number of files or tensors.
+    """
     if not folder.is_dir():
         raise ModelError(f"{folder} is no folder; name a model folder or a checkpoint")
     if (folder / checkpoint_manifest.NAME).exists():
@@ -165,7 +167,15 @@ def verify(folder: Path) -> dict[str, int]:
         checkpoint_manifest.check_files(folder, content)
         print(f"{folder}: all files are as they were written")
         return {"files": len(content["files"])}
-    print(f"{folder}: all {(tensors := verify_hf_folder(folder))} tensors are as they were written")
+    config = read_hf_config(folder)
+    with SafetensorsFolder(folder) as weights:
+        check_sizes(config, weights)
+        mapping = without_cuda(_mapping, config, "float32")
+        check_coverage([spec for parameter, _ in mapping for spec in parameter.sources()], weights, config)
+        tensors = len(list(weights.names))
+    checked = (folder / sidecars.NAME).exists() and verify_hf_folder(folder) > 0
+    written = "all as they were written" if checked else f"without {sidecars.NAME} to compare with"
+    print(f"{folder}: a whole {config['model_type']} of {tensors} tensors, {written}")
     return {"tensors": tensors}
 
 

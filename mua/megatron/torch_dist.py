@@ -169,7 +169,7 @@ _NAMES: dict[tuple[str, str], Any] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ArchivePlace:
     """Where an archive lies: file, and bytes."""
 
     file: str
@@ -182,7 +182,7 @@ class GlobalTensor:
     """A tensor of a checkpoint: the chunks it is stored in, by where each begins."""
 
     dtype: torch.dtype
-    chunks: dict[tuple[int, ...], tuple[tuple[int, ...], Place]]
+    chunks: dict[tuple[int, ...], tuple[tuple[int, ...], ArchivePlace]]
 
 
 def parse_index(data: bytes, sizes: Callable[[str], int]) -> dict[str, GlobalTensor]:
@@ -199,7 +199,7 @@ def parse_index(data: bytes, sizes: Callable[[str], int]) -> dict[str, GlobalTen
     stored, tensors = index.get("storage_data"), index.get("state_dict_metadata")
     if type(stored) is not dict or type(tensors) is not dict:
         raise PickleError("it lacks a dictionary that every index has")
-    places: dict[tuple[str, tuple[int, ...] | None], Place] = {}
+    places: dict[tuple[str, tuple[int, ...] | None], ArchivePlace] = {}
     for key, place in stored.items():
         fields = Record.fields(key, "MetadataIndex")
         offset = fields.get("offset")
@@ -232,7 +232,7 @@ def parse_index(data: bytes, sizes: Callable[[str], int]) -> dict[str, GlobalTen
     return found
 
 
-def _place(record: Any, sizes: Callable[[str], int]) -> Place:
+def _place(record: Any, sizes: Callable[[str], int]) -> ArchivePlace:
     fields = Record.fields(record, "_StorageInfo")
     name, offset, length = (fields.get(key) for key in ("relative_path", "offset", "length"))
     if not is_name(name) or name.startswith(".") or os.path.basename(name) != name:
@@ -245,7 +245,7 @@ def _place(record: Any, sizes: Callable[[str], int]) -> Place:
         raise PickleError(f"it names {label(name)}: {error.strerror}") from error
     if type(offset) is not int or type(length) is not int or not (0 <= offset <= offset + length <= size):
         raise PickleError(f"it names {shown(length)} bytes from {shown(offset)} on of {label(name)}, which has {size}")
-    return Place(name, offset, length)
+    return ArchivePlace(name, offset, length)
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,7 +266,7 @@ class StoredTensor:
     shape: torch.Size
 
 
-def find_tensor(descriptor: int, place: Place) -> StoredTensor:
+def find_tensor(descriptor: int, place: ArchivePlace) -> StoredTensor:
     """The one tensor that the archive at ``place`` holds.
 
     Raises:
@@ -322,7 +322,7 @@ def find_tensor(descriptor: int, place: Place) -> StoredTensor:
 class _FilePart(io.RawIOBase):
     """A part of an open file as a file."""
 
-    def __init__(self, descriptor: int, place: Place) -> None:
+    def __init__(self, descriptor: int, place: ArchivePlace) -> None:
         self._descriptor, self._place, self._position = descriptor, place, 0
 
     def readable(self) -> bool:
@@ -370,7 +370,7 @@ class StoredMatrix:
     col: int
     rows: int
     cols: int
-    place: Place
+    place: ArchivePlace
     first: int
     """Elements of the chunk before this matrix."""
 
@@ -386,7 +386,7 @@ class TorchDistReader:
         self.folder = folder
         self._files: dict[str, int] = {}
         self._stored: dict[tuple[str, int], dict[tuple[int, ...], list[StoredMatrix]]] = {}
-        self._opened: tuple[Place, StoredTensor] | None = None
+        self._opened: tuple[ArchivePlace, StoredTensor] | None = None
         with self._plain(INDEX), open(open_regular(folder / INDEX), "rb") as file:
             self._index = parse_index(file.read(), lambda name: os.stat(folder / name).st_size)
 

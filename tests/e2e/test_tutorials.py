@@ -114,5 +114,3 @@ def test_what_ci_runs_of_a_page(page: str, checkout: Path, monkeypatch: pytest.M
         assert step["step"] == 0
     if page == "own-domain":
         assert (checkout / "my-theatre/theatre/__init__.py").exists()
-    if page == "own-model":
-        assert (checkout / "runs/my-model/hf/model.safetensors").exists()
