@@ -156,7 +156,7 @@ def is_exported(checkpoint: Path, out: Path) -> bool:
 
 
 def verify(folder: Path) -> dict[str, int]:
-    """Check that a model folder is a whole model of a known family, and compare it, or a checkpoint, with its checksums.
+    """Check that a model folder is a whole model of a known family; compare it, or a checkpoint, with its checksums.
 
     The number of files or tensors.
     """
