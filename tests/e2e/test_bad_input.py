@@ -1,7 +1,7 @@
 """What goes wrong outside the program: each gets one line a person can act on, and nothing is lost.
 
-Not covered here but in the unit tests of the parts: broken YAML and unknown keys, a tool that raises or hangs, a disk
-that fills up while a checkpoint is written, an endpoint that answers 429 or nothing.
+Not covered here but in the unit tests of the parts: configurations (test_start_checks.py), a tool that raises or hangs,
+a disk that fills up while a checkpoint is written, an endpoint that answers 429, 500 or nothing.
 """
 
 from __future__ import annotations
@@ -25,19 +25,6 @@ EPISODES = 32
 
 
 # ---- what the configuration names is not there
-
-
-@pytest.mark.slow
-def test_an_unknown_environment_is_named_with_the_nearest(workshop: Workshop, tmp_path: Path) -> None:
-    line = refused("rollout", workshop.recipe, "environment.name=help_dsk", cwd=tmp_path)
-    assert "'help_dsk'" in line
-    assert "did you mean 'help_desk'?" in line
-
-
-@pytest.mark.parametrize("verb", ["train", "eval"])
-@pytest.mark.slow
-def test_a_missing_model_folder_is_named(workshop: Workshop, tmp_path: Path, verb: str) -> None:
-    assert "nowhere" in refused(verb, workshop.recipe, "model.path=nowhere", cwd=tmp_path)
 
 
 @pytest.mark.slow
@@ -65,14 +52,6 @@ def test_a_checkpoint_of_another_shape_is_refused_and_kept(workshop: Workshop, t
     assert sorted(path.name for path in checkpoints.iterdir()) == before
 
 
-@pytest.mark.slow
-def test_an_unwritable_output_folder_is_named(workshop: Workshop, tmp_path: Path) -> None:
-    # /proc refuses even root.
-    line = refused("train", workshop.recipe, "output=/proc/self/runs", cwd=tmp_path)
-    assert "output: " in line
-    assert "/proc/self" in line
-
-
 # ---- the user's endpoint
 
 
@@ -98,20 +77,11 @@ def test_an_endpoint_that_refuses_the_key(recipe: Path, tmp_path: Path) -> None:
     assert metrics_of(tmp_path / "out") == []
 
 
-@pytest.mark.parametrize(
-    ("http", "body", "said", "status"),
-    [
-        pytest.param(500, b"{}", "HTTP 500", 75, marks=pytest.mark.grid),
-        pytest.param(200, b"<html>no json", "unusable reply", 2, marks=pytest.mark.slow),
-        pytest.param(200, b'{"choices": []}', "unusable reply", 2, marks=pytest.mark.grid),
-    ],
-)
-def test_an_endpoint_that_fails_or_babbles(
-    recipe: Path, tmp_path: Path, http: int, body: bytes, said: str, status: int
-) -> None:
-    with answering(lambda: (http, body)) as url:
-        line = ask(recipe, "rollout", url, tmp_path, status)
-    assert said in line
+@pytest.mark.slow
+def test_an_endpoint_that_babbles(recipe: Path, tmp_path: Path) -> None:
+    with answering(lambda: (200, b"<html>no json")) as url:
+        line = ask(recipe, "rollout", url, tmp_path, 2)
+    assert "unusable reply" in line
     assert "after 2 requests" in line
     unscored = list(read_traces(tmp_path / "out" / "traces"))
     assert [(t.outcome, t.attempts) for t in unscored] == [("user_error", 2)] * 4
