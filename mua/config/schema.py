@@ -287,10 +287,12 @@ class ExperimentConfig(Section):
         if not all(isinstance(section, dict) for section in sections):
             return data
         keys = ("max_length", "max_tokens_per_microbatch", "max_tokens")
-        length, budget, given = (
-            section.get(key, of.model_fields[key].default)
-            for section, key, of in zip(sections, keys, (ModelConfig, MegatronConfig, RolloutConfig), strict=True)
-        )
+        kinds: tuple[type[Section], ...] = (ModelConfig, MegatronConfig, RolloutConfig)
+        numbers: list[Any] = [
+            section.get(key, kind.model_fields[key].default)
+            for section, key, kind in zip(sections, keys, kinds, strict=True)
+        ]
+        length, budget, given = numbers
         plays, rollout = (info.context or {}).get("verb") != "sft", sections[2]
         if not all(type(number) is int for number in (length, budget, given)) or (plays and "max_tokens" in rollout):
             return data

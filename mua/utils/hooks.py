@@ -20,6 +20,7 @@ import importlib
 import inspect
 import math
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -174,20 +175,22 @@ def load_hook(key: str, path: str) -> Any:
 
 def call_hook(key: str, path: str, *arguments: Any) -> Any:
     """What the hook gives for ``arguments``. Raises :class:`MuaError` for whatever it raises that is none itself."""
-    try:
+    with _telling(key, path):
         return load_hook(key, path)(*arguments)
-    except MuaError:
-        raise
-    except Exception as error:
-        raise wrong_result(key, path, f"raised {one_line(error)}") from error
 
 
 async def await_hook(key: str, path: str, *arguments: Any) -> Any:
     """As :func:`call_hook`: a coroutine function on this event loop, a plain one in a thread."""
     if not inspect.iscoroutinefunction(load_hook(key, path)):
         return await asyncio.to_thread(call_hook, key, path, *arguments)
-    try:
+    with _telling(key, path):
         return await load_hook(key, path)(*arguments)
+
+
+@contextmanager
+def _telling(key: str, path: str) -> Iterator[None]:
+    try:
+        yield
     except MuaError:
         raise
     except Exception as error:

@@ -64,7 +64,7 @@ def show(
 def _trained(uses: list[Json]) -> Iterator[RenderableType]:
     """Mean advantage by turn of each segment, and its largest gap between engine and trainer."""
     table = Table("segment", "step", "turn", "advantage", title="trained on", title_justify="left")
-    lines = []
+    lines: list[RenderableType] = []
     for number, found in enumerate(uses):
         for turn, advantage in advantage_by_turn(found["columns"]):
             table.add_row(str(number), str(found["step"]), str(turn), f"{advantage:+.4g}")
@@ -74,4 +74,5 @@ def _trained(uses: list[Json]) -> Iterator[RenderableType]:
             gap = f"{max(gaps):.3g}" if gaps else "not recorded"
             text = f"segment {number}: {len(weights)} trained tokens, weights {min(weights):.3g} to {max(weights):.3g}"
             lines.append(Text(f"{text}, largest gap of engine and trainer {gap}", style="dim"))
-    yield from [table, *lines] if table.row_count else [Text("no step trained on it", style="dim")]
+    lines.insert(0, table)
+    yield from lines if table.row_count else [Text("no step trained on it", style="dim")]

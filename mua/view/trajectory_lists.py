@@ -15,7 +15,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from statistics import median
 from typing import Any, get_args
 
@@ -70,10 +70,11 @@ class ListQuestion:
 
 _OF_LIST = ("order", "limit", "offset", "said", "suspect", "run")
 _FILTERS = {
-    **dict.fromkeys(("domain", "task", "outcome", "kind", "text"), "text"),
-    **dict.fromkeys(("step", "round", "ordinal"), "number"),
-    **dict.fromkeys(("success", "scored", "tool_error", "kept"), "flag"),
+    field.name: str(field.type).partition(" ")[0]
+    for field in fields(TrajectoryFilter)
+    if field.name not in ("run", "ids", "min_reward", "min_version")
 }
+"""The type of each filter by its name."""
 
 
 def filter_of(run: str | None, given: Mapping[str, str]) -> TrajectoryFilter:
@@ -83,11 +84,11 @@ def filter_of(run: str | None, given: Mapping[str, str]) -> TrajectoryFilter:
         kind = _FILTERS.get(name)
         if kind is None:
             raise BadQuestion(f"{name}: no filter of trajectories; there are {', '.join(_FILTERS)}")
-        if kind == "flag" and value and value not in _BOOLEANS:
+        if kind == "bool" and value and value not in _BOOLEANS:
             raise BadQuestion(f"{name}: true or false, not {value[:40]!r}")
         if value:
-            own: dict[str, Any] = {"flag": _BOOLEANS.get(value), "text": value}
-            chosen[name] = whole_number(name, value) if kind == "number" else own[kind]
+            own: dict[str, Any] = {"bool": _BOOLEANS.get(value), "str": value}
+            chosen[name] = whole_number(name, value) if kind == "int" else own[kind]
     return TrajectoryFilter(**chosen)
 
 

@@ -15,7 +15,7 @@ import pytest
 from disk_support import fill, largest_file, small_disk
 
 from mua.config.schema import ExperimentConfig
-from mua.observe.metrics_log import METRICS_FILE, MetricsWriter, read_metrics
+from mua.observe.metrics_log import METRICS_FILE, MetricsWriter
 from mua.observe.output import CONFIG_FILE, prepare_output
 from mua.store.traces import TraceWriter, experts_file, read_traces
 from mua.trainer.evaluation.store import EpisodeStore, Key
@@ -73,14 +73,6 @@ def test_traces_are_whole_up_to_the_one_that_did_not_fit(tmp_path: Path, experts
     assert 0 < len(list(read_traces(tmp_path))) < 4
     writer.write(3, [trajectory(0)])
     assert len(list(read_traces(tmp_path))) == 1
-
-
-def test_metrics_and_the_curves(tmp_path: Path) -> None:
-    with MetricsWriter(tmp_path, tensorboard=False) as metrics, largest_file(100):
-        metrics.log(0, {"train/loss": 1.0})
-        with pytest.raises(DiskError, match=METRICS_FILE):
-            metrics.log(1, {f"env/tool_calls/name of a tool {i}": 1.0 for i in range(10)})
-    assert [line["step"] for line in read_metrics(tmp_path / METRICS_FILE)] == [0]
 
 
 def _log_on(metrics: MetricsWriter) -> None:

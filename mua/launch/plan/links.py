@@ -202,7 +202,13 @@ class Links:
     def fill(self, share: Sequence[int] = ()) -> None:
         """The routes of every group to its roots; buckets of the sizes ``share`` each to one of them alone."""
         demands = list(self._demands())
-        self._share = self._share_out(demands, share) if share else []
+        own = {rank: [0] * len(share) for rank in self._roots}
+        for group, _, wanted in demands if share else ():
+            for (ranks, _), of_bucket in wanted.items():
+                for bucket, sizes in of_bucket.items():
+                    for rank in group & own.keys() & set(ranks):
+                        own[rank][bucket] += int(sizes[0])
+        self._share = assign_roots(own, share) if share else []
         nodes = np.array(self._layout.nodes)
         for group, holders, wanted in demands:
             roots = np.array([rank for rank in self._roots if rank in group])
@@ -236,15 +242,6 @@ class Links:
                     for piece in self._routes.pieces(parameter, shard, variant):
                         wanted[owners, turn][piece.bucket][variant] += piece.nbytes
             yield group, holders, wanted
-
-    def _share_out(self, demands: Sequence[tuple[set[int], Holders, _Demand]], sizes: Sequence[int]) -> list[int]:
-        own = {rank: [0] * len(sizes) for rank in self._roots}
-        for group, _, wanted in demands:
-            for (ranks, _), of_bucket in wanted.items():
-                for bucket, nbytes in of_bucket.items():
-                    for rank in group & own.keys() & set(ranks):
-                        own[rank][bucket] += int(nbytes[0])
-        return assign_roots(own, sizes)
 
     def broadcast(self, sizes: Sequence[int]) -> None:
         """Every bucket once more out of its root's adapter, and by its own adapter into every engine rank."""
