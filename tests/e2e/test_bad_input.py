@@ -1,12 +1,7 @@
 """What goes wrong outside the program: each gets one line a person can act on, and nothing is lost.
 
-<<<<<<< HEAD
-Not covered here but in the unit tests of the parts: a configuration that names what is not there, a tool that raises or
-hangs, a disk that fills up while a checkpoint is written, an endpoint that answers 429 or nothing.
-=======
 Not covered here but in the unit tests of the parts: configurations (test_start_checks.py), a tool that raises or hangs,
 a disk that fills up while a checkpoint is written, an endpoint that answers 429, 500 or nothing.
->>>>>>> r2-launch
 """
 
 from __future__ import annotations
@@ -83,11 +78,7 @@ def test_an_endpoint_that_refuses_the_key(recipe: Path, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_an_endpoint_that_babbles(recipe: Path, tmp_path: Path) -> None:
     with answering(lambda: (200, b"<html>no json")) as url:
-<<<<<<< HEAD
-        line = ask(recipe, "rollout", url, tmp_path, status=2)
-=======
         line = ask(recipe, "rollout", url, tmp_path, 2)
->>>>>>> r2-launch
     assert "unusable reply" in line
     assert "after 2 requests" in line
     unscored = list(read_traces(tmp_path / "out" / "traces"))
