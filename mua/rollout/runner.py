@@ -544,9 +544,9 @@ class GroupScheduler:
             self.start()
         overdue = [ordinal for ordinal, flight in self._flights.items() if self._overdue(flight)]
         await self._cancel(overdue)
-        taken, usable = (sorted(groups, key=lambda group: group.ordinal) for groups in (taken, usable))
+        every, chosen = (sorted(groups, key=lambda group: group.ordinal) for groups in (taken, usable))
         carried = sum(flight.step + demand.staleness <= self._step for flight in self._flights.values())
-        return RolloutBatch(taken, usable, len(overdue), self.position, carried, saved)
+        return RolloutBatch(every, chosen, len(overdue), self.position, carried, saved)
 
     def release(self) -> None:
         """The weights trained on the groups taken last are in the engines: start new groups in their slots."""
