@@ -17,9 +17,6 @@ from transformers import GenerationConfig
 
 from mua.config.load import dump_config, load_config
 from mua.megatron.model_card import CARD, GENERATION, ExportedPolicy, exported_texts
-from mua.megatron.offline import source_files, texts_of
-from mua.utils.errors import ModelError
-from mua.utils.resources import shipped
 
 INTERVAL = {"eval/test_success": 0.5625, "eval/test_success_low": 0.5, "eval/test_success_high": 0.62}
 
@@ -104,22 +101,3 @@ def test_hostile_words_of_a_base_stay_words(base: Path, caplog: pytest.LogCaptur
     assert json.loads(texts[GENERATION]).keys().isdisjoint({"eos_token_id", "pad_token_id"})
     assert ModelCard(texts[CARD]).data.license is None
     assert "\n# a\\|b\\]: \\<script\\>\\`\n" in texts[CARD]
-
-
-def test_a_checkpoint_tells_its_card_from_anywhere(base: Path, run: Path) -> None:
-    checkpoint = run / "checkpoints/step_00000004"
-    trained = exported(base, None).config | {"model": {"path": "runs/sft/hf"}}
-    manifest = {"config": trained, "data_position": {"step": 4}, "git": None, "versions": {"torch": "2"}}
-    text = texts_of(checkpoint, base, manifest)[CARD]
-    assert "of `sft` (Qwen3ForCausalLM)" in text
-    assert "0.562 (0.500 to 0.620)" in text
-    assert texts_of(checkpoint, base, {"weights_only": True}) == {}
-
-
-def test_a_checkpoint_without_a_tokenizer_names_what_is_missing(run: Path) -> None:
-    (run / "config.yaml").write_text(shipped("configs/demo.yaml").read_text())
-    checkpoint = run / "checkpoints/step_00000004"
-    with pytest.raises(ModelError, match=r"runs/demo/sft/hf, model.path of .*config.yaml, is not there; .* --source"):
-        source_files(checkpoint)
-    (checkpoint / "hf").mkdir()
-    assert source_files(checkpoint) == checkpoint / "hf"
