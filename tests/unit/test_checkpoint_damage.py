@@ -22,7 +22,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from mua.config.schema import ExperimentConfig
+from mua.config.schema import CriticConfig, ExperimentConfig
 from mua.megatron import checkpoint_manifest, offline
 from mua.megatron.checkpoint import checkpoint_folder, latest_checkpoint
 from mua.megatron.offline import verify
@@ -52,8 +52,8 @@ def model(root: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def trained(model: Path, root: Path) -> Path:
-    """The second of two training checkpoints."""
-    with backend(model) as built:
+    """The second of two training checkpoints, with a critic."""
+    with backend(model, critic=CriticConfig()) as built:
         for step in (1, 2):
             built.save(checkpoint_folder(root, step), {"step": step})
     return checkpoint_folder(root, 2)

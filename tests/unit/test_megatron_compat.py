@@ -32,7 +32,6 @@ import torch.distributed as dist
 from mua.algorithms.losses import CrossEntropyLoss
 from mua.compat import megatron_cpu
 from mua.compat.megatron_optimizer import GroupStepAdam, joined, split
-from mua.compat.megatron_optimizer_state import KINDS, WEIGHT, ParameterState
 from mua.config.schema import MegatronConfig
 from mua.megatron.parallel import start_groups
 from tests.distributed import run_distributed, run_on_workers
@@ -232,7 +231,10 @@ class PreciseAdam:
 
     def __init__(self, parameter: torch.Tensor, remainder: torch.Tensor) -> None:
         self.param_groups = [{"params": [parameter]}]
-        self.state = {parameter: {"master_param": remainder} | {name: torch.ones(len(parameter)) for name in KINDS[1:]}}
+        self.state = {
+            parameter: {"master_param": remainder}
+            | {name: torch.ones(len(parameter)) for name in ("exp_avg", "exp_avg_sq")}
+        }
 
     def get_unscaled_state(self, parameter: torch.Tensor, name: str) -> torch.Tensor:
         return self.state[parameter][name]
@@ -258,6 +260,8 @@ def precise_optimizer(whole: torch.Tensor) -> Any:
 
 
 def test_a_precise_adam_is_saved_with_whole_weights() -> None:
+    from mua.compat.megatron_optimizer_state import WEIGHT, ParameterState
+
     whole = torch.randn(1000, generator=torch.Generator().manual_seed(0))
     saved, other = precise_optimizer(whole), precise_optimizer(torch.zeros(1000))
     ((one, _),), ((two, _),) = saved.model_param_group_index_map.items(), other.model_param_group_index_map.items()
