@@ -22,8 +22,9 @@ import pytest
 import torch
 from torch.distributed.checkpoint import FileSystemReader
 
+from mua.compat.plain_pickle import PickleError, PlainUnpickler
 from mua.megatron import offline, torch_dist
-from mua.megatron.torch_dist import INDEX, PickleError, Place, PlainUnpickler, TorchDistReader, find_tensor
+from mua.megatron.torch_dist import INDEX, Place, TorchDistReader, find_tensor
 from mua.utils.errors import DamagedCheckpoint
 from tests.megatron_support import write_model
 from tests.torch_dist import change_index, write_torch_dist

@@ -29,7 +29,7 @@ from mua.megatron.offline import verify
 from mua.trainer.learner import Learner
 from mua.trainer.run_folder import Run
 from mua.utils.errors import BridgeError, DamagedCheckpoint, ModelError
-from tests.megatron_support import backend, exported, reseal, write_model
+from tests.megatron_support import backend, reseal, write_model
 
 BITS_PER_FILE = 6
 LARGE = 1 << 20
@@ -340,9 +340,3 @@ def test_weights_that_are_no_numbers_are_named(model: Path, tmp_path: Path, valu
     save_file(stored, folder / "model.safetensors")
     with pytest.raises(ModelError, match=rf"model\.path: .*{name}"), backend(folder):
         pass
-
-
-def test_a_model_folder_that_is_whole_still_loads(model: Path, returned: Path) -> None:
-    with backend(returned) as built:
-        found = exported(built)
-    assert all((found[name] == tensor.numpy()).all() for name, tensor in load_file(model / "model.safetensors").items())
