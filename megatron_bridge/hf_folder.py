@@ -23,6 +23,8 @@ from mua.utils.errors import BridgeError
 from mua.utils.strict_json import open_regular
 
 DEFAULT_SHARD_BYTES = 5 << 30
+MANIFEST = "manifest.json"
+"""Of a checkpoint, which is a model folder with more in it; none of a folder made from its files."""
 _WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".gguf", ".onnx", ".index.json")
 _DTYPE_KEY = re.compile(r'("(?:torch_)?dtype"\s*:\s*")[^"]*(")')
 
@@ -93,8 +95,8 @@ def copy_other_files(
     if not (source / "config.json").is_file():
         raise BridgeError(f"{source} has no config.json to copy; give a Hugging Face model folder")
     for path in sorted(source.iterdir()):
-        skipped = path.name.startswith(".") or path.name.endswith(_WEIGHT_SUFFIXES) or path.name == CHECKSUMS
-        if skipped or path.name in texts or path.is_dir():
+        skipped = path.name.startswith(".") or path.name.endswith(_WEIGHT_SUFFIXES)
+        if skipped or path.name in (CHECKSUMS, MANIFEST, *texts) or path.is_dir():
             continue
         try:
             descriptor = open_regular(path)

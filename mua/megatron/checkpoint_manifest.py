@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, Field, ValidationError
 
-from megatron_bridge.hf_folder import verify_hf_folder
+from megatron_bridge.hf_folder import MANIFEST, verify_hf_folder
 from megatron_bridge.safetensors_io import SafetensorsFolder
 from mua.types import Json
 from mua.utils.checksums import ALGORITHM, Hasher, digest_of_file
@@ -23,7 +23,7 @@ from mua.utils.checksums import NAME as CHECKSUMS
 from mua.utils.errors import BridgeError, DamagedCheckpoint, ModelError
 from mua.utils.strict_json import label, read_json_file, shown
 
-NAME = "manifest.json"
+NAME = MANIFEST
 FORMAT = 4
 """Formats up to 3 were Megatron's torch_dist."""
 _SUM = "checksum"

@@ -118,7 +118,6 @@ def export_checkpoint(
 
 def _cast(checkpoint: Path, folder: Path, dtype: torch.dtype, max_shard_bytes: int) -> None:
     copy_other_files(checkpoint, folder, dtype)
-    (folder / checkpoint_manifest.NAME).unlink()
     with SafetensorsFolder(checkpoint) as weights:
         specs = [TensorSpec(name, weights.entry(name).shape, dtype) for name in weights.names]
         with (

@@ -46,7 +46,7 @@ def test_a_checkpoint_of_another_shape_is_refused_and_kept(workshop: Workshop, t
     (tmp_path / "out" / "checkpoints").symlink_to(checkpoints)
     line = refused("train", workshop.recipe, f"model.path={tmp_path}/other", "trainer.steps=9", cwd=tmp_path)
     assert "of another model" in line
-    assert "mlp" in line
+    assert "ffn_hidden_size" in line
     assert sorted(path.name for path in checkpoints.iterdir()) == before
 
 

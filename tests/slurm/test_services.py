@@ -87,7 +87,7 @@ def test_a_conversion_that_fails_is_a_failed_job(jobs: Jobs, tmp_path: Path) -> 
     job = jobs.sbatch("convert.sbatch", "megatron-to-hf", tmp_path / "nothing", tmp_path / "hf", cwd=tmp_path)
     log = tmp_path / f"mua-convert-{job}.log"
     jobs.until(job, jobs.state(job, "FAILED"), "the failure", log)
-    assert "no such checkpoint" in log.read_text()
+    assert f"{tmp_path}/nothing does not exist" in log.read_text()
 
 
 def test_a_sampler_without_a_store_is_a_failed_job(jobs: Jobs, tmp_path: Path) -> None:

@@ -22,8 +22,9 @@ import pytest
 import torch
 from torch.distributed.checkpoint import FileSystemReader
 
+from mua.compat.plain_pickle import PickleError, PlainUnpickler
 from mua.megatron import offline, torch_dist
-from mua.megatron.torch_dist import INDEX, PickleError, ArchivePlace, PlainUnpickler, TorchDistReader, find_tensor
+from mua.megatron.torch_dist import INDEX, ArchivePlace, TorchDistReader, find_tensor
 from mua.utils.errors import DamagedCheckpoint
 from tests.megatron_support import write_model
 from tests.torch_dist import change_index, write_torch_dist
@@ -233,7 +234,7 @@ def test_values_within_values_end(tmp_path: Path, value: bytes) -> None:
     path = tmp_path / "file"
     path.write_bytes(archive(b"\x80\x02" + value))
     with path.open("rb") as file, pytest.raises(PickleError):
-        find_tensor(file.fileno(), Place("file", 0, path.stat().st_size))
+        find_tensor(file.fileno(), ArchivePlace("file", 0, path.stat().st_size))
 
 
 @pytest.mark.parametrize(
@@ -276,7 +277,7 @@ def test_changed_bytes_of_every_pickle_are_one_error_or_none(saved: Path, tmp_pa
                 TorchDistReader(folder).close()
             else:
                 with (folder / "archive").open("rb") as file:
-                    find_tensor(file.fileno(), Place("archive", 0, len(data)))
+                    find_tensor(file.fileno(), ArchivePlace("archive", 0, len(data)))
         except (DamagedCheckpoint, PickleError) as error:
             refusals.append(str(error))
     assert not any("\n" in told for told in refusals)

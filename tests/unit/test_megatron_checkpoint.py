@@ -27,6 +27,7 @@ from mua.algorithms.losses import CrossEntropyLoss
 from mua.config.schema import ExperimentConfig
 from mua.megatron import checkpoint_manifest
 from mua.megatron.checkpoint import checkpoint_folder, latest_checkpoint, prune_checkpoints
+from mua.megatron.offline import verify
 from mua.observe.provenance import provenance
 from mua.trainer.learner import Learner
 from mua.types import Float32Array
@@ -137,6 +138,15 @@ def test_transformers_loads_a_checkpoint_as_it_is(built: Learner, checkpoint: Pa
     for name, values in exported(built).items():
         assert np.array_equal(loaded[name].numpy(), values), name
     assert model.generate(torch.tensor([[1, 2, 3]]), max_new_tokens=4, do_sample=False).shape == (1, 7)
+
+
+def test_a_run_starts_from_a_checkpoint_as_from_any_model_folder(checkpoint: Path, tmp_path: Path) -> None:
+    with backend(checkpoint) as other:
+        other.save(checkpoint_folder(tmp_path, 5), {"next": 5})
+        assert other.load(checkpoint_folder(tmp_path, 5)) == {"next": 5}
+        other.save_hf(tmp_path / "hf")
+    assert (tmp_path / "hf/model.safetensors").read_bytes() == (checkpoint / "model.safetensors").read_bytes()
+    assert verify(tmp_path / "hf").keys() == {"tensors"}
 
 
 def test_no_file_of_a_checkpoint_is_a_pickle(checkpoint: Path) -> None:

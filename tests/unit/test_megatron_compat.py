@@ -231,7 +231,10 @@ class PreciseAdam:
 
     def __init__(self, parameter: torch.Tensor, remainder: torch.Tensor) -> None:
         self.param_groups = [{"params": [parameter]}]
-        self.state = {parameter: {"master_param": remainder, "exp_avg": torch.ones(len(parameter))}}
+        self.state = {
+            parameter: {"master_param": remainder}
+            | {name: torch.ones(len(parameter)) for name in ("exp_avg", "exp_avg_sq")}
+        }
 
     def get_unscaled_state(self, parameter: torch.Tensor, name: str) -> torch.Tensor:
         return self.state[parameter][name]
@@ -243,24 +246,28 @@ class PreciseAdam:
 
 def precise_optimizer(whole: torch.Tensor) -> Any:
     """Of one bfloat16 parameter with float32 weights ``whole``."""
+    from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
+
     parameter, remainder = split(whole)
-    return types.SimpleNamespace(
+    optimizer = types.SimpleNamespace(
         model_param_group_index_map={parameter: (0, 0)},
         config=types.SimpleNamespace(use_precision_aware_optimizer_no_fp8_or_ds_fp8=True),
         optimizer=PreciseAdam(parameter, remainder),
     )
+    for name in ("_get_main_param_and_optimizer_states", "_set_main_param_and_optimizer_states"):
+        setattr(optimizer, name, getattr(DistributedOptimizer, name).__get__(optimizer))
+    return optimizer
 
 
 def test_a_precise_adam_is_saved_with_whole_weights() -> None:
-    from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
+    from mua.compat.megatron_optimizer_state import WEIGHT, ParameterState
 
-    read, write = (getattr(DistributedOptimizer, f"_{verb}_main_param_and_optimizer_states") for verb in ("get", "set"))
     whole = torch.randn(1000, generator=torch.Generator().manual_seed(0))
     saved, other = precise_optimizer(whole), precise_optimizer(torch.zeros(1000))
     ((one, _),), ((two, _),) = saved.model_param_group_index_map.items(), other.model_param_group_index_map.items()
-    found = read(saved, one)
-    assert torch.equal(found["param"], whole)
-    write(other, two, found)
+    found = ParameterState(one, 0, 1000, saved, None).read()
+    assert torch.equal(found[WEIGHT], whole)
+    ParameterState(two, 0, 1000, other, None).write(found)
     assert torch.equal(two, one)
     assert torch.equal(other.optimizer.state[two]["master_param"], saved.optimizer.state[one]["master_param"])
 

@@ -114,14 +114,6 @@ def test_it_is_cast(ours: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert names(tmp_path) == ["out"]
 
 
-def test_a_half_written_checkpoint_is_refused(ours: Path, tmp_path: Path) -> None:
-    shutil.copytree(ours, tmp_path / "half")
-    (tmp_path / "half" / checkpoint_manifest.NAME).unlink()
-    with pytest.raises(DamagedCheckpoint, match=checkpoint_manifest.NAME):
-        offline.convert_to_hf(tmp_path / "half", tmp_path / "out")
-    assert not (tmp_path / "out").exists()
-
-
 # ---- Megatron-LM's
 
 

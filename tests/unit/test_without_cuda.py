@@ -15,9 +15,11 @@ import torch
 from mua.compat.without_cuda import without_cuda
 from mua.config.load import load_config
 from mua.launch.plan.planner import make_plan
-from mua.megatron.offline import convert_to_hf, convert_to_megatron
+from mua.megatron.offline import convert_to_hf, verify
 from mua.megatron.parallel import meta_rank
 from mua.utils.errors import ConfigError, MuaError
+from tests.megatron_support import write_model
+from tests.torch_dist import write_torch_dist
 from tests.unit.test_plan_meta import LAYOUT
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -55,11 +57,12 @@ def test_a_plan_is_the_one_without_cuda(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("cuda")
-def test_conversion_goes_both_ways(tmp_path: Path) -> None:
-    convert_to_megatron(ROOT / "tools/base", tmp_path / "checkpoint", None)
-    convert_to_hf(tmp_path / "checkpoint", tmp_path / "hf")
-    assert (tmp_path / "hf/model.safetensors").is_file()
+def test_an_import_is_made_beside_cuda(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_model(tmp_path / "model")
+    write_torch_dist(str(tmp_path / "model"), str(tmp_path / "checkpoint"), {})
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    convert_to_hf(tmp_path / "checkpoint", tmp_path / "hf", tmp_path / "model")
+    verify(tmp_path / "hf")
 
 
 def test_a_plan_needs_no_fused_adam(monkeypatch: pytest.MonkeyPatch) -> None:
