@@ -299,7 +299,7 @@ def _truncate(fault: Fault, scene: Scene, random: Random) -> str | None:
         return None
     scene.trainer.kill()
     scene.trainer.wait()
-    files = sorted(file for file in (checkpoints / f"step_{step:08d}").iterdir() if file.stat().st_size)
+    files = sorted(path for path in (checkpoints / f"step_{step:08d}").rglob("*") if path.is_file())
     file, share = random.choice(files), random.random()
     os.truncate(file, int(file.stat().st_size * share))
     return f"{file.relative_to(checkpoints)} to {share:.0%}, after kill -9 of the trainer"
