@@ -193,5 +193,5 @@ def read_completion(body: bytes, request: ChatRequest) -> Completion | RequestEr
     for side, name in (("prompt", "cached_tokens"), ("completion", "reasoning_tokens")):
         details = usage.get(f"{side}_tokens_details")
         counts[name] = details.get(name) if isinstance(details, dict) else None
-    counts = {name: count for name, count in counts.items() if isinstance(count, int) and count >= 0}
-    return Completion(text, tuple(calls), counts, choice.get("finish_reason") == "length", reasoning)
+    used = {name: count for name, count in counts.items() if isinstance(count, int) and count >= 0}
+    return Completion(text, tuple(calls), used, choice.get("finish_reason") == "length", reasoning)
