@@ -32,8 +32,8 @@ _SIZES = re.compile(r"\\(?:left|right|big|Big|bigg|Bigg)[lr]?(?![A-Za-z])\s?\.?|
 _AND = re.compile(r",?\s?(?:\\text\s?\{\s?(?:and|or)\s?\}|(?<![A-Za-z\\{])(?:and|or)(?![A-Za-z}]))\s?", re.I)
 _NAME = re.compile(r"(?:\\?[A-Za-z]+|[A-Za-z])(?:_\{?\w{1,8}\}?)?'{0,3}(?:\s?\(\s?\\?[A-Za-z]{1,8}\s?\))?")
 _MEMBER = re.compile(r"^[A-Za-z]\s?(?:\\in(?![A-Za-z])|∈)\s?")
-_NO_EQUATION = re.compile(r"[<>;]|,(?![^()\[\]{}]*[)\]}])")
-"""An inequality, or a list without brackets."""
+_LISTED = re.compile(r"[,;](?![^()\[\]{}]*[)\]}])")
+"""A list without brackets."""
 _TRAILING_TEXT = re.compile(
     r"(?P<rest>.*?\S)\s?\\(?:text|mathrm|mbox|textrm)\s?\{(?P<unit>[^{}]{1,80})\}\^?\d?", re.DOTALL
 )
@@ -109,7 +109,7 @@ def _sides(text: str) -> list[str]:
     """The parts of an equation that state a value: all but a name on the left; none where there is no equation."""
     parts = [part.strip() for part in text.split("=")]
     inside = any(part.count(opens) != part.count(closes) for part in parts for opens, closes in ("()", "[]", "{}"))
-    if len(parts) < 2 or not all(parts) or inside or _NO_EQUATION.search(text):
+    if len(parts) < 2 or not all(parts) or inside or re.search("[<>]", text) or (parts[2:] and _LISTED.search(text)):
         return []
     return parts[1:] if _NAME.fullmatch(parts[0]) else parts
 
@@ -138,14 +138,20 @@ def _words(text: str) -> str:
 
 
 def _same_expression(answer: str, reference: str, relative: float, absolute: float) -> bool:
-    import sympy
-    from math_verify import verify
-
     ours, theirs = _parsed(answer), _parsed(reference)
     if theirs is None:
         raise Unreadable
-    if ours is None:
-        return False
+    return ours is not None and _same_values(ours, theirs, relative, absolute)
+
+
+def _same_values(ours: Any, theirs: Any, relative: float, absolute: float) -> bool:
+    import sympy
+    from math_verify import verify
+
+    if type(ours) is type(theirs) and isinstance(ours, sympy.Tuple | sympy.Interval):
+        pairs = list(zip(ours.args, theirs.args, strict=False))
+        same = all(one == other or _same_values(one, other, relative, absolute) for one, other in pairs)
+        return same and len(ours.args) == len(theirs.args)
     if isinstance(ours, sympy.FiniteSet) != isinstance(theirs, sympy.FiniteSet) and (
         isinstance(ours, sympy.Tuple | sympy.Interval) or isinstance(theirs, sympy.Tuple | sympy.Interval)
     ):
