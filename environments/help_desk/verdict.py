@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from environments.help_desk.database import CITIES, Snapshot, World, difference
+from environments.help_desk.database import CITIES, Database, Snapshot, World, difference
 from environments.kit.conduct import Called, Past, Rules, conduct, untold
 from environments.kit.language.claims import AGENT, Moment, Sheet, Thing, claim_reader
 from mua.environment.protocol import Evaluation, Task, ToolResult, Transcript
