@@ -8,28 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
 
 from mua.types import Json
+from mua.utils.strict_json import read_file
 
 # Where the three airlines differ that the tools serve: tau-bench's, tau2-bench's and this project's own.
 #
 # tau-bench's oddities are kept for its own data alone, since its recorded answers and gold states rest on them.
 
 
-def _airports(text: str) -> dict[str, str]:
-    return dict(airport.split(" ", 1) for airport in text.split(", "))  # type: ignore[misc]
-
-
-_TAU_AIRPORTS = _airports(
-    "SFO San Francisco, JFK New York, LAX Los Angeles, ORD Chicago, DFW Dallas, DEN Denver, SEA Seattle, "
-    "ATL Atlanta, MIA Miami, BOS Boston, PHX Phoenix, IAH Houston, LAS Las Vegas, MCO Orlando, EWR Newark, "
-    "CLT Charlotte, MSP Minneapolis, DTW Detroit, PHL Philadelphia, LGA LaGuardia"
-)
-OWN_AIRPORTS = _airports(
-    "AUS Austin, BNA Nashville, BWI Baltimore, CLE Cleveland, CMH Columbus, FLL Fort Lauderdale, "
-    "IND Indianapolis, MCI Kansas City, MSY New Orleans, OAK Oakland, PDX Portland, PIT Pittsburgh, RDU Raleigh, "
-    "SAN San Diego, SLC Salt Lake City, STL St. Louis, TPA Tampa, YUL Montreal, YVR Vancouver, YYZ Toronto"
-)
+_NAMES = yaml.safe_load(read_file(Path(__file__).with_name("names.yaml")))
+OWN_AIRPORTS, _TAU_AIRPORTS = _NAMES["own_airports"], _NAMES["tau_airports"]
+FIRST_NAMES, LAST_NAMES = tuple(_NAMES["first_names"].split()), tuple(_NAMES["last_names"].split())
+STREETS = tuple(_NAMES["streets"].split())
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,28 +88,6 @@ OWN = Dialect(
     overnight_as_today=False,
     last_id_again=False,
 )
-
-
-# Word lists of the generated airline: given and family names, streets.
-
-_FIRST_NAMES = (
-    "Adela Bruno Celia Dario Edith Felix Greta Hamid Ilona Jonas Katia Lionel Marta Nestor Oriana Pavel Quentin Rosa "
-    "Selma Tobias Ursula Viktor Wanda Xenia Yannick Zelda Amara Bastian Corina Dimitri Elsa Fabian Gisela Henrik "
-    "Isolde Jorma Kerstin Ludovic Mirela Norbert"
-)
-FIRST_NAMES = tuple(_FIRST_NAMES.split())
-_LAST_NAMES = (
-    "Abbott Bergmann Castell Dorval Ekholm Fontaine Grieve Hallam Iversen Jurado Kestrel Lindqvist Moreau Norwood "
-    "Ottesen Pemberton Quiroga Rasmussen Stanhope Tillman Ulrich Vasquez Whitlock Yardley Zeller Ashdown Birchall "
-    "Corrigan Dunmore Ellsworth Farrow Gunnarson Hathaway Ingram Jessop Kowalik Lockhart Mansfield Newbury Oakes "
-    "Prescott Redfern Sandoval Thackeray Underhill Verhoeven Westlake Yates Zamora Blackwood"
-)
-LAST_NAMES = tuple(_LAST_NAMES.split())
-_STREETS = (
-    "Alder Beacon Canal Dover Elmwood Foundry Garrison Harbor Ivy Juniper Kiln Laurel Mason Orchard Poplar Quarry "
-    "Ropewalk Saddler Tannery Weaver"
-)
-STREETS = tuple(_STREETS.split())
 
 
 TODAY = OWN.now[:10]

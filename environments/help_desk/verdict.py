@@ -9,17 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple, Protocol
 
-from environments.help_desk.database import CITIES, Snapshot, World, difference
+from environments.help_desk.database import CITIES, Database, Snapshot, World, difference
 from environments.kit.conduct import Called, Past, Rules, conduct, untold
 from environments.kit.language.claims import AGENT, Moment, Sheet, Thing, claim_reader
 from mua.environment.protocol import Evaluation, Task, ToolResult, Transcript
 from mua.environment.tool_arguments import fitted
-from mua.types import Json
-
-if TYPE_CHECKING:
-    from environments.help_desk.tools import HelpDesk
+from mua.types import Json, ToolSchema
 
 _OWNER = {"call": "check_owner", "same": ["order"], "heard": ["order", "name"]}
 _READ = {"call": "get_order", "same": ["order"]}
@@ -32,7 +29,16 @@ RULES = Rules(
 )
 
 
-def judged(task: Task, transcript: Transcript, desk: HelpDesk, state: Snapshot, gold: Snapshot) -> Evaluation:
+class Desk(Protocol):
+    """What is used of a help desk, which itself asks for the verdict."""
+
+    @property
+    def database(self) -> Database: ...
+    def tools(self) -> Sequence[ToolSchema]: ...
+    def call(self, name: str, arguments: Json) -> ToolResult: ...
+
+
+def judged(task: Task, transcript: Transcript, desk: Desk, state: Snapshot, gold: Snapshot) -> Evaluation:
     """1 exactly when all of it is so: see the module. ``desk`` is a fresh one, on which the episode is gone through."""
     wrong_rows = difference(state, gold)
     found = conduct(transcript, Replayed(desk, task), claim_reader(Path(__file__).parent), RULES, task.data["demands"])
@@ -77,7 +83,7 @@ class _Held:
 class Replayed:
     """An episode gone through again. Implements :class:`environments.kit.conduct.Replay`."""
 
-    def __init__(self, desk: HelpDesk, task: Task) -> None:
+    def __init__(self, desk: Desk, task: Task) -> None:
         self._desk = desk
         self._task = task
         world = World(**task.data["world"])

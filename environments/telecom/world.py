@@ -24,10 +24,14 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
+
+import yaml
 
 from environments.kit.conduct import Past
 from environments.kit.overlay import Base, Overlay
 from mua.types import Json
+from mua.utils.strict_json import read_file
 
 TODAY = "2026-03-16"
 CUSTOMERS = 620
@@ -37,45 +41,17 @@ APN = {"name": "vela.web", "mms_server": "mms.vela.example"}
 """What a phone has to be set to for Vela's data (``name``) and picture messages (``mms_server``)."""
 COUNTRIES = ("Spain", "Norway", "Greece", "Canada", "Japan", "Kenya", "Chile", "Portugal")
 
-_FIRST_NAMES = (
-    "Alma Boris Carla Dario Edda Farid Greta Hanno Iris Jonas Kaja Leon Mira Nino Oda Pavel Quinn Runa Silas Thea "
-    "Ulla Viktor Wanda Yara Zeno Anouk Bela Cosmo Delia Elio"
-)
-_LAST_NAMES = (
-    "Abel Brandt Castell Dorn Ekman Faro Grimm Holt Ivers Jarvis Keller Lund Marek Noll Ortega Pohl Quist Rossi Stein "
-    "Tarn Urban Vogel Weiss Young Zander"
-)
-FIRST_NAMES, LAST_NAMES = _FIRST_NAMES.split(), _LAST_NAMES.split()
-_STREETS = ("Mill Lane", "Harbour Road", "Elm Street", "Station Square", "Garden Way", "North Quay")
-_CITIES = ("Aldbrook", "Fenwick", "Marlow", "Stonehaven", "Westmere", "Oakridge")
-_MODELS = (("Orbit 7", True), ("Orbit 5", False), ("Pebble X", True), ("Pebble Lite", False), ("Kite 12", True))
+_CARRIER = yaml.safe_load(read_file(Path(__file__).with_name("carrier.yaml")))
+FIRST_NAMES, LAST_NAMES = _CARRIER["first_names"].split(), _CARRIER["last_names"].split()
+_STREETS, _CITIES, _MODELS = _CARRIER["streets"], _CARRIER["cities"], tuple(_CARRIER["models"].items())
 
 
-def _plan(plan_id: str, data_gb: int, price: float, network: str, roaming: bool, used_up: str) -> Json:
-    return {
-        "plan_id": plan_id,
-        "data_gb": data_gb,
-        "monthly_price": price,
-        "network": network,
-        "roaming_included": roaming,
-        "when_used_up": used_up,
-        "refuel_price_per_gb": 2.5 if data_gb >= 20 else 3.5,
-        "refuel_limit_gb": 10,
-    }
+def _plan(plan_id: str, given: Json) -> Json:
+    price = 2.5 if given["data_gb"] >= 20 else 3.5
+    return {"plan_id": plan_id, **given, "refuel_price_per_gb": price, "refuel_limit_gb": 10}
 
 
-PLANS: dict[str, Json] = {
-    plan["plan_id"]: plan
-    for plan in (
-        _plan("Pocket", 3, 12.0, "4G", False, "stop"),
-        _plan("Start", 8, 17.0, "4G", False, "stop"),
-        _plan("Steady", 12, 21.0, "4G", False, "slow"),
-        _plan("Nomad", 15, 26.0, "4G", True, "stop"),
-        _plan("Plus", 25, 31.0, "5G", True, "slow"),
-        _plan("Home", 40, 36.0, "5G", False, "slow"),
-        _plan("Max", 100, 52.0, "5G", True, "slow"),
-    )
-}
+PLANS: dict[str, Json] = {plan_id: _plan(plan_id, given) for plan_id, given in _CARRIER["plans"].items()}
 """The price list. ``when_used_up``: data stops, or goes on at a crawl."""
 
 

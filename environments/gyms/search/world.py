@@ -72,30 +72,9 @@ WORLD_SEED = 20_240
 COUNTS = {"town": 240, "school": 60, "person": 1400, "company": 400, "work": 1000, "event": 400}
 
 
-def _words(text: str) -> list[str]:
-    return text.split()
-
-
-_ONSETS = _words("B Br D Dr F Fj G Gr H J K Kl L M N P Pr R S Sk St T Tr V Z")
-_VOWELS = _words("a e i o u au ei or al en ir ul")
-_MIDDLES = _words("d l m n r s t v rd ld nt st rm lk")
-_TOWN_ENDS = _words("berg stad mouth haven field wick ford minster dale holm")
-_SURNAME_ENDS = _words("ovic sen ard elli man kov ez ini wood quist")
-_COMPANY_KINDS = _words("Works Brothers Foundry Mills Instruments Shipping Chemicals Textiles Printing Railways")
-_FIRST_NAMES = _words(
-    "Adela Anton Beata Bruno Carla Cyril Dagny Dorian Edda Emil Fania Florian Greta Gustav Hanna Henrik Ilka Ivo "
-    "Jasmin Jonas Karin Konrad Lidia Lorenz Magda Marius Nadia Nestor Odile Oskar Paula Petros Ragna Roland Selma "
-    "Stefan Tamara Tobias Ursula Viktor Wanda Yusuf Zelda Zoran"
-)
-_ADJECTIVES = _words(
-    "Amber Bitter Broken Crimson Distant Empty Frozen Gilded Hollow Iron Jealous Kindly Lonely Midnight Nameless "
-    "Painted Quiet Restless Silver Sleeping Sunken Tender Unfinished Velvet Wandering Winter Wooden Yellow"
-)
-_NOUNS = _words(
-    "Anchor Balcony Beggar Candle Carousel Chestnut Clockmaker Compass Courier Dowry Envoy Ferryman Garden Harvest "
-    "Heron Island Juggler Kingdom Ladder Lantern Meadow Mirror Orchard Passenger Pilgrim Quarry Raven River "
-    "Sailor Shepherd Staircase Tailor Threshold Umbrella Violin Watchman Window"
-)
+_WORDS: dict[str, list[str]] = {
+    name: words.split() for name, words in yaml.safe_load(read_file(Path(__file__).with_name("words.yaml"))).items()
+}
 _EVENTS = {
     "regatta": "Regatta",
     "chess tournament": "Chess Open",
@@ -104,10 +83,6 @@ _EVENTS = {
     "ski race": "Ski Trophy",
 }
 _WORKS = ("novel", "opera", "film", "painting", "stage play")
-_PROFESSIONS = _words(
-    "architect botanist cartographer chemist composer engineer geologist historian lawyer linguist painter physician "
-    "sculptor singer surveyor teacher"
-)
 YEARS = {"person": ((1880, 1910), (1930, 1990)), "town": ((1020, 1300), (1350, 1900))}
 """First and last year of how an entity of a kind begins (its first relation to a year), and of what happens later."""
 
@@ -163,7 +138,7 @@ def _entities(rng: random.Random) -> Iterator[Entity]:
 def _sort(kind: str, name: str, rng: random.Random) -> str:
     if kind == "event":
         return next(sort for sort, title in _EVENTS.items() if f" {title} " in name)
-    of_others: Mapping[str, Sequence[str]] = {"person": _PROFESSIONS, "work": _WORKS, "school": ["university"]}
+    of_others: Mapping[str, Sequence[str]] = {"person": _WORDS["professions"], "work": _WORKS, "school": ["university"]}
     return rng.choice(of_others.get(kind, [kind]))
 
 
@@ -183,17 +158,19 @@ def _value(kind: str, target: str, begun: bool, names: Mapping[str, Sequence[str
 
 
 def _names(rng: random.Random) -> dict[str, list[str]]:
-    towns = _invented(rng, _TOWN_ENDS, COUNTS["town"])
-    surnames = _invented(rng, _SURNAME_ENDS, 420)
-    titles = [f"The {one} {other}" for one, other in product(_ADJECTIVES, _NOUNS)]
+    towns = _invented(rng, _WORDS["town_ends"], COUNTS["town"])
+    surnames = _invented(rng, _WORDS["surname_ends"], 420)
+    titles = [f"The {one} {other}" for one, other in product(_WORDS["adjectives"], _WORDS["nouns"])]
     companies = _invented(rng, ("an", "ex", "or", "ia", "um"), COUNTS["company"])
     events = [f"{title} {year}" for title, year in product(_EVENTS.values(), range(1950, 2020))]
     hosts = _invented(rng, ("peak", "isle", "bay"), 60)
     return {
         "town": towns,
         "school": [f"University of {name}" for name in _invented(rng, ("mar", "lund", "ost"), COUNTS["school"])],
-        "person": rng.sample([f"{one} {other}" for one, other in product(_FIRST_NAMES, surnames)], COUNTS["person"]),
-        "company": [f"{name} {rng.choice(_COMPANY_KINDS)}" for name in companies],
+        "person": rng.sample(
+            [f"{one} {other}" for one, other in product(_WORDS["first_names"], surnames)], COUNTS["person"]
+        ),
+        "company": [f"{name} {rng.choice(_WORDS['company_kinds'])}" for name in companies],
         "work": rng.sample(titles, COUNTS["work"]),
         "event": rng.sample([f"{host} {event}" for host, event in product(hosts, events)], COUNTS["event"]),
     }
@@ -201,7 +178,7 @@ def _names(rng: random.Random) -> dict[str, list[str]]:
 
 def _invented(rng: random.Random, ends: Sequence[str], count: int) -> list[str]:
     """``count`` different names that no language has."""
-    stems = [one + two + three for one, two, three in product(_ONSETS, _VOWELS, _MIDDLES)]
+    stems = [one + two + three for one, two, three in product(_WORDS["onsets"], _WORDS["vowels"], _WORDS["middles"])]
     return [stem + end for stem, end in zip(rng.sample(stems, count), _endless(rng, ends), strict=False)]
 
 
