@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from jinja2 import Environment
-from markupsafe import Markup
 
 from mua.types import Json
 from mua.view.html_page import export_page
@@ -169,6 +168,6 @@ def _lead(sections: Sequence[Section], picture: Path, pairs: Sequence[Pair], fol
 
 
 def _printable(said: object) -> object:
-    if isinstance(said, Markup):
+    if hasattr(said, "__html__"):  # a part that is escaped already
         return said
     return "".join(c if c.isprintable() or c in "\n\t" else ascii(c)[1:-1] for c in str(said))

@@ -88,6 +88,7 @@ def _unseen() -> Iterator[str]:
 
 
 def main() -> None:
+    kit.parser(__doc__).parse_args()
     PAGE.write_text(kit.with_part(PAGE, "figures", "\n".join(_unseen()), by=Path(__file__)), encoding="utf-8")
     print(PAGE)
 
