@@ -295,7 +295,7 @@ class RoutingReplay:
                 )
 
     def metrics(self) -> dict[str, float]:
-        """``moe/replay_agreement`` since the last call: share of the engine's choices the trainer made too.
+        """``train/moe/replay_agreement`` since the last call: share of the engine's choices the trainer made too.
 
         Collective over all ranks. Empty when nothing was compared.
         """
@@ -305,7 +305,7 @@ class RoutingReplay:
             routing.agreement.zero_()
         dist.all_reduce(total)
         same, choices = total.tolist()
-        return {"moe/replay_agreement": same / choices} if choices else {}
+        return {"train/moe/replay_agreement": same / choices} if choices else {}
 
 
 class GroupedExperts(SequentialMLP):
