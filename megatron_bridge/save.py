@@ -6,13 +6,14 @@
     every rank:  flush, tell errors and checksums
     rank 0: checksums, rename
 
-Parameters go in turn to the data-parallel replicas of the model, and within one to the ranks that hold their shards, so
-that all ranks write about as much. All need one shared folder. Sending and receiving are blocking and in the same order
-everywhere, so there is no cycle of ranks that wait for each other.
+Each parameter goes to the data-parallel replica of the model that has the fewest bytes so far, and within it to that
+rank of those that hold its shards, so that all ranks write about as much. All need one shared folder. Sending and
+receiving are blocking and in the same order everywhere, so there is no cycle of ranks that wait for each other.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -180,10 +181,17 @@ def _turns(plan: ModelPlan, exported: Sequence[PlannedParameter]) -> list[_Turn]
     """What the replica of this rank writes, the same on all ranks of it. Collective over all ranks."""
     first_ranks = sorted(set(gathered(min(distributed.get_process_group_ranks(plan.group)))))
     replica = first_ranks.index(min(distributed.get_process_group_ranks(plan.group)))
-    turns = []
-    for number, parameter in enumerate(exported[replica :: len(first_ranks)]):
-        ranks = tuple(holders[number % len(holders)] for holders in parameter.holders)
-        turns.append(_Turn(parameter, ranks, ranks[number % len(ranks)]))
+    replicas, written = [0] * len(first_ranks), Counter[int]()  # bytes so far
+    turns: list[_Turn] = []
+    for number, parameter in enumerate(exported):
+        nbytes = sum(spec.nbytes for spec in parameter.sources())
+        chosen = replicas.index(min(replicas))
+        replicas[chosen] += nbytes
+        if chosen == replica:
+            ranks = tuple(holders[number % len(holders)] for holders in parameter.holders)
+            writer = min(ranks, key=written.__getitem__)
+            written[writer] += nbytes
+            turns.append(_Turn(parameter, ranks, writer))
     return turns
 
 

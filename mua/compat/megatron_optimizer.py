@@ -1,10 +1,10 @@
 """What Megatron-Core's optimizers get wrong: without Transformer Engine, without CUDA, and in checkpoints.
 
-**An Adam whose checkpoints Megatron-Core's distributed optimizer can load without Transformer Engine or Apex.**
+**An Adam with which a run can be resumed without Transformer Engine or Apex.**
 Upstream: megatron-core 0.19.2, ``megatron/core/optimizer``. Without either package it falls back to
-``torch.optim.AdamW``, which trains, but whose state holds one step count a parameter; the distributed optimizer's
-loading code expects the fused optimizers' form, one count a parameter group. It asserts on a fresh state, or resumes
-with the count at zero. :class:`GroupStepAdam` has the fused optimizers' surface over torch's own fused kernel.
+``torch.optim.AdamW``, which trains, but whose state holds one step count a parameter; what Megatron-Core begins a
+state with has the fused optimizers' form, one count a parameter group, and a resumed run does not go on as before.
+:class:`GroupStepAdam` has the fused optimizers' surface over torch's own fused kernel.
 Needed on any device without those packages. Goes when:
 ``tests/unit/test_megatron_compat.py::test_upstream_adam_fallback_still_cannot_resume`` fails.
 
@@ -235,6 +235,3 @@ def _divided(self: Any, offload_fraction: float) -> tuple[Any, ...]:
         host += [away] if away["params"] else []
         device += [here] if here["params"] else []
     return host, device, copies, originals, in_fp32
-
-
-# ---- state in checkpoints

@@ -161,9 +161,7 @@ def test_upstream_adam_fallback_still_cannot_resume(upstream: dict[str, Any], tm
     assert upstream["adam"] == [str(torch.optim.AdamW), str(torch.optim.Adam)]
     assert upstream["fallback"] == [True, False, False]
     paths = str(tmp_path / "model"), str(tmp_path / "step_00000001")
-    (told,) = run_distributed(resumed, 1, *paths)
-    assert told != "as before"
-    print(told)
+    assert run_distributed(resumed, 1, *paths) != ["as before"]
 
 
 def uneven_gather() -> str:
