@@ -292,7 +292,7 @@ def _pinned(home: Home) -> list[Path]:
     """The policy and the manifest of a gym."""
     policy = _write(home.package / "policy.md", _POLICY)
     importlib.invalidate_caches()
-    importlib.import_module("environments.gyms._shared.pin").pin(_loaded(home))
+    _loaded(home).pinned().pin()
     return [policy, home.package / "manifest.json"]
 
 

@@ -205,9 +205,8 @@ def test_partial_credit_counts_what_is_done():
     assert 0 < conversation(task, moves[:-1], PARTIAL).reward < 1
 
 
-@pytest.mark.parametrize("half", ["tune", "check"])
-def test_statements_are_held_against_what_is_so(half: str):
-    found = score(list(read_sentences("airline", half=half)))
+def test_statements_are_held_against_what_is_so():
+    found = score(list(read_sentences("airline")))
     assert found.precision >= 0.97, found
     assert found.recall >= 0.9, found
     assert found.unread <= 0.1, found

@@ -240,7 +240,7 @@ async def test_a_scorer_with_processes_ends_with_its_domain(tmp_path: Path):
     pool = domain.grader.scorer._pool  # type: ignore[attr-defined]
     (process,) = pool._all
     await manager.close()
-    assert process._process.poll() is not None
+    assert process.process.poll() is not None
 
 
 async def test_in_worker_processes_too(tmp_path: Path):

@@ -18,9 +18,10 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import Any, ClassVar, Self
 
 from environments.gyms._shared import Choice, Game, Gym, Setting, act
 from environments.gyms._shared.game import Option, Role, setting_of
@@ -36,9 +37,6 @@ from mua.environment.registry import get_domain
 from mua.environment.user import User
 from mua.types import Json
 from mua.utils.errors import ConfigError, MuaError
-
-if TYPE_CHECKING:
-    from mua.rollout.episode import EpisodeResult
 
 NAME = "gyms/tau"
 DOMAINS = "retail,airline"
@@ -193,21 +191,11 @@ def _moves_made(messages: Sequence[Json]) -> Iterator[Move]:
 
 
 def _conversation_of(domain: Domain, task: Task) -> list[Json]:
-    """The expert's, with the domain's user: both are rules, so that it waits for nobody, in a loop or without one."""
+    """The expert's, with the domain's user: both are rules, so that it waits for nobody."""
     from environments.kit.demonstrate import demonstrate  # an episode, which only gold moves need
 
-    played = demonstrate(domain, task, 0)
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return asyncio.run(played).messages
-    try:
-        played.send(None)
-    except StopIteration as end:
-        found: EpisodeResult = end.value
-        return found.messages
-    played.close()
-    raise MuaError("gyms/tau: the gold of a customer that is not played by rules cannot be known; ask for its expert")
+    with ThreadPoolExecutor(1) as pool:  # a loop of its own, as this may be called from a running one
+        return pool.submit(asyncio.run, demonstrate(domain, task, 0)).result().messages
 
 
 def _names(setting: Setting) -> list[str]:
