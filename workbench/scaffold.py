@@ -292,7 +292,11 @@ def _pinned(home: Home) -> list[Path]:
     """The policy and the manifest of a gym."""
     policy = _write(home.package / "policy.md", _POLICY)
     importlib.invalidate_caches()
-    _loaded(home).pinned().pin()
+    from environments.gyms._shared import Gym
+
+    gym = _loaded(home)
+    assert isinstance(gym, Gym), "it was written from a gym's template"
+    gym.pinned().pin()
     return [policy, home.package / "manifest.json"]
 
 
