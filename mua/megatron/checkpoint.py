@@ -151,7 +151,9 @@ def begin(
         ModelError: it could not be written (disk full, no permission). Other checkpoints are as they were, and
             nothing of this one is left.
     """
-    partial = hidden_folder(folder)
+    partial, older = hidden_folder(folder), latest_checkpoint(folder.parent)
+    if older is not None and not (model_files / "config.json").is_file():
+        model_files = older  # the folder was moved since the run began: no reason to lose a checkpoint
     content = {
         "dtype": str(_dtype(networks[POLICY])),
         "layout": _layout(config),
@@ -234,6 +236,8 @@ class PendingSave:
                         f"checkpoint {self.folder}: rank {dist.get_rank()} has not written its part in time"
                     )
                 if self._error is not None:
+                    for export in self._exports:
+                        export.close()
                     raise self._error
             for export in self._exports:
                 with _told(self.folder):

@@ -150,6 +150,16 @@ def test_a_run_starts_from_a_checkpoint_as_from_any_model_folder(checkpoint: Pat
     assert not (tmp_path / "hf/manifest.json").exists()
 
 
+def test_a_model_folder_that_is_gone_is_no_reason_to_lose_a_checkpoint(folder: Path, tmp_path: Path) -> None:
+    moved = Path(shutil.copytree(folder, tmp_path / "model"))
+    with backend(moved) as other:
+        other.save(checkpoint_folder(tmp_path, 1), {"next": 1})
+        moved.rename(tmp_path / "elsewhere")
+        other.save(checkpoint_folder(tmp_path, 2), {"next": 2})
+    first, second = (verify_hf_folder(checkpoint_folder(tmp_path, step)) for step in (1, 2))
+    assert first == second > 0
+
+
 def test_no_file_of_a_checkpoint_is_a_pickle(checkpoint: Path) -> None:
     files = {str(path.relative_to(checkpoint)): path for path in checkpoint.rglob("*") if path.is_file()}
     assert files.keys() == {
