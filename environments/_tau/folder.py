@@ -5,7 +5,7 @@ with ``id``, ``instruction``, ``actions`` and ``outputs``; ``dev`` is our valida
 in ``.gz``, and missing task files are empty splits.
 
 tau2-bench: ``db.json`` with all tables, ``tasks.json``, ``policy.md`` and, if there, ``split_tasks.json`` with task ids
-by split (:mod:`environments._tau.splits`). Telecom has a reader of its own for its database and policies
+by split. Telecom has a reader of its own for its database and policies
 (:mod:`environments.telecom.official`).
 
 Files are read up to :data:`MAX_BYTES`, unpacked or not, and JSON up to the depth that other files of this project have.

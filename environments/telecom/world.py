@@ -14,7 +14,7 @@ phone       the one phone in the user's hand, key ``phone``; tasks say whose it 
 ==========  =============================================================================================
 
 Nothing is stored twice: whether there is service, data or picture messages follows from the carrier's records and the
-phone together (:mod:`environments.telecom.signals`).
+phone together (:mod:`environments.telecom.world`).
 """
 
 from __future__ import annotations

@@ -352,7 +352,7 @@ class EngineRouter:
 
 
 class OwnRoom:
-    """The router's word on room for a sampler in its process; implements :class:`mua.rollout.leasing.EngineRoom`."""
+    """The router's word on room for a sampler in its process."""
 
     def __init__(self, router: EngineRouter, sampler: str) -> None:
         self._router, self._sampler = router, sampler

@@ -1,6 +1,6 @@
 """The demonstration's accounting: how many steps of fine-tuning take as long as reinforcement learning took.
 
-Does not cover whole runs of it (``tests/e2e/test_demo.py``).
+Does not cover whole runs of it (``tests/e2e/test_wheel.py``).
 """
 
 from __future__ import annotations
