@@ -19,7 +19,7 @@ from environments._tau.folder import Form
 from environments.airline.canned import CANNED
 from environments.airline.expert import Expert
 from environments.airline.rules import OWN, TAU, TAU2
-from environments.airline.tasks import customer, load_split, part_of
+from environments.airline.tasks import PINNED, customer, part_of
 from environments.airline.telling import first_of, wording
 from environments.airline.tools import airline_tools, compact
 from environments.airline.verdict import code
@@ -40,7 +40,7 @@ class AirlineDomain(ServiceDomain):
 
     name = "airline"
     short_prompt = _SHORT_PROMPT
-    sides = Sides(Path(__file__).parent, load_split, customer, part_of, Expert, CANNED)
+    sides = Sides(Path(__file__).parent, PINNED.load, customer, part_of, Expert, CANNED)
 
     def __init__(self, reward: RewardForm = "all_or_nothing", short_answers: bool = False) -> None:
         self._reward: RewardForm = reward

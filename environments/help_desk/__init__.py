@@ -7,7 +7,7 @@ from pathlib import Path
 
 from environments._service import ServiceDomain, Sides
 from environments.help_desk.players import CANNED, DONE, Expert
-from environments.help_desk.tasks import customer, load_split, part_of
+from environments.help_desk.tasks import PINNED, customer, part_of
 from environments.help_desk.tools import HelpDesk
 from mua.environment.protocol import Environment, Move, Task
 from mua.environment.user import STOP_SIGNAL
@@ -32,7 +32,7 @@ class HelpDeskDomain(ServiceDomain):
 
     name = "help_desk"
     short_prompt = "You are the help desk."
-    sides = Sides(Path(__file__).parent, load_split, customer, part_of, Expert, CANNED)
+    sides = Sides(Path(__file__).parent, PINNED.load, customer, part_of, Expert, CANNED)
 
     def environment(self) -> Environment:
         return HelpDesk()

@@ -184,11 +184,6 @@ PINNED = PinnedTasks(
 )
 
 
-def load_split(split: Split) -> tuple[Task, ...]:
-    """The tasks of a split; MuaError where they differ from the pinned ones."""
-    return PINNED.load(split)
-
-
 # The scripted customer: one wish and what is known of it, spoken by the grammar in ``voice.yaml``.
 
 HERE = Path(__file__).parent

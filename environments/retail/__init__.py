@@ -18,7 +18,7 @@ from environments.kit.database import DatabaseEnvironment, RewardForm, ServiceDe
 from environments.retail.canned import CANNED
 from environments.retail.expert import Expert
 from environments.retail.shop import shop
-from environments.retail.tasks import customer, gold, load_split, part_of, practice_tasks
+from environments.retail.tasks import PINNED, customer, gold, part_of, practice_tasks
 from environments.retail.tools import TABLES, TOOLS, tools_of
 from environments.retail.verdict import code
 from environments.retail.views import compact
@@ -36,7 +36,7 @@ class RetailDomain(ServiceDomain):
 
     name = "retail"
     short_prompt = SHORT_PROMPT
-    sides = Sides(Path(__file__).parent, load_split, customer, part_of, Expert, CANNED)
+    sides = Sides(Path(__file__).parent, PINNED.load, customer, part_of, Expert, CANNED)
 
     def __init__(
         self, reward: RewardForm = "all_or_nothing", *, short_answers: bool = False, practice: int = 0
@@ -48,7 +48,7 @@ class RetailDomain(ServiceDomain):
     def tasks(self, split: Split) -> Sequence[Task]:
         if self._practice:
             return practice_tasks(self._practice) if split == "train" else ()
-        return load_split(split)
+        return PINNED.load(split)
 
     def environment(self) -> Environment:
         return DatabaseEnvironment(_desk(self._reward, self._short_answers, self._practice))

@@ -16,7 +16,7 @@ from environments.telecom.canned import CANNED
 from environments.telecom.environment import TelecomEnvironment, desk
 from environments.telecom.expert import Expert
 from environments.telecom.official import official_telecom
-from environments.telecom.tasks import gold_moves, load_split
+from environments.telecom.tasks import PINNED, gold_moves
 from environments.telecom.user import GONE, customer, describe_person, part_of
 from mua.config.schema import EnvironmentConfig
 from mua.environment.domain import Domain
@@ -31,7 +31,7 @@ class TelecomDomain(ServiceDomain):
 
     name = "telecom"
     short_prompt = "You are the support of Vela Mobile."
-    sides = Sides(Path(__file__).parent, load_split, customer, part_of, Expert, CANNED)
+    sides = Sides(Path(__file__).parent, PINNED.load, customer, part_of, Expert, CANNED)
 
     def __init__(self, reward: RewardForm = "all_or_nothing", *, compact: bool = False) -> None:
         self._reward: RewardForm = reward

@@ -426,10 +426,5 @@ PINNED = PinnedTasks(
 )
 
 
-def load_split(split: Split) -> tuple[Task, ...]:
-    """The tasks of a split; MuaError where they differ from the pinned ones."""
-    return PINNED.load(split)
-
-
 if __name__ == "__main__":
     PINNED.pin()

@@ -16,7 +16,7 @@ import pytest
 
 from environments.help_desk import DOMAIN
 from environments.help_desk.demonstrations import demonstrations, of_each_rule
-from environments.help_desk.tasks import KINDS, customer, load_split
+from environments.help_desk.tasks import KINDS, PINNED, customer
 from environments.help_desk.tools import HelpDesk
 from mua.environment.protocol import Move, Task, Transcript
 from mua.environment.user import STOP_SIGNAL
@@ -27,7 +27,7 @@ from tests.desk_support import all_tasks, in_turn, with_persona
 
 ALL = all_tasks("help_desk")
 SAMPLE = ALL[::45]
-SOME = {kind: next(task for task in load_split("test") if task.data["kind"] == kind) for kind in KINDS}
+SOME = {kind: next(task for task in PINNED.load("test") if task.data["kind"] == kind) for kind in KINDS}
 WRITES = {"cancel": "cancel_order", "redirect": "change_destination", "return": "return_items"}
 
 
@@ -62,7 +62,7 @@ def test_nothing_less_than_all_of_it_is_rewarded():
 @pytest.mark.parametrize("name", PERSONAS)
 def test_the_expert_solves_tasks_of_the_test_split_whoever_the_customer_is(name: str):
     """One task in four of a plain customer, whom end-to-end and canned tests meet too, one in sixteen of the others."""
-    tasks = load_split("test")[:: 4 if name == "plain" else 16]
+    tasks = PINNED.load("test")[:: 4 if name == "plain" else 16]
     for task in tasks:
         found = with_persona(task, name)
         assert found.reward == 1.0, (task.id, found.evaluation.details, found.messages)
@@ -201,12 +201,12 @@ async def test_a_fact_is_told_when_asked_and_only_that_one(kind: str):
 
 
 async def first_replies(persona: str, question: str, count: int = 12) -> list[str]:
-    tasks = load_split("train")[:count]
+    tasks = PINNED.load("train")[:count]
     return [(await customer(task, 0, [persona]).reply(question)).text for task in tasks]
 
 
 async def test_how_much_is_told_at_once_depends_on_the_person():
-    question, tasks = "What are your name and your order number?", load_split("train")[:12]
+    question, tasks = "What are your name and your order number?", PINNED.load("train")[:12]
     shown = {name: await first_replies(name, question) for name in ("terse", "plain")}
     counts = {
         name: {len(known_in(task, text)) for task, text in zip(tasks, texts, strict=True)}
@@ -219,7 +219,7 @@ async def test_how_much_is_told_at_once_depends_on_the_person():
 
 
 async def test_the_forgetful_look_for_it_first_and_the_careless_put_it_right():
-    tasks, ask = load_split("train")[:40], "What is the order number?"
+    tasks, ask = PINNED.load("train")[:40], "What is the order number?"
     forgot = erred = 0
     for task in tasks:
         person = customer(task, 0, ["forgetful"])

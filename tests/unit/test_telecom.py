@@ -21,7 +21,7 @@ from environments.kit.database import DatabaseEnvironment
 from environments.kit.demonstrate import demonstrate
 from environments.telecom import DOMAIN, TelecomDomain, carrier_tools
 from environments.telecom.faults import FAULTS, SOLVED
-from environments.telecom.tasks import load_split
+from environments.telecom.tasks import PINNED
 from environments.telecom.world import PLANS, View
 from mua.config.schema import EnvironmentConfig
 from mua.environment.protocol import Evaluation, Move, Task, UserMove
@@ -328,7 +328,7 @@ def test_bad_calls_of_the_user_are_error_results_that_change_nothing():
 
 @pytest.mark.parametrize("persona", PERSONAS)
 def test_the_expert_solves_the_test_split_whoever_asks(persona: str):
-    for task in load_split("test"):
+    for task in PINNED.load("test"):
         played = conversed(task, persona)
         assert (played.reward, played.ended) == (1.0, True), (task.id, task.data["faults"], played.evaluation.details)
         assert sum(message["role"] == "assistant" for message in played.messages) <= 45, task.id
@@ -360,7 +360,7 @@ def another(sentence: str, way: int) -> str:
 
 @pytest.mark.parametrize("way", range(3))
 def test_the_expert_succeeds_in_other_words(way: int):
-    for task in load_split("test"):
+    for task in PINNED.load("test"):
         played = conversed(task, "plain", lambda moves: reworded(moves, lambda text: in_other_words(text, way)))
         assert played.reward == 1.0, (task.id, [m["content"] for m in played.messages], played.evaluation.details)
 
