@@ -14,7 +14,7 @@ receiving are blocking and in the same order everywhere, so there is no cycle of
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -123,7 +123,7 @@ class ModelExport:
                     for _ in rows:
                         pass
                 elif keep:
-                    self._copies.append((spec.name, torch.cat([band.cpu() for band in rows])))
+                    self._keep(spec.name, rows)
                 else:
                     self._write(spec.name, rows)
 
@@ -131,22 +131,35 @@ class ModelExport:
         """Write what :meth:`exchange` kept: in a thread, if wanted."""
         while self._copies and self._error is None:
             name, rows = self._copies.pop()
-            self._write(name, iter((rows,)))
+            self._write(name, (rows,))
 
-    def _write(self, name: str, rows: Iterator[Tensor]) -> None:
-        sink = None
+    def _keep(self, name: str, rows: Iterable[Tensor]) -> None:
+        copied: list[Tensor] = []
         for band in rows:
-            try:
-                sink = sink or self._writer.sink(name)
-                if self._error is None:
+            with self._trying() as wanted:
+                if wanted:
+                    copied.append(band.cpu())
+        with self._trying() as wanted:
+            if wanted:
+                self._copies.append((name, torch.cat(copied)))
+
+    def _write(self, name: str, rows: Iterable[Tensor]) -> None:
+        sink = self._writer.sink(name)
+        for band in rows:
+            with self._trying() as wanted:
+                if wanted:
                     sink.write(band)
-            except Exception as error:  # kept: others wait for the rest of the exchange
-                self._error = self._error or error
-        if sink is not None and self._error is None:
-            try:
+        with self._trying() as wanted:
+            if wanted:
                 self._writer.complete(sink)
-            except Exception as error:
-                self._error = error
+
+    @contextmanager
+    def _trying(self) -> Iterator[bool]:
+        """A block whose error is kept, as other ranks wait for the rest of the exchange; False after an error."""
+        try:
+            yield self._error is None
+        except Exception as error:
+            self._error = error
 
     def finish(self) -> None:
         """Flush and close the files; the first rank leaves their checksums.

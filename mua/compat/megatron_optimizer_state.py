@@ -51,8 +51,11 @@ class ParameterState:
     def write(self, values: dict[str, Tensor]) -> None:
         """Set what :meth:`read` gives; where every rank holds the whole state, ``values`` are of all elements."""
         if self._main is None:
-            values = {kind: value.to(self.parameter.device) for kind, value in values.items()}
-            self._part._set_main_param_and_optimizer_states(self.parameter, {"param": values.pop(WEIGHT), **values})
+            # Of an optimizer that is partly on the host the device never holds all: :func:`settle` moves its share.
+            hybrid = isinstance(self._part.optimizer, HybridDeviceOptimizer)
+            device = "cpu" if hybrid else self.parameter.device
+            found = {"param" if kind == WEIGHT else kind: value.to(device) for kind, value in values.items()}
+            self._part._set_main_param_and_optimizer_states(self.parameter, found)
             return
         for kind, target in {WEIGHT: self._main, **self._part.optimizer.state[self._main]}.items():
             if kind in KINDS:

@@ -29,6 +29,7 @@ from torch import Tensor
 
 from megatron_bridge.blocks import BandPart, bands
 from megatron_bridge.convert import check_coverage, check_sizes
+from megatron_bridge.family import HfConfig
 from megatron_bridge.hf_config import need, read_hf_config
 from megatron_bridge.hf_folder import (
     DEFAULT_SHARD_BYTES,
@@ -112,29 +113,34 @@ def export_checkpoint(
                 except OSError:  # another file system
                     shutil.copyfile(checkpoint / name, folder / name)
         else:
-            _cast(checkpoint, folder, getattr(torch, dtype), max_shard_bytes)
+            _cast(checkpoint, folder, dtype, max_shard_bytes)
         publish_folder(folder, out)
 
 
-def _cast(checkpoint: Path, folder: Path, dtype: torch.dtype, max_shard_bytes: int) -> None:
-    copy_other_files(checkpoint, folder, dtype)
+def _cast(checkpoint: Path, folder: Path, dtype: str, max_shard_bytes: int) -> None:
+    copy_other_files(checkpoint, folder, getattr(torch, dtype))
     with SafetensorsFolder(checkpoint) as weights:
-        specs = [TensorSpec(name, weights.entry(name).shape, dtype) for name in weights.names]
+        specs = _tensors_of(read_hf_config(checkpoint), dtype)
         with (
             closing(SafetensorsWriter(folder, specs, max_shard_bytes)) as writer,
             _progress(checkpoint, sum(spec.nbytes for spec in specs)) as on_bytes,
         ):
             for spec in specs:
                 sink, cols = writer.sink(spec.name), torch.Size(spec.shape[1:]).numel()
-                step = max(1, BUFFER_BYTES // (cols * dtype.itemsize))
+                step = max(1, BUFFER_BYTES // (cols * spec.dtype.itemsize))
                 for row in range(0, spec.shape[0], step):
-                    rows = torch.empty(min(step, spec.shape[0] - row), cols, dtype=dtype)
+                    rows = torch.empty(min(step, spec.shape[0] - row), cols, dtype=spec.dtype)
                     weights.read(spec.name, row, 0, rows)
                     sink.write(rows)
                 writer.complete(sink)
                 on_bytes(spec.nbytes)
             writer.finish()
     write_checksums(folder, writer.digests, writer.header_sizes())
+
+
+def _tensors_of(config: HfConfig, dtype: str) -> list[TensorSpec]:
+    """The tensors of a model of ``dtype``, of which a router's bias is float32 in any."""
+    return [spec for parameter, _ in without_cuda(_mapping, config, dtype) for spec in parameter.sources()]
 
 
 def is_exported(checkpoint: Path, out: Path) -> bool:
@@ -154,10 +160,10 @@ def is_exported(checkpoint: Path, out: Path) -> bool:
     return found
 
 
-def verify(folder: Path) -> dict[str, int]:
+def verify(folder: Path) -> dict[str, int | None]:
     """Check that a model folder is a whole model of a known family; compare it, or a checkpoint, with its checksums.
 
-    The number of files or tensors.
+    The number of files or tensors; ``intact`` is None where there is nothing to compare with.
     """
     if not folder.is_dir():
         raise ModelError(f"{folder} is no folder; name a model folder or a checkpoint")
@@ -169,13 +175,12 @@ def verify(folder: Path) -> dict[str, int]:
     config = read_hf_config(folder)
     with SafetensorsFolder(folder) as weights:
         check_sizes(config, weights)
-        mapping = without_cuda(_mapping, config, "float32")
-        check_coverage([spec for parameter, _ in mapping for spec in parameter.sources()], weights, config)
+        check_coverage(_tensors_of(config, "float32"), weights, config)
         tensors = len(list(weights.names))
     checked = (folder / sidecars.NAME).exists() and verify_hf_folder(folder) > 0
     written = "all as they were written" if checked else f"without {sidecars.NAME} to compare with"
     print(f"{folder}: a whole {config['model_type']} of {tensors} tensors, {written}")
-    return {"tensors": tensors}
+    return {"tensors": tensors} if checked else {"tensors": tensors, "intact": None}
 
 
 def import_torch_dist(

@@ -13,9 +13,9 @@ import os
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
 
 import torch
 from megatron.core import parallel_state
@@ -107,7 +107,7 @@ class OptimizerState:
         Raises:
             BridgeError: an element that this rank needs is in no slice, or in several; a file is damaged.
         """
-        with SliceReader(folder) as reader:
+        with closing(SliceReader(folder)) as reader:
             for state, parameter, blocks, cols in self._held:
                 first, end = state.held
                 values = {kind: torch.zeros(end - first) for kind in KINDS}
@@ -188,12 +188,6 @@ class SliceReader:
         except BaseException:
             self.close()
             raise
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def close(self) -> None:
         """Close every file."""

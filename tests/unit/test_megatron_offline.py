@@ -31,6 +31,7 @@ from mua.megatron import checkpoint_manifest, offline
 from mua.megatron.checkpoint import checkpoint_folder
 from mua.utils.checksums import Sidecar
 from mua.utils.errors import BridgeError, DamagedCheckpoint, ModelError
+from tests.bridge_support import EXAMPLES, write_hf_model
 from tests.megatron_support import backend, make_batch, write_model
 from tests.torch_dist import save_torch_dist, write_torch_dist
 
@@ -98,6 +99,18 @@ def test_it_is_copied_to_another_file_system(ours: Path, tmp_path: Path, monkeyp
     for path in (tmp_path / "out").iterdir():
         assert not path.samefile(ours / path.name)
         assert path.read_bytes() == (ours / path.name).read_bytes()
+
+
+def test_a_routers_bias_stays_precise_where_the_rest_is_cast(tmp_path: Path) -> None:
+    write_hf_model(EXAMPLES["glm4_moe biases"], tmp_path / "model")
+    (tmp_path / "out").mkdir()
+    offline._cast(tmp_path / "model", tmp_path / "out", "bfloat16", 1 << 30)
+    expected, found = tensors(tmp_path / "model"), tensors(tmp_path / "out")
+    biases = {name for name in expected if name.endswith("e_score_correction_bias")}
+    assert biases
+    for name, tensor in found.items():
+        assert tensor.dtype == (torch.float32 if name in biases else torch.bfloat16), name
+        assert torch.equal(tensor, expected[name].to(tensor.dtype)), name
 
 
 def test_it_is_cast(ours: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ checkpoints are in ``test_megatron_checkpoint.py``, changes of layout in ``tests
 from __future__ import annotations
 
 import itertools
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -77,7 +78,7 @@ def write(folder: Path, rank: int, *slices: str) -> None:
 
 def read(folder: Path) -> torch.Tensor:
     blocks, target = PACKINGS[Split.REPLICATED].shard_blocks(1, 0), torch.zeros(4, 4)
-    with SliceReader(folder) as reader:
+    with closing(SliceReader(folder)) as reader:
         for each in slices_of(blocks, 4, 5, 20):
             if each.name == "a":
                 reader.read(PARAMETER, each, "exp_avg", target[: each.rows, : each.cols])
