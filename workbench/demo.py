@@ -248,13 +248,11 @@ def draw(seeds: Sequence[int]) -> Path:
 
 
 def load_last(seed: int) -> None:
-    """Convert the last checkpoint and load it with transformers."""
+    """Load the last checkpoint with transformers, as it is."""
     from transformers import AutoModelForCausalLM
 
     folder = ROOT / f"seed-{seed}"
-    checkpoint = max((folder / "rl" / "checkpoints").glob("step_*"))
-    mua("convert", "megatron-to-hf", str(checkpoint), f"{folder}/converted")
-    policy = AutoModelForCausalLM.from_pretrained(folder / "converted")
+    policy = AutoModelForCausalLM.from_pretrained(max((folder / "rl" / "checkpoints").glob("step_*")))
     print(f"transformers loads it: {type(policy).__name__}, {sum(p.numel() for p in policy.parameters()):,} parameters")
 
 

@@ -10,7 +10,7 @@ without a teacher)::
 
     Selection.shared_tasks                    the domains' tasks and shares
       └─► TaskStream.task(ordinal)            which task stands at a position        curriculum.py
-            └─► GroupScheduler                a slot for the position's group        scheduler.py
+            └─► GroupScheduler                a slot for the position's group        runner.py
                   └─► EpisodeRunner.group     ``group_size`` episodes, retries       runner.py
                         └─► EnvironmentManager.instance + UserFactory.make + TokenPolicy.agent
                               └─► Episode.run agent, tools and user take turns       episode.py, agent.py
