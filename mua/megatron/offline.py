@@ -75,7 +75,7 @@ def convert_to_hf(
 
     Args:
         source: folder with config.json and tokenizer, for a checkpoint of Megatron-LM, which has neither.
-        dtype: of the weights; None leaves them as they are; files of ours are linked, not copied, where that can be.
+        dtype: of the weights; None leaves them as they are; weight files of ours are linked where that can be.
         shard_bytes: of one weight file, at most, where weights are written.
         force: replace ``out`` whatever it holds; otherwise only a folder that was written here and not changed since.
 
@@ -107,7 +107,9 @@ def export_checkpoint(
     with staged_folder(out, foreign=replaceable(foreign_files, force=force)) as folder:
         if dtype is None:
             recorded = read_sealed(checkpoint)
-            for name in (sidecars.NAME, *recorded.files, *recorded.headers):
+            for name in (sidecars.NAME, *recorded.files):  # copies: people edit them, and the checkpoint stays as it is
+                shutil.copyfile(checkpoint / name, folder / name)
+            for name in recorded.headers:
                 try:
                     os.link(checkpoint / name, folder / name)
                 except OSError:  # another file system
