@@ -8,7 +8,7 @@ from typing import Any
 
 import aiohttp
 
-from mua.rollout.gateway.launch import AgentTask
+from mua.rollout.external import AgentTask
 
 SEEN: list[Any] = []
 """What agents leave for their test."""

@@ -203,7 +203,7 @@ class AgentConfig(Section):
     """Program and arguments; one process an episode."""
     function: HookPath | None = None
     """``package.module:function``, in place of ``command``: called once an episode, with an ``AgentTask``
-    (``mua/rollout/gateway/launch.py``). A coroutine runs on the rollout's event loop, a plain function in a thread."""
+    (``mua.rollout.external.py``). A coroutine runs on the rollout's event loop, a plain function in a thread."""
     reward: Literal["environment", "report", "judge"] = "environment"
     """Who scores an episode. environment: the domain, on what was done and told to the user (domains with judges ask
     them). report: the agent itself, by ``POST /v1/episode/report`` or the last line of its standard output. judge: the

@@ -32,10 +32,10 @@ from mua.compat.sglang_shards import LOADER
 from mua.config.schema import EngineConfig
 from mua.utils.cores import all_cores
 from mua.utils.errors import ConfigError, EngineError, one_line
+from mua.utils.guarded import GUARDIAN
 from mua.utils.ports import LOOPBACK, free_port
 
 _log = logging.getLogger(__name__)
-GUARDIAN = Path(__file__).with_name("guardian.py")
 IDLE_CONNECTION_SECONDS = 600
 """After which a server closes a connection. Its own 5 s are within reach of a client that is kept from the processor: a
 request written into a connection that is just being closed looks like a dead engine."""

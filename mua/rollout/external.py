@@ -25,11 +25,15 @@ The judge sees what the verdict of the environment rests on: what was done and t
 from __future__ import annotations
 
 import asyncio
+import inspect
 import json
 import math
+import os
+import shutil
+import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +47,6 @@ from mua.environment.user import User
 from mua.rollout.agent import EpisodeSetting, TokenPolicy, sample_tokens
 from mua.rollout.episode import Episode, EpisodeResult
 from mua.rollout.gateway.chat_calls import ChatCall, Refused, ServedTurn
-from mua.rollout.gateway.launch import BY_SIGNAL, AgentEnd, AgentTask, run_agent
 from mua.rollout.gateway.serving import GatewayServer
 from mua.rollout.gateway.session import GatewaySession, Seed
 from mua.store.recorder import NotedRequest, current_episode, noting
@@ -51,12 +54,107 @@ from mua.tokens.conversation import Conversation
 from mua.tokens.parsing import AssistantTurn, ToolCall
 from mua.types import Generation, Json, Outcome, Segment, ToolSchema
 from mua.users.judge import Judge, VerdictForm
-from mua.utils.errors import EnvironmentFault, MuaError
+from mua.utils.errors import ConfigError, EnvironmentFault, MuaError, one_line
+from mua.utils.guarded import end_guarded, read_tail, start_guarded
+from mua.utils.hooks import load_hook
 from mua.utils.seeds import derived_seed
 from mua.utils.strict_json import JsonError, read_json
 
+_INHERITED = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "TZ")
+BY_SIGNAL = 128
+"""A higher status is that of a signal, which no library raises on what a policy says."""
 _LONGEST_NOTE = 200
 """Characters of what a client may write at will that are kept of a request."""
+
+
+@dataclass(frozen=True, slots=True)
+class AgentTask:
+    """What an agent is told."""
+
+    base_url: str
+    """For OpenAI's clients."""
+    api_key: str
+    task: Json
+    """``id``, ``domain``, ``instructions``, ``user`` (the first message), ``tools``."""
+
+    @property
+    def episode_url(self) -> str:
+        """Where user, tools and report are."""
+        return f"{self.base_url}/episode"
+
+
+@dataclass(frozen=True, slots=True)
+class AgentEnd:
+    """How an agent ended by itself."""
+
+    status: int
+    """0, or what it failed with."""
+    last_line: str
+    """Of its standard output; what a function gave, as JSON."""
+    error: str
+    """The end of its standard error, or what it raised."""
+
+
+def check_agent(config: AgentConfig) -> Callable[[AgentTask], Any] | None:
+    """The function of ``agent.function``, if that is set. Raises :class:`ConfigError` for what cannot be run."""
+    if config.command is not None:
+        if shutil.which(config.command[0]) is None:
+            raise ConfigError(
+                f"agent.command: there is no program {config.command[0]!r}; give its path, or put it on PATH"
+            )
+        return None
+    assert config.function is not None
+    function: Callable[[AgentTask], Any] = load_hook("agent.function", config.function)
+    return function
+
+
+async def run_agent(config: AgentConfig, task: AgentTask, log_file: Path) -> AgentEnd:
+    """Run until the agent ends by itself. When cancelled, its processes are killed, all of them, before this returns;
+    a function in a thread is left alone, and its session's key serves it no more.
+
+    A process is run by the guardian: a child which detaches itself (``setsid``, a double fork) is found and killed with
+    the rest. Its variables are the gateway's, those of ``agent.variables`` and a few of the machine's; nothing else of
+    the trainer's environment is told to it.
+    """
+    function = check_agent(config)
+    if function is None:
+        return await _run_process(config, task, log_file)
+    try:
+        given = function(task) if inspect.iscoroutinefunction(function) else await asyncio.to_thread(function, task)
+        if inspect.isawaitable(given):
+            given = await given
+        return AgentEnd(0, "" if given is None else json.dumps(given), "")
+    except Exception as error:
+        return AgentEnd(1, "", one_line(error))
+
+
+async def _run_process(config: AgentConfig, task: AgentTask, log_file: Path) -> AgentEnd:
+    assert config.command is not None
+    with tempfile.TemporaryDirectory(prefix="mua-agent-") as folder:
+        task_file = Path(folder) / "task.json"
+        task_file.write_text(json.dumps(task.task), encoding="utf-8")
+        variables = {name: os.environ[name] for name in _INHERITED if name in os.environ}
+        variables |= {"PYTHONUNBUFFERED": "1"} | config.variables
+        variables |= {
+            "OPENAI_BASE_URL": task.base_url,
+            "OPENAI_API_KEY": task.api_key,
+            "OPENAI_AGENTS_DISABLE_TRACING": "1",
+            "MUA_EPISODE_URL": task.episode_url,
+            "MUA_TASK_FILE": str(task_file),
+            "MUA_TASK_ID": str(task.task["id"]),
+            "NO_PROXY": "127.0.0.1,localhost",
+        }
+        process = await start_guarded(*config.command, env=variables)
+        assert process.stdin is not None and process.stdout is not None and process.stderr is not None  # noqa: PT018
+        process.stdin.close()
+        try:
+            out, error, status = await asyncio.gather(
+                read_tail(process.stdout), read_tail(process.stderr, log_file), process.wait()
+            )
+        finally:
+            await asyncio.shield(end_guarded(process))
+    lines = out.decode(errors="replace").strip().splitlines()
+    return AgentEnd(status, lines[-1] if lines else "", error.decode(errors="replace").strip())
 
 
 class _TranscriptKeeper:

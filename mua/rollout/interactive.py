@@ -29,8 +29,8 @@ from aiohttp import web
 from mua.config.schema import ExperimentConfig
 from mua.environment.protocol import Split
 from mua.environment.selection import Selection
+from mua.rollout.external import AgentTask
 from mua.rollout.gateway.chat_calls import Refused, read_object
-from mua.rollout.gateway.launch import AgentTask
 from mua.rollout.runner import EpisodeRunner
 from mua.types import Json, Trajectory
 

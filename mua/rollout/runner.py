@@ -49,8 +49,7 @@ from mua.environment.selection import Selection
 from mua.environment.user import User
 from mua.rollout.agent import ChatPolicy, EpisodeSetting, TokenPolicy
 from mua.rollout.episode import Episode, EpisodeResult
-from mua.rollout.external import ExternalEpisode
-from mua.rollout.gateway.launch import check_agent
+from mua.rollout.external import ExternalEpisode, check_agent
 from mua.rollout.gateway.serving import GatewayServer
 from mua.store.recorder import Recorder, noting
 from mua.tokens.chat_family import ChatFamily

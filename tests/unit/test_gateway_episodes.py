@@ -22,8 +22,8 @@ from environments.help_desk.tasks import generate
 from mua.algorithms.rollout_metrics import rollout_metrics
 from mua.environment.endpoint.services import ChatClient, Services
 from mua.rollout import runner as runner_module
+from mua.rollout.external import AgentTask
 from mua.rollout.gateway.chat_calls import ServedTurn, response_call, response_events
-from mua.rollout.gateway.launch import AgentTask
 from mua.rollout.interactive import SessionDesk, interactive_config
 from mua.rollout.runner import EpisodeRunner
 from mua.types import Group, Json, Outcome, Trajectory

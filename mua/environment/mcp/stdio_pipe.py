@@ -1,10 +1,10 @@
-"""A server that is a program: its process under a keeper, and messages over its standard input and output.
+"""A server that is a program: its process under a guardian, and messages over its standard input and output.
 
 ::
 
     ClientSession ◄── parsed messages ── reading ◄── lines, each at most ``message_bytes`` ── stdout
                   ───────────────────► writing ─────────────────────────────────────────► stdin
-                                        keeper (keeper.py): ends everything, reports status and stderr
+                                        guardian: ends everything (mua/utils/guardian.py)
 
 The SDK's own transport looks for the end of a line anew with every chunk, so that one line of 50 MB keeps the event
 loop busy for more than a minute. Here a line that grows beyond the limit, or lines without end, cost the server its
@@ -16,23 +16,19 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-import socket
-import subprocess
-import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 import anyio
 from mcp.shared.message import SessionMessage
 from mcp_types import JSONRPCNotification, jsonrpc_message_adapter
 
 from mua.config.environment import McpServerConfig
-from mua.environment.mcp import keeper
 from mua.environment.mcp.health import Flood, Health, ServerFaultKind
-from mua.utils.cores import all_cores
 from mua.utils.errors import ConfigError
+from mua.utils.guarded import end_guarded, read_tail, start_guarded
 from mua.utils.strict_json import printable
 
 if TYPE_CHECKING:
@@ -43,7 +39,6 @@ TURN = 20
 """Messages that are read in one turn of the event loop."""
 _LEAVE_SECONDS = 0.5
 """For a server to end by itself once its standard input is closed."""
-_REPORT_SECONDS = 5.0
 _SHOWN = 1500
 _MESSAGE = (b"{", b"[")
 """How a line begins that is meant as a message."""
@@ -70,94 +65,6 @@ def check_command(config: McpServerConfig, key: str) -> None:
         )
 
 
-class ServerProcess:
-    """The keeper and the server below it."""
-
-    def __init__(self, process: subprocess.Popen[bytes], line: socket.socket, to_server: int, from_server: int) -> None:
-        self.longest = 0
-        """Bytes of one message."""
-        self._process = process
-        self._line = line
-        self._to_server = to_server
-        self._from_server = from_server
-        self._reading: asyncio.ReadTransport | None = None
-        self._writing: asyncio.WriteTransport | None = None
-        self.reader: asyncio.StreamReader
-        self.writer: asyncio.StreamWriter
-
-    @classmethod
-    def spawn(cls, config: McpServerConfig) -> Self:
-        """Start both; blocks for some milliseconds."""
-        ours, theirs = socket.socketpair()
-        their_in, to_server = os.pipe()
-        from_server, their_out = os.pipe()
-        line = [sys.executable, "-I", "-S", keeper.__file__, str(theirs.fileno()), str(os.getpid())]
-        try:
-            with all_cores():
-                process = subprocess.Popen(
-                    [*line, config.command, *config.args],
-                    stdin=their_in,
-                    stdout=their_out,
-                    stderr=subprocess.DEVNULL,
-                    env=variables_of(config),
-                    cwd=config.cwd,
-                    start_new_session=True,
-                    pass_fds=[theirs.fileno()],
-                )
-        except BaseException:
-            ours.close()
-            os.close(to_server)
-            os.close(from_server)
-            raise
-        finally:
-            theirs.close()
-            os.close(their_in)
-            os.close(their_out)
-        return cls(process, ours, to_server, from_server)
-
-    async def connect(self, longest: int) -> None:
-        """Make the pipes part of the event loop."""
-        loop = asyncio.get_running_loop()
-        self.longest = longest
-        self.reader = asyncio.StreamReader(limit=longest)
-        protocol = asyncio.StreamReaderProtocol(self.reader)
-        self._reading, _ = await loop.connect_read_pipe(lambda: protocol, os.fdopen(self._from_server, "rb", 0))
-        self._from_server = -1
-        flow = asyncio.streams.FlowControlMixin(loop=loop)
-        self._writing, _ = await loop.connect_write_pipe(lambda: flow, os.fdopen(self._to_server, "wb", 0))
-        self._to_server = -1
-        self.writer = asyncio.StreamWriter(self._writing, flow, None, loop)
-
-    async def end(self, *, politely: bool) -> tuple[int | None, str]:
-        """End the server and all below it. Its exit status (None: it was still running) and the end of its stderr."""
-        if self._writing is not None and not self._writing.is_closing():
-            self._writing.abort()
-        if self._reading is not None and not self._reading.is_closing():
-            self._reading.close()
-        for descriptor in (self._to_server, self._from_server):
-            if descriptor >= 0:
-                os.close(descriptor)
-        loop = asyncio.get_running_loop()
-        self._line.setblocking(False)
-        try:
-            async with asyncio.timeout(_LEAVE_SECONDS if politely else 0):
-                report = await loop.sock_recv(self._line, 2 * keeper.TAIL)
-        except TimeoutError:
-            report = b""
-        with suppress(OSError):
-            self._line.shutdown(socket.SHUT_WR)
-        with suppress(TimeoutError, OSError):
-            async with asyncio.timeout(_REPORT_SECONDS):
-                while got := await loop.sock_recv(self._line, 2 * keeper.TAIL):
-                    report += got
-                while self._process.poll() is None:
-                    await asyncio.sleep(0.005)
-        self._line.close()
-        status, _, tail = report.partition(b"\n")
-        said = printable(tail.decode(errors="replace").strip().replace("\n", " | "), 10**6)
-        return int(status) if status else None, said if len(said) <= _SHOWN else f"...{said[-_SHOWN:]}"
-
-
 @asynccontextmanager
 async def stdio_streams(
     config: McpServerConfig, health: Health
@@ -165,20 +72,18 @@ async def stdio_streams(
     tuple[MemoryObjectReceiveStream[SessionMessage | Exception], MemoryObjectSendStream[SessionMessage]]
 ]:
     """A running server's messages; on leaving nothing of it is left, and ``health`` knows how it ended."""
-    spawning = asyncio.ensure_future(asyncio.to_thread(ServerProcess.spawn, config))
-    try:
-        process = await asyncio.shield(spawning)
-    except asyncio.CancelledError:
-        process = await spawning
-        await process.end(politely=False)
-        raise
+    process = await start_guarded(
+        config.command, *config.args, env=variables_of(config), cwd=config.cwd, limit=config.message_bytes
+    )
+    assert process.stdin is not None and process.stdout is not None and process.stderr is not None  # noqa: PT018
     to_session, heard = anyio.create_memory_object_stream[SessionMessage | Exception](TURN)
     said, from_session = anyio.create_memory_object_stream[SessionMessage](TURN)
-    tasks: list[asyncio.Task[None]] = []
+    errors = asyncio.create_task(read_tail(process.stderr))
+    tasks = [
+        asyncio.create_task(_read(process.stdout, to_session, health, config.message_bytes)),
+        asyncio.create_task(_write(process.stdin, from_session, health)),
+    ]
     try:
-        await process.connect(config.message_bytes)
-        tasks.append(asyncio.create_task(_read(process, to_session, health)))
-        tasks.append(asyncio.create_task(_write(process, from_session, health)))
         yield heard, said
     finally:
         with anyio.CancelScope(shield=True):
@@ -187,22 +92,28 @@ async def stdio_streams(
             await asyncio.gather(*tasks, return_exceptions=True)
             for stream in (to_session, heard, said, from_session):
                 stream.close()
+            process.stdin.close()
             politely = health.kind in (None, ServerFaultKind.CRASHED)  # one that crashed is about to report
-            status, health.said = await process.end(politely=politely)
+            status = await end_guarded(process, _LEAVE_SECONDS if politely else 0.0)
+            await process.stdout.read()  # nobody is left who writes: what was not read closes the pipe
+            told = printable((await errors).decode(errors="replace").strip().replace("\n", " | "), 10**6)
+            health.said = told if len(told) <= _SHOWN else f"...{told[-_SHOWN:]}"
             if health.kind is ServerFaultKind.CRASHED and status is not None:
-                ended = f"exit status {status}" if status >= 0 else f"signal {-status}"
-                health.reason += f" ({ended})"
+                health.reason += f" (exit status {status})"
 
 
 async def _read(
-    process: ServerProcess, to_session: MemoryObjectSendStream[SessionMessage | Exception], health: Health
+    output: asyncio.StreamReader,
+    to_session: MemoryObjectSendStream[SessionMessage | Exception],
+    health: Health,
+    longest: int,
 ) -> None:
     """Lines to messages, until the server ends or says too much."""
     number = 0
     with to_session:
         try:
             while True:
-                line = await process.reader.readuntil(b"\n")
+                line = await output.readuntil(b"\n")
                 health.budget.spend(1, len(line))
                 if line.lstrip().startswith(_MESSAGE):
                     message = jsonrpc_message_adapter.validate_json(line, by_name=False)
@@ -217,7 +128,7 @@ async def _read(
         except asyncio.IncompleteReadError:
             health.lose(ServerFaultKind.CRASHED, "its process ended or closed its standard output")
         except asyncio.LimitOverrunError:
-            told = f"it sent a message of more than {process.longest} bytes (message_bytes)"
+            told = f"it sent a message of more than {longest} bytes (message_bytes)"
             health.lose(ServerFaultKind.FLOODED, told)
         except Flood as flood:
             health.lose(ServerFaultKind.FLOODED, str(flood))
@@ -233,14 +144,14 @@ def _shown(line: bytes) -> str:
 
 
 async def _write(
-    process: ServerProcess, from_session: MemoryObjectReceiveStream[SessionMessage], health: Health
+    to_server: asyncio.StreamWriter, from_session: MemoryObjectReceiveStream[SessionMessage], health: Health
 ) -> None:
     with from_session:
         try:
             async for sent in from_session:
                 health.budget.asked()
                 text = sent.message.model_dump_json(by_alias=True, exclude_unset=True)
-                process.writer.write(text.encode() + b"\n")
-                await process.writer.drain()
+                to_server.write(text.encode() + b"\n")
+                await to_server.drain()
         except (ConnectionError, OSError, RuntimeError):
             health.lose(ServerFaultKind.CRASHED, "its process ended or closed its standard input")

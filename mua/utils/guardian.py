@@ -1,19 +1,21 @@
-"""Runs one server and makes sure that nothing of it outlives the process that asked for it.
+"""Runs one program and makes sure that nothing of it outlives the process that asked for it.
 
-    trainer ──spawns──► guardian ──spawns──► sglang.launch_server ──► scheduler, detokenizer, ...
-       ▲                   │ watches: parent gone? SIGTERM? server gone?
+    trainer ──spawns──► guardian ──spawns──► an engine, a tool server, an agent ──► whatever that starts
+       ▲                   │ watches: parent gone? SIGTERM? program gone?
        └── getppid, SIGUSR1 ┘ then: every descendant is killed and reaped, and the guardian exits
 
 The guardian leads its own session, so that Ctrl-C in the terminal does not reach the server before the
 trainer has decided what to do. It is a child subreaper: a scheduler whose parent was killed becomes its child
 and is found. Should the guardian itself be killed, the kernel kills the server (PR_SET_PDEATHSIG).
 
-The server is killed rather than asked to leave: its client has already given up its requests, and SGLang's own
-shutdown kills Python's resource tracker, which then leaves semaphores in /dev/shm. Here the tracker is spared
-until it has cleaned up. SGLang's other shared memory has no tracker: the guardian takes note of it when the trainer
-says, by SIGUSR1, that the server is ready, and now and then; what is noted is removed at the end.
+The program has the guardian's standard input, output and error, so that no message passes through the guardian. It is
+killed rather than asked to leave: its client has already given up its requests, and SGLang's own shutdown kills
+Python's resource tracker, which then leaves semaphores in /dev/shm. Here the tracker is spared until it has cleaned up.
+SGLang's other shared memory has no tracker: the guardian takes note of it when the trainer says, by SIGUSR1, that the
+server is ready, and now and then; what is noted is removed at the end.
 
-Started as a script, with the standard library only: ``python -I -S guardian.py PARENT_PID CMD...``. Linux only.
+Started as a script, with the standard library only: ``python -I -S guardian.py PARENT_PID [--no-engine] CMD...``.
+Without SGLang nothing is looked for in shared memory. Linux only.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ import subprocess
 import sys
 import time
 
+NO_ENGINE = "--no-engine"
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _POLL_SECONDS = 0.5
@@ -81,7 +84,8 @@ def _reap() -> None:
 
 
 def guard(parent: int, command: list[str]) -> int:
-    """Run the server until it is time to end everything; its exit status."""
+    """Run the program until it is time to end everything; its exit status."""
+    engine, command = command[0] != NO_ENGINE, command[command[0] == NO_ENGINE :]
     received: set[int] = set()
     wake, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.set_wakeup_fd(wake_write)
@@ -93,17 +97,20 @@ def guard(parent: int, command: list[str]) -> int:
         _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)
 
-    server = subprocess.Popen(command, stdin=subprocess.DEVNULL, preexec_fn=prepare)
+    server = subprocess.Popen(command, stdin=0, preexec_fn=prepare)
+    with open(os.devnull, "r+b") as nothing:  # so that the program alone holds its pipes
+        os.dup2(nothing.fileno(), 0)
+        os.dup2(nothing.fileno(), 1)
     noted, shared_memory = time.monotonic(), set[str]()
     while server.poll() is None and signal.SIGTERM not in received and os.getppid() == parent:
         if select.select([wake], [], [], _POLL_SECONDS)[0]:
             with contextlib.suppress(BlockingIOError):
                 os.read(wake, 4096)
-        if signal.SIGUSR1 in received or time.monotonic() - noted > _NOTE_SECONDS:
+        if engine and (signal.SIGUSR1 in received or time.monotonic() - noted > _NOTE_SECONDS):
             received.discard(signal.SIGUSR1)
             noted = time.monotonic()
             shared_memory |= _shared_memory()  # what killed processes cannot remove; a crash gives no notice
-    shared_memory |= _shared_memory()
+    shared_memory |= _shared_memory() if engine else set()
     code = server.poll()
     patience = time.monotonic() + _TRACKER_SECONDS
     while left := _descendants():  # resource trackers get a moment to finish by themselves
