@@ -215,6 +215,8 @@ def answer(message: Message) -> Message:
         capabilities = {"tools": {"listChanged": True}}
         info = {"name": "misbehaving", "version": "1"}
         return {"protocolVersion": params["protocolVersion"], "capabilities": capabilities, "serverInfo": info}
+    if method == "ping":
+        return {}
     if method == "tools/list":
         return {"tools": listed()}
     if method == "tools/call":

@@ -86,7 +86,8 @@ async def answer_call(tools: Mapping[str, ServedTool], name: str, arguments: Jso
         return _result(str(error), error=True)
     except (EnvironmentFault, JudgeFault) as fault:
         kind = "judge" if isinstance(fault, JudgeFault) else "environment"
-        return _result(str(fault), error=True, meta={FAULT_KEY: {"kind": kind, "passing": fault.passing}})
+        told = {"kind": kind, "passing": fault.passing, "by_policy": fault.by_policy}
+        return _result(str(fault), error=True, meta={FAULT_KEY: told})
 
 
 def _result(text: str, *, error: bool = False, meta: Mapping[str, Any] | None = None) -> types.CallToolResult:

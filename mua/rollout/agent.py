@@ -22,7 +22,7 @@ from mua.config.rollout import ContextConfig
 from mua.config.schema import RolloutConfig
 from mua.engine import Sampler, SamplingParams, TurnCut
 from mua.environment.endpoint.chat import ChatRequest, Completion
-from mua.environment.endpoint.services import ChatClient, ContextLengthExceeded
+from mua.environment.endpoint.services import ChatClient, ContextLengthExceeded, PromptRefused
 from mua.environment.protocol import Task
 from mua.rollout.context import NOTES_KEY, ContextKeeper, with_notes, without_results
 from mua.store.recorder import NotedRequest, current_episode
@@ -55,6 +55,8 @@ class EpisodeSetting:
     """How a conversation that grows too long is rewritten."""
     reward: str | None = None
     """The hook that gives an episode's reward, in the place of the environment."""
+    last_attempt: bool = False
+    """Whether a fault that the policy brought about (``MuaError.by_policy``) is scored now, and not tried again."""
     order: int = 0
     """Where requests wait for a slot of an engine, those of episodes with a lower number go first."""
 
@@ -348,7 +350,7 @@ class ChatAgent:
         self._wire: list[Json] = []
         self._tools: list[Json] = []
         self._owed: list[str] = []
-        """Ids of the last turn's calls, in the order in which results come."""
+        """Ids of the last turn's calls in the order in which results come: those that cannot be read are last."""
         self._used: set[str] = set()
         self._keeper = ContextKeeper(setting.context, setting.budgets.max_tokens)
         self._context = 0
@@ -370,18 +372,13 @@ class ChatAgent:
         reply = await self._ask(self._wire, self._tools, room, derived_seed(self._seed, self.turns))
         if reply is None:
             return None
-        turn, calls = turn_of(reply, self.turns, self._used)
-        self._owed = [call["id"] for call in calls]
-        self._used.update(self._owed)
+        turn, calls, broken = turn_of(reply, self.turns, self._used)
+        self._owed = [*(call.id for call in turn.tool_calls), *broken]
+        self._used.update(calls)
         self.turns += 1
         self._context = sum(reply.usage.get(f"{side}_tokens", 0) for side in ("prompt", "completion"))
         self.messages.append(turn.message())
-        sent_back: Json = {"role": "assistant", "content": reply.text or (None if calls else "")}
-        if calls:
-            sent_back["tool_calls"] = calls
-        if self._policy.send_reasoning and reply.reasoning:
-            sent_back["reasoning_content"] = reply.reasoning
-        self._wire.append(sent_back)
+        self._wire.append(reply.sent_back(list(calls.values()), reasoning=self._policy.send_reasoning))
         return turn
 
     async def _ask(self, messages: Sequence[Json], tools: Sequence[Json], room: int, seed: int) -> Completion | None:
@@ -395,6 +392,9 @@ class ChatAgent:
             reply = await self._policy.client.ask(request, budgets.generate_seconds)
         except ContextLengthExceeded:
             return None
+        except PromptRefused as refused:  # the policy's doing: it says nothing, which ends the episode
+            log.info("%s", refused)
+            return Completion("")
         for name, value in (reply.usage | ({"policy_cost": reply.cost} if reply.cost else {})).items():
             self._counts[name] += value
         return reply
@@ -428,8 +428,13 @@ class ChatAgent:
         if len(results) != len(self._owed):
             raise RuntimeError(f"{len(self._owed)} calls of the last turn want answers, {len(results)} are given")
         shown = self._keeper.shorten(results, None)
-        for call_id, result in zip(self._owed, shown, strict=True):
-            self._add({"role": "tool", "tool_call_id": call_id, "content": result})
+        answers = [
+            {"role": "tool", "tool_call_id": call_id, "content": result}
+            for call_id, result in zip(self._owed, shown, strict=True)
+        ]
+        self.messages += answers
+        told = [call["id"] for call in self._wire[-1].get("tool_calls", ())]  # in the order of the calls
+        self._wire += sorted(map(dict, answers), key=lambda one: told.index(one["tool_call_id"]) if told else 0)
         self._owed = []
 
     def add_user(self, text: str) -> None:
@@ -453,19 +458,17 @@ def _characters(messages: Sequence[Json]) -> int:
     return sum(len(str(message.get("content") or "")) for message in messages)
 
 
-def turn_of(reply: Completion, number: int, used: Collection[str]) -> tuple[AssistantTurn, list[Json]]:
-    """The turn, and its calls as they go back to the endpoint, in the order in which results are given.
+def turn_of(reply: Completion, number: int, used: Collection[str]) -> tuple[AssistantTurn, dict[str, Json], list[str]]:
+    """The turn; its calls by id, as they go back to the endpoint; the ids of those that cannot be read, as its errors.
 
     An id that was used before is replaced: every call needs one of its own to be answered.
     """
     good: list[ToolCall] = []
     errors: list[ToolCallError] = []
-    broken: list[Json] = []
-    taken = set(used)
+    broken: list[str] = []
+    wire: dict[str, Json] = {}
     for index, call in enumerate(reply.calls):
-        call_id = call.id if call.id not in taken else f"call_{number}_{index}"
-        taken.add(call_id)
-        raw = f"{call.name}({call.arguments})"
+        call_id = f"call_{number}_{index}" if call.id in used or call.id in wire else call.id
         arguments: Any = None
         fault: tuple[ErrorKind, str] | None = None
         try:
@@ -476,10 +479,10 @@ def turn_of(reply: Completion, number: int, used: Collection[str]) -> tuple[Assi
             fault = ErrorKind.MISSING_NAME, "the tool call has no name"
         elif fault is None and not isinstance(arguments, dict):
             fault = ErrorKind.BAD_ARGUMENTS, f"the arguments of {call.name} must be a JSON object"
-        if fault is not None:
-            errors.append(ToolCallError(*fault, raw))
-            broken.append(ToolCall(call_id, call.name or "unknown", {}).openai())
-        else:
+        wire[call_id] = call.openai(call_id, readable=fault is None)
+        if fault is None:
             good.append(ToolCall(call_id, call.name, arguments))
-    turn = AssistantTurn(reply.text, reply.reasoning, good, errors, reply.truncated)
-    return turn, [call.openai() for call in good] + broken
+        else:
+            errors.append(ToolCallError(*fault, f"{call.name}({call.arguments})"))
+            broken.append(call_id)
+    return AssistantTurn(reply.text, reply.reasoning, good, errors, reply.truncated), wire, broken

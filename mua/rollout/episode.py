@@ -103,7 +103,10 @@ class Episode:
         while self._outcome is None:
             await self._generate()
             if self._outcome is None:
-                await (self._call_tools() if self._turn.tool_calls or self._turn.errors else self._ask_user())
+                try:
+                    await (self._call_tools() if self._turn.tool_calls or self._turn.errors else self._ask_user())
+                except MuaError as fault:
+                    self._end_by(fault)
         return await self._finish()
 
     async def _start(self) -> None:
@@ -249,6 +252,14 @@ class Episode:
             self._agent.messages[-1]["actions"] = actions
             self._counts["user_actions"] += len(actions)
 
+    def _end_by(self, fault: MuaError) -> None:
+        """End by what the policy brought about, where it is not tried again; raises every other ``fault``."""
+        if not (fault.by_policy and self._setting.last_attempt):
+            raise fault
+        self._agent.messages[-1]["fault"] = one_line(fault)
+        self._counts["ended_by_fault"] += 1
+        self._end(Outcome.MALFORMED)
+
     def _end(self, outcome: Outcome) -> None:
         """What ended it first counts."""
         self._outcome = self._outcome or outcome
@@ -256,7 +267,11 @@ class Episode:
     async def _finish(self) -> EpisodeResult:
         assert self._outcome is not None
         with self._clock("evaluate"):
-            evaluation = await self._evaluate()
+            try:
+                evaluation = await self._evaluate()
+            except MuaError as fault:  # a judge that refuses what the policy wrote
+                self._end_by(fault)
+                evaluation = Evaluation(0.0, False, {"fault": one_line(fault)})
         rewards = self._turn_rewards or [0.0]
         rewards[-1] += evaluation.reward
         if not math.isfinite(sum(rewards)):

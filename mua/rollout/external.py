@@ -301,6 +301,8 @@ class ExternalEpisode(Episode):
         self._end(outcome)
 
     def failed(self, fault: Exception) -> None:
+        if isinstance(fault, MuaError) and fault.by_policy and self._setting.last_attempt:
+            return self._end_by(fault)
         self._fault = self._fault or fault
         self._over.set()
 
@@ -354,7 +356,9 @@ class ExternalEpisode(Episode):
                     text = await self._call(call)
             except MuaError as fault:
                 self.failed(fault)
-                raise
+                if self._fault is not None:
+                    raise
+                text = f"error: {fault}"
             self._agent.add_tool_results([text])
             self._heard_last = "tool"
             failed = "tool_call_errors" in said or self._counts[f"tool_errors/{name}"] > errors
@@ -375,7 +379,9 @@ class ExternalEpisode(Episode):
                     await self._ask_user()
             except MuaError as fault:
                 self.failed(fault)
-                raise
+                if self._fault is not None:
+                    raise
+                return {"text": "", "stop": True}
             self._heard_last, stopped = "user", self._outcome is not None
             self._counts["gateway/told"] += 1
             if self._counts["gateway/told"] > self._budgets.max_turns:

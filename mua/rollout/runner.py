@@ -232,7 +232,8 @@ class EpisodeRunner:
                     record = recorder.episode(ordinal, sample, sampling, evaluation=evaluation)
                 try:
                     with noting(record):
-                        result = await self._attempt(setting, task, f"{ordinal}/{sample}/{attempt}", seed)
+                        final = replace(setting, last_attempt=attempt == self._config.rollout.max_retries)
+                        result = await self._attempt(final, task, f"{ordinal}/{sample}/{attempt}", seed)
                 except tuple(_FAULTS) as fault:
                     if record is not None and attempt < self._config.rollout.max_retries:
                         record.failed()

@@ -15,8 +15,6 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import replace
 from typing import Literal, TypeAlias
 
 from mua.environment.endpoint.chat import Completion, FunctionCall
@@ -97,29 +95,33 @@ class LlmUser:
     async def _answer(self, text: str) -> UserReply:
         first = len(self._history) == 1
         self._history.append({"role": "user", "content": text})
-        acted = False
+        words, acted = list[str](), False
         for left in range(self._rounds if self._tools else 0, -1, -1):
-            reply = await self._ask(speak=left == 0, first=first, acted=acted)
+            reply = await self._ask(speak=left == 0, first=first, acted=acted, silent=bool(words))
+            words += [said] if (said := _words_of(reply)) else []  # what is said beside a call is said, too
             if not reply.calls:
                 break
             await self._act(reply)
             acted = True
-        answer = _words_of(reply)
+        answer = "\n".join(words)
         flag = self._check.content(answer, acted=acted) if self._mode == "flag" else None
         if flag is not None:
             self._endpoint.count(f"flags/{flag.kind}")
         self._check.said(answer)
-        self._history.append({"role": "assistant", "content": answer})
+        if last := _words_of(reply):
+            self._history.append({"role": "assistant", "content": last})
         return UserReply(answer, stop=STOP_SIGNAL in answer, flags=() if flag is None else (flag,))
 
-    async def _ask(self, *, speak: bool, first: bool, acted: bool) -> Completion:
-        """What the model does next. ``speak``: it must say something; ``first``: it has said nothing before."""
+    async def _ask(self, *, speak: bool, first: bool, acted: bool, silent: bool) -> Completion:
+        """What the model does next. ``speak``: it must say something, or be ``silent``, having spoken beside a call;
+        ``first``: it has said nothing before."""
 
         def accept(reply: Completion) -> Refusal | None:
-            if reply.calls:
-                reason = "the user acts on and on and says nothing"
-                return Refusal(UserFaultKind.ACTS_ON_AND_ON, reason) if speak else None
+            if reply.calls and speak:
+                return Refusal(UserFaultKind.ACTS_ON_AND_ON, "the user acts on and on and says nothing")
             text = _words_of(reply)
+            if not text and (reply.calls or silent):
+                return None
             refusal = self._check.form(text, first=first)
             return refusal or (self._check.content(text, acted=acted) if self._mode == "refuse" else None)
 
@@ -130,13 +132,14 @@ class LlmUser:
             temperature=self._style.temperature,
             tools=schemas,
             tool_choice="none" if schemas and speak else None,
+            may_be_empty=silent,
             accept=accept,
         )
 
     async def _act(self, reply: Completion) -> None:
         """Run the calls; mistakes are answers that the model can act on."""
-        calls = [replace(call, arguments=json.dumps(_arguments(call) or {})).openai() for call in reply.calls]
-        self._history.append({"role": "assistant", "content": reply.text or None, "tool_calls": calls})
+        calls = [call.openai(readable=_arguments(call) is not None) for call in reply.calls]
+        self._history.append(reply.sent_back(calls))
         assert self._tools is not None, "no calls come without tools"
         known = {schema.name: schema for schema in self._tools.schemas()}
         for call in reply.calls:

@@ -39,9 +39,12 @@ class MuaError(Exception):
     """Base of every error whose message is meant for the person who runs the program.
 
     ``passing`` says whether the same command may succeed later with nothing changed; each class has a default.
+    ``by_policy``: what the policy of an episode did brought it about. Such a fault is tried again as any other, and the
+    last try is scored, so that no policy has its own episode left out of the verdict.
     """
 
     passing: bool = False
+    by_policy: bool = False
 
     def __init__(self, message: str = "", *, passing: bool | None = None) -> None:
         super().__init__(message)

@@ -10,7 +10,8 @@ import random
 from functools import partial
 from typing import Any
 
-from mua.environment.endpoint.chat import ChatRequest, Completion, read_completion
+from mua.environment.endpoint.chat import ChatRequest, Completion
+from mua.environment.endpoint.replies import read_completion
 from mua.rollout.agent import turn_of
 from mua.users.llm import _arguments
 from mua.users.utterance_check import unusable, without_label
@@ -67,8 +68,10 @@ def _read(body: bytes) -> list[str]:
 
 def _played(reply: Completion) -> None:
     """What an episode does with a policy's reply."""
-    turn, calls = turn_of(reply, 0, ())
-    json.dumps([turn.message(), *calls], ensure_ascii=False).encode("utf-8")
+    turn, calls, broken = turn_of(reply, 0, ())
+    assert {*(call.id for call in turn.tool_calls), *broken} == {*calls}
+    json.dumps([turn.message(), *calls.values()], ensure_ascii=False).encode("utf-8")
+    json.dumps(reply.sent_back(list(calls.values())))
 
 
 def _used(reply: Completion) -> None:

@@ -50,6 +50,10 @@ class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     fault = ""
     sessions = 0
+    pings = False
+    """Whether the fault is that of calls alone."""
+    known: frozenset[str] | None = None
+    """The sessions that it knows; None: all."""
     ended: tuple[str, ...] = ()
 
     def log_message(self, *_: Any) -> None:
@@ -80,7 +84,7 @@ class Handler(BaseHTTPRequestHandler):
                 kind.sessions += 1
                 more["mcp-session-id"] = str(kind.sessions)
             reply = {"jsonrpc": "2.0", "id": message["id"], "result": misbehaving_mcp.answer(message)}
-            calls = message["method"] == "tools/call"
+            calls = message["method"] in ("tools/call", *(() if kind.pings else ("ping",)))
             if calls and kind.fault == "drops":
                 self.close_connection = True
                 return

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from http.client import responses
 from typing import Any, Literal, Self, TypeAlias
 
 from mua.config.environment import EndpointConfig
+from mua.environment.blame import Blame, blame, error_codes
 from mua.types import Json
 from mua.utils.errors import UserFaultKind
-from mua.utils.strict_json import JsonError, read_json, unpaired_surrogate
 
 Message: TypeAlias = Mapping[str, Any]
 """An OpenAI-style chat message."""
 Format: TypeAlias = Literal["json_schema", "json_object", "text"]
 Kind: TypeAlias = Literal[
-    "timeout", "connection", "rate_limit", "refused", "server", "unreadable", "empty", "tool_call", "rejected"
+    "timeout", "connection", "rate_limit", "refused", "server", "unreadable", "ended", "empty", "tool_call", "rejected"
 ]
 """Sorts of trouble, as the metrics ``errors/<kind>`` count them."""
 
@@ -26,9 +25,7 @@ MAX_REPLY_CHARACTERS = 200_000
 MAX_CALLS = 64
 """Calls of tools in one reply of a user."""
 
-_THINKING = re.compile(r"<think>.*?(</think>|\Z)|\A((?!<think>).)*?</think>", re.DOTALL)
-"""Reasoning, cut short too; templates that open it in the prompt leave only its end in the reply."""
-_THOUGHT_FIRST = re.compile(r"\s*<think>(.*?)</think>\s*", re.DOTALL)
+_LONGEST_SAID = 65536
 _RETRIED_STATUS = frozenset({408, 409, 425})
 
 
@@ -50,6 +47,8 @@ class ChatRequest:
     verbatim: bool = False
     """Whether the reply is wanted as it was written, empty perhaps, its reasoning apart: it is the policy's. Else
     reasoning is left out, and what is no answer is asked for again."""
+    may_be_empty: bool = False
+    """Whether no words are an answer too."""
 
     def body(self, config: EndpointConfig, form: Format) -> Json:
         """The JSON body of a request to ``/chat/completions``."""
@@ -86,9 +85,16 @@ class FunctionCall:
     arguments: str
     """JSON, if the model kept to it."""
 
-    def openai(self) -> Json:
-        """The form it has in an assistant's message."""
-        return {"id": self.id, "type": "function", "function": {"name": self.name, "arguments": self.arguments}}
+    came: Json = field(default_factory=dict)
+    """The whole object among the message's ``tool_calls``; empty where it was no such object."""
+
+    def openai(self, call_id: str | None = None, *, readable: bool = True) -> Json:
+        """The call as it goes back to the server: as it came, with ``call_id`` if one is given. Where it is not
+        ``readable`` it has no arguments, because servers refuse to render such a conversation."""
+        function = dict(self.came.get("function") or {"name": self.name, "arguments": self.arguments})
+        if not readable:
+            function |= {"name": self.name or "unknown", "arguments": "{}"}
+        return {"type": "function", **self.came, "id": call_id or self.id, "function": function}
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,11 +111,25 @@ class Completion:
     """Of a verbatim reply."""
     cost: float = 0.0
     """By the prices of the endpoint that answered."""
+    message: Json = field(default_factory=dict)
+    """The assistant's message as it came, with whatever else the server put into it (a signature, say)."""
+    as_text: tuple[str, ...] = ()
+    """What the server did not take out of the text: ``calls``, ``reasoning``."""
 
     @classmethod
     def of(cls, fields: Json) -> Self:
         """From what ``dataclasses.asdict`` gives."""
-        return cls(**fields | {"calls": tuple(FunctionCall(**call) for call in fields["calls"])})
+        calls = tuple(FunctionCall(**call) for call in fields["calls"])
+        return cls(**fields | {"calls": calls, "as_text": tuple(fields.get("as_text", ()))})
+
+    def sent_back(self, calls: Sequence[Json], *, reasoning: bool = True) -> Json:
+        """The message for the server that wrote it, as it came, unknown keys included; ``calls`` in the place of its
+        own (:meth:`FunctionCall.openai`). Without ``reasoning`` text and calls alone."""
+        if not reasoning or not self.message:
+            told: Json = {"role": "assistant", "content": self.text or (None if calls else "")}
+            return told | ({"tool_calls": list(calls)} if calls else {})
+        listed = {"tool_calls": list(calls)} if self.message.get("tool_calls") else {}
+        return {**self.message, "role": "assistant", **listed}
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,11 +145,14 @@ class RequestError:
     """HTTP status, where there was one."""
     wait_seconds: float = 0.0
     """What the endpoint asked for by Retry-After."""
+    blame: Blame = Blame.PASSING
 
     @property
     def retry(self) -> bool:
         """Whether this request may be sent there again."""
-        return self.kind != "refused" or self.status in _RETRIED_STATUS
+        return self.blame not in (Blame.CONTEXT, Blame.POLICY) and (
+            self.kind != "refused" or self.status in _RETRIED_STATUS
+        )
 
 
 def unreadable(reason: str) -> RequestError:
@@ -144,54 +167,24 @@ def too_long(reason: str) -> RequestError:
     return RequestError("rejected", f"unusable reply: {reason}", fix, UserFaultKind.TOO_LONG)
 
 
-def read_completion(body: bytes, request: ChatRequest) -> Completion | RequestError:
-    """The reply to ``request`` in a body of status 200."""
-    try:
-        answer = read_json(body, strict=False)
-        choice = answer["choices"][0]
-        message = choice["message"]
-        content = message.get("content")
-        calls = []
-        for place, listed in enumerate(message.get("tool_calls") or ()):
-            function = listed["function"]
-            arguments = function.get("arguments") or "{}"
-            arguments = arguments if isinstance(arguments, str) else json.dumps(arguments)
-            name, number = str(function["name"] or ""), str(listed.get("id") or f"call_{place}")
-            calls.append(FunctionCall(number, name, arguments))
-    except JsonError as error:
-        return unreadable(f"no JSON ({error})")
-    except (KeyError, IndexError, TypeError, AttributeError):
-        return unreadable("no choices[0].message.content")
-    if not (isinstance(content, str) or (content is None and (calls or request.verbatim))):
-        return unreadable(f"message content is {type(content).__name__}, not text")
-    text, reasoning = content or "", None
-    if request.verbatim:
-        # In a field, on whose name servers disagree, or before the text.
-        given = message.get("reasoning_content") or message.get("reasoning")
-        if isinstance(given, str):
-            reasoning = given
-        elif thought := _THOUGHT_FIRST.match(text):
-            text, reasoning = text[thought.end() :], thought[1].strip("\n")
-    elif calls and not request.tools:
-        reason = "unusable reply: it calls a tool, and none was offered"
-        return RequestError("tool_call", reason, "try another {here}.model", UserFaultKind.TOOL_CALL_IN_TEXT)
-    elif len(text) > MAX_REPLY_CHARACTERS:
-        return too_long(f"{len(text)} characters")
-    elif len(calls) > MAX_CALLS or any(len(call.arguments) > MAX_REPLY_CHARACTERS for call in calls):
-        return too_long(f"{len(calls)} calls with {sum(len(call.arguments) for call in calls)} characters")
-    else:
-        text = _THINKING.sub("", text).strip()
-        if not text and not calls:
-            fix = "try another {here}.model or more max_tokens"
-            return RequestError("empty", "unusable reply: the reply is empty", fix, UserFaultKind.NO_TEXT)
-    written = (text, reasoning or "", *(call.id + call.name + call.arguments for call in calls))
-    if unpaired_surrogate("".join(written)) is not None:
-        reason = "unusable reply: it holds an unpaired surrogate"
-        return RequestError("rejected", reason, "try another {here}.model", UserFaultKind.BROKEN_TEXT)
-    usage = answer.get("usage") if isinstance(answer.get("usage"), dict) else {}
-    counts = {name: usage.get(name) for name in ("prompt_tokens", "completion_tokens")}
-    for side, name in (("prompt", "cached_tokens"), ("completion", "reasoning_tokens")):
-        details = usage.get(f"{side}_tokens_details")
-        counts[name] = details.get(name) if isinstance(details, dict) else None
-    used = {name: count for name, count in counts.items() if isinstance(count, int) and count >= 0}
-    return Completion(text, tuple(calls), used, choice.get("finish_reason") == "length", reasoning)
+_FIXES = {
+    400: "check {here}.model, temperature and max_tokens",
+    401: "check {here}.api_key",
+    403: "check that {here}.api_key may use this model",
+    404: "check {here}.base_url (it usually ends in /v1) and {here}.model",
+    429: "lower {here}.concurrency or raise {role}.max_retries and total_seconds",
+}
+
+
+def read_refusal(status: int, error: Any, text: str, wait_seconds: float = 0.0) -> RequestError:
+    """The trouble that an HTTP ``status`` tells of, with the ``error`` of its body, or else its ``text``."""
+    said = error.get("message") if isinstance(error, dict) else error
+    said = said if isinstance(said, str) and said else text[:_LONGEST_SAID]
+    trouble = RequestError(
+        "rate_limit" if status == 429 else "server" if status >= 500 else "refused",
+        f"HTTP {status} {responses.get(status, '')}: {said}",
+        _FIXES.get(status, "look at the server's log" if status >= 500 else "check the section {here}"),
+        status=status,
+        blame=blame("endpoint", [*error_codes(error), status], said),
+    )
+    return replace(trouble, wait_seconds=wait_seconds) if trouble.retry else trouble

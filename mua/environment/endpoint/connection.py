@@ -32,21 +32,23 @@ from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 import aiohttp
-import httpx
 import numpy as np
 from yarl import URL
 
 from mua.config.environment import EndpointConfig
+from mua.environment.blame import Blame
 from mua.environment.endpoint.chat import (
     ChatRequest,
     Completion,
     Format,
     RequestError,
-    read_completion,
+    read_refusal,
     too_long,
     unreadable,
 )
+from mua.environment.endpoint.replies import read_completion
 from mua.utils.masking import HIDDEN, below, credentials, mask_credentials
+from mua.utils.strict_json import JsonError, read_json
 
 log = logging.getLogger(__name__)
 
@@ -65,13 +67,6 @@ _SHORTEST_SECRET = 5
 """Shorter ones are words of any text, as the key ``none`` is, which says that there is none."""
 _FORMATS: tuple[Format, ...] = get_args(Format)
 _REFUSES_FORMAT = frozenset({400, 404, 415, 422, 500, 501})
-_FIXES = {
-    400: "check {here}.model, temperature and max_tokens",
-    401: "check {here}.api_key",
-    403: "check that {here}.api_key may use this model",
-    404: "check {here}.base_url (it usually ends in /v1) and {here}.model",
-    429: "lower {here}.concurrency or raise {role}.max_retries and total_seconds",
-}
 
 
 class Accounts:
@@ -104,24 +99,25 @@ class Connection:
     """Chat completions of one endpoint and model. Belongs to one event loop."""
 
     def __init__(self, config: EndpointConfig, accounts: Accounts) -> None:
-        import openai  # over a second, which no run without endpoints should pay
-
-        self._openai = openai
         self._config = config
         self._accounts = accounts
         self._slots = asyncio.Semaphore(config.concurrency)
         per_minute = (config.requests_per_minute, config.tokens_per_minute)
         self._limits = [RateLimit(limit or math.inf) for limit in per_minute]
         self._format: Format = "json_schema" if config.structured_output == "auto" else config.structured_output
-        # What may be secret of the address stays in the transport, because httpx logs the addresses it asks. Retries
-        # are the client's, which may turn to another endpoint; a request's time is bounded in one place, below.
-        self._client = openai.AsyncOpenAI(
-            base_url=mask_credentials(config.base_url).partition("?")[0],
-            api_key=config.api_key.get_secret_value() or "none",
-            max_retries=0,
-            timeout=None,
-            http_client=httpx.AsyncClient(transport=_Transport(config.base_url), timeout=None),
-        )
+        self.answered = False
+        """Whether it ever gave a reply: then its address, key and model are right."""
+        self._said: set[str] = set()
+        self._url = URL(below(config.base_url, "chat/completions"))
+        # Looked up once: with ``trust_env`` aiohttp would do so for every request, each time in a thread.
+        parts = urlsplit(config.base_url)
+        named = None if proxy_bypass(parts.hostname or "") else getproxies().get(parts.scheme)
+        self._proxy = URL(named).with_user(None) if named else None
+        self._proxy_headers = {}
+        if named and (user := URL(named).user):
+            login = b64encode(f"{user}:{URL(named).password or ''}".encode()).decode()
+            self._proxy_headers = {"Proxy-Authorization": f"Basic {login}"}
+        self._session: aiohttp.ClientSession | None = None
         self.breaker = Breaker(config.breaker_faults, config.breaker_seconds, monotonic)
 
     def __repr__(self) -> str:
@@ -172,7 +168,7 @@ class Connection:
             self._accounts.count(f"errors/{outcome.kind}")
             # What speaks against the endpoint itself, and not only against this request.
             breaking = outcome.kind in ("timeout", "connection", "server", "unreadable")
-            breaking = breaking or outcome.status in (401, 403, 404)
+            breaking = breaking or (outcome.blame is Blame.PERSON and not self.answered)
             if self.breaker.leave(probe, outcome if breaking else None):
                 self._accounts.count("breaker_opened")
                 told = (self._config.breaker_faults, self._config.breaker_seconds, self.clean(outcome.reason))
@@ -181,7 +177,8 @@ class Connection:
 
     async def close(self) -> None:
         """Close the connections."""
-        await self._client.close()
+        if self._session is not None:
+            await self._session.close()
 
     def clean(self, text: str) -> str:
         """One line, shortened, without keys and passwords: some endpoints quote them in their refusal."""
@@ -216,34 +213,32 @@ class Connection:
         try:
             # One bound over all of it: connecting, waiting, and a body that comes byte by byte.
             async with asyncio.timeout(config.request_seconds):
-                # As bytes: the library would refuse characters that only an escape can carry.
-                body = json.dumps(request.body(config, form)).encode()
-                response = await self._client.post("/chat/completions", cast_to=httpx.Response, body=body)
+                status, retry_after, said = await self._post(json.dumps(request.body(config, form)).encode())
         except TimeoutError:
             reason = f"no answer within {config.request_seconds:g} s"
             return RequestError("timeout", reason, "raise {here}.request_seconds or look at the server")
-        except self._openai.APIStatusError as error:
-            status, said = error.status_code, error.body.get("message") if isinstance(error.body, dict) else None
-            said = said if isinstance(said, str) else error.response.text[:65536]
-            trouble = RequestError(
-                "rate_limit" if status == 429 else "server" if status >= 500 else "refused",
-                f"HTTP {status} {error.response.reason_phrase}: {said}",
-                _FIXES.get(status, "look at the server's log" if status >= 500 else "check the section {here}"),
-                status=status,
-            )
-            waits = retry_after_seconds(error.response.headers.get("retry-after"), datetime.now(UTC))
-            return replace(trouble, wait_seconds=waits) if trouble.retry else trouble
-        except self._openai.APIConnectionError as error:  # nobody answered, or not in HTTP
-            cause = error.__cause__ or error
-            if isinstance(cause, _TooLongError):
-                return too_long(f"a body of more than {MAX_REPLY_BYTES} bytes")
-            if isinstance(cause, aiohttp.ClientPayloadError | aiohttp.ClientConnectionError | OSError):
-                reason = f"connection failed ({type(cause).__name__}: {cause})"
-                return RequestError("connection", reason, "check {here}.base_url and that the server runs")
-            return unreadable(f"{type(cause).__name__}: {cause}")
-        reply = read_completion(response.content, request)
+        except (aiohttp.ClientPayloadError, aiohttp.ClientConnectionError, OSError) as error:
+            reason = f"connection failed ({type(error).__name__}: {error})"
+            return RequestError("connection", reason, "check {here}.base_url and that the server runs")
+        except aiohttp.ClientError as error:  # what answers speaks no HTTP
+            return unreadable(f"{type(error).__name__}: {error}")
+        if said is None:
+            return too_long(f"a body of more than {MAX_REPLY_BYTES} bytes")
+        if status >= 300:
+            try:
+                body = read_json(said, strict=False)
+            except JsonError:
+                body = None
+            error = body.get("error", body) if isinstance(body, dict) else None
+            waits = retry_after_seconds(retry_after, datetime.now(UTC))
+            return read_refusal(status, error, said.decode(errors="replace"), waits)
+        reply = read_completion(said, request)
         if isinstance(reply, RequestError):
             return reply
+        self.answered = True
+        for what in {*reply.as_text} - self._said:
+            self._said.add(what)
+            log.warning("%r: %s", self, _PARSERS[what])
         self._accounts.answered(monotonic() - started)
         read, written = (reply.usage.get(name, 0) for name in _TOKENS)
         cost = (config.price_per_million_in * read + config.price_per_million_out * written) / 1e6
@@ -253,55 +248,36 @@ class Connection:
             self._accounts.count("truncated")
         return replace(reply, cost=cost)
 
-
-class _Transport(httpx.AsyncBaseTransport):
-    """Carries what the library asks to one address, by aiohttp, through the proxy that the environment names for it.
-
-    The transport of httpx looks through all its connections for every request: with 256 requests in flight it takes
-    11 ms of CPU for each, and this one, library included, 0.9 ms.
-    """
-
-    def __init__(self, base_url: str) -> None:
-        self._url = URL(below(base_url, "chat/completions"))
-        # Looked up once: with ``trust_env`` aiohttp would do so for every request, each time in a thread.
-        parts = urlsplit(base_url)
-        named = None if proxy_bypass(parts.hostname or "") else getproxies().get(parts.scheme)
-        self._proxy = URL(named).with_user(None) if named else None
-        self._proxy_headers = {}
-        if named and (user := URL(named).user):
-            login = b64encode(f"{user}:{URL(named).password or ''}".encode()).decode()
-            self._proxy_headers = {"Proxy-Authorization": f"Basic {login}"}
-        self._session: aiohttp.ClientSession | None = None
-
-    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+    async def _post(self, body: bytes) -> tuple[int, str | None, bytes | None]:
+        """Status, Retry-After and body of the answer; no body where it is longer than what is read."""
         headers = {"Content-Type": "application/json"}
         if not self._url.user:
-            headers["Authorization"] = request.headers["Authorization"]
+            headers["Authorization"] = f"Bearer {self._config.api_key.get_secret_value() or 'none'}"
         if self._url.scheme == "http":  # no tunnel: what is meant for a proxy stands in the request itself
             headers |= self._proxy_headers
         if self._session is None:  # Holds no headers: aiohttp would send those to a proxy too, the key among them.
             connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_SECONDS)
             self._session = aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=None))
         post = self._session.post(
-            self._url, data=request.content, headers=headers, proxy=self._proxy, proxy_headers=self._proxy_headers
+            self._url, data=body, headers=headers, proxy=self._proxy, proxy_headers=self._proxy_headers
         )
         async with post as response:
-            told = {name: value for name, value in response.headers.items() if name.lower() == "retry-after"}
+            retry_after = response.headers.get("Retry-After")
             if (response.content_length or 0) <= MAX_REPLY_BYTES:
                 try:
                     await response.content.readexactly(MAX_REPLY_BYTES + 1)
                 except asyncio.IncompleteReadError as read:
-                    return httpx.Response(response.status, headers=told, content=read.partial)
+                    return response.status, retry_after, read.partial
             response.close()
-            raise _TooLongError
-
-    async def aclose(self) -> None:
-        if self._session is not None:
-            await self._session.close()
+            return response.status, retry_after, None
 
 
-class _TooLongError(Exception):
-    """A body of more than :data:`MAX_REPLY_BYTES`."""
+_PARSERS = {
+    "calls": "it leaves tool calls in the text, which is read all the same; start the server with its parser "
+    "(SGLang: --tool-call-parser, vLLM: --enable-auto-tool-choice --tool-call-parser)",
+    "reasoning": "it leaves reasoning in the text, which is taken out; start the server with --reasoning-parser",
+}
+"""What to set on a server, told once."""
 
 
 def retry_after_seconds(value: str | None, now: datetime) -> float:

@@ -19,7 +19,6 @@ import hashlib
 import json
 import logging
 import random
-import re
 import sqlite3
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -29,6 +28,7 @@ from time import monotonic, time
 from typing import Any, Literal, Self, TypeAlias, TypeVar
 
 from mua.config.schema import JudgeConfig, LlmConfig, PolicyEndpointConfig, UserConfig
+from mua.environment.blame import Blame
 from mua.environment.endpoint.chat import ChatRequest, Completion, Message, RequestError
 from mua.environment.endpoint.connection import Accounts, Connection
 from mua.store.recorder import current_episode
@@ -59,11 +59,14 @@ _SECTIONS: dict[Role, str] = {"user": "user.llm", "judge": "judge.llm", "policy"
 _NOT_ASKED = RequestError(
     "rate_limit", "no free slot yet, or no place under the rate limit", "raise {here}.concurrency"
 )
-_FULL = re.compile(r"context[ _](length|window)|maximum (context|model)|too many tokens|prompt is too long", re.I)
 
 
 class ContextLengthExceeded(EngineError):
     """The conversation no longer fits the policy's context."""
+
+
+class PromptRefused(EngineError):
+    """The endpoint refuses to go on with what the policy wrote (a content filter)."""
 
 
 class ChatClient:
@@ -93,6 +96,7 @@ class ChatClient:
         tools: Sequence[Json] = (),
         tool_choice: str | None = None,
         response_format: Json | None = None,
+        may_be_empty: bool = False,
         accept: Accept = lambda reply: None,
     ) -> Completion:
         """The reply to ``messages`` under the settings of a user or judge: text, or calls of the offered ``tools``.
@@ -104,7 +108,9 @@ class ChatClient:
         config, plain = self._config, [dict(message) for message in messages]
         assert isinstance(config, LlmConfig), "a policy's requests say all of it themselves: ask"
         temperature = config.temperature if temperature is None else temperature
-        request = ChatRequest(plain, seed, temperature, config.max_tokens, tools, tool_choice, response_format)
+        request = ChatRequest(
+            plain, seed, temperature, config.max_tokens, tools, tool_choice, response_format, may_be_empty=may_be_empty
+        )
         return await self.ask(request, config.total_seconds, accept)
 
     async def ask(self, request: ChatRequest, seconds: float, accept: Accept = lambda reply: None) -> Completion:
@@ -112,8 +118,8 @@ class ChatClient:
 
         Raises when no endpoint gives one within ``max_retries`` and ``seconds`` (waiting for limits included), as the
         role has it: :class:`UserFault`, :class:`JudgeFault`, and for a policy
-        :class:`ContextLengthExceeded`, :class:`DeadlineExceeded`, :class:`ConfigError` for what no retry
-        helps, or :class:`EngineError`.
+        :class:`ContextLengthExceeded`, :class:`PromptRefused`, :class:`DeadlineExceeded`, :class:`ConfigError` for
+        what no retry helps, or :class:`EngineError`.
         """
         config = self._config
         # Everything that the reply depends on.
@@ -236,16 +242,19 @@ class ChatClient:
         # What an endpoint refuses or garbles, somebody has to fix.
         passing = any(met.kind in ("timeout", "connection", "rate_limit", "server") for met in asked.values())
         last = list(asked.values())[-1]
-        if self._role == "user":
-            return UserFault(text, last.fault, passing=passing)
-        if self._role == "judge":
-            return JudgeFault(text, passing=passing)
+        by_policy = last.blame in (Blame.CONTEXT, Blame.POLICY)  # whose words and results are all that is asked about
+        if self._role != "policy":
+            fault: MuaError = JudgeFault(text, passing=passing)
+            if self._role == "user":
+                fault = UserFault(text, last.fault, passing=passing)
+            fault.by_policy = by_policy and late is None
+            return fault
         if late is not None:
             named = f"policy endpoint {self._members[0]!r}"
             return DeadlineExceeded(f"rollout.generate_seconds: {named} did not answer within {late:g} s")
-        if last.status in (400, 413, 422) and _FULL.search(last.reason):
-            return ContextLengthExceeded(text)
-        if last.status in (401, 403, 404):
+        if by_policy:
+            return ContextLengthExceeded(text) if last.blame is Blame.CONTEXT else PromptRefused(text)
+        if last.blame is Blame.PERSON and not any(member.answered for member in self._members):
             return ConfigError(text)
         return EngineError(text, passing=last.kind != "unreadable")
 

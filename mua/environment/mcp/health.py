@@ -31,13 +31,18 @@ class ServerFaultKind(StrEnum):
     TOOLS_CHANGED = "tools_changed"
     """Its tools are others than when the rollout began."""
     REFUSED = "refused"
-    """It answers, and refuses: 401, 403, or no session."""
+    """It answers, and refuses: 401, 403."""
+    FORGOTTEN = "forgotten"
+    """It no longer knows the session, as after a restart: nothing was done."""
     TOLD = "told"
     """It says itself that a call failed by no doing of the policy (:data:`FAULT_KEY`)."""
 
 
 class ToolServerFault(EnvironmentFault):
-    """A server failed in an episode, which is tried again with another session. The message names the server."""
+    """A server failed in an episode, which is tried again with another session. The message names the server.
+
+    ``by_policy`` where a call brought it about and another session opens as if nothing had happened.
+    """
 
     passing = True
 
@@ -94,8 +99,6 @@ class Health:
         self.reason = ""
         self.passing: bool | None = None
         self.said = ""
-        self.status = 0
-        """Last HTTP status that was an error."""
         self.session_id = ""
         """Of a server behind a URL that keeps sessions."""
         self.stray = ""

@@ -14,10 +14,15 @@ from mcp.client.streamable_http import streamable_http_client
 from mua.config.environment import McpServerConfig
 from mua.environment.mcp.health import Flood, Health, ServerFaultKind
 from mua.utils.errors import ConfigError, one_line
+from mua.utils.strict_json import JsonError, read_json
 
 SESSION_HEADER = "mcp-session-id"
 _EVENTS = "text/event-stream"
 _BLANK_LINE = re.compile(rb"\r\n\r\n|\n\n|\r\r")
+HTTP_ERROR = -32999
+"""The code of an HTTP error whose body is no error of JSON-RPC."""
+_LONGEST_ERROR = 2000
+"""Bytes that are read of the body of an HTTP error."""
 _RECONNECT_MESSAGES = 20
 """What one more request for a stream counts as: 50 at once, then 10 per second."""
 
@@ -85,7 +90,7 @@ class SessionTransport(httpx2.AsyncBaseTransport):
             health.lose(ServerFaultKind.CRASHED, f"no connection: {one_line(error)}", passing=True)
             raise
         if response.status_code >= 400 and request.method == "POST":
-            health.status = response.status_code
+            return await self._told(request, response)
         health.session_id = response.headers.get(SESSION_HEADER, health.session_id)
         if response.headers.get("content-encoding", "identity") != "identity":
             health.lose(ServerFaultKind.GARBAGE, "it compresses its answers, although it was told not to")
@@ -94,6 +99,31 @@ class SessionTransport(httpx2.AsyncBaseTransport):
         events = response.headers.get("content-type", "").startswith(_EVENTS)
         response.stream = CappedBody(response.stream, health, self._longest, events=events)
         return response
+
+    async def _told(self, request: httpx2.Request, response: httpx2.Response) -> httpx2.Response:
+        """An HTTP error as the answer of JSON-RPC to the request that met it, because it says nothing of others. Its
+        ``data`` holds the ``status``; the SDK would tell neither."""
+        said = bytearray()
+        assert isinstance(response.stream, httpx2.AsyncByteStream)
+        async for chunk in response.stream:
+            said += chunk[: _LONGEST_ERROR - len(said)]
+            if len(said) >= _LONGEST_ERROR:
+                break
+        await response.aclose()
+        try:
+            asked, body = read_json(request.content), read_json(bytes(said))
+        except JsonError:
+            asked, body = read_json(request.content), {}
+        if "id" not in asked:  # a notification, which is not answered
+            return httpx2.Response(202)
+        error = body.get("error") if isinstance(body, dict) else None
+        error = error if isinstance(error, dict) else {"message": error}
+        told = {
+            "code": code if isinstance(code := error.get("code"), int) else HTTP_ERROR,
+            "message": str(error.get("message") or said.decode(errors="replace"))[:_LONGEST_ERROR],
+            "data": {"status": response.status_code},
+        }
+        return httpx2.Response(200, json={"jsonrpc": "2.0", "id": asked["id"], "error": told})
 
     async def aclose(self) -> None:
         """Nothing: other sessions use the connections."""

@@ -19,6 +19,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from mua.config.environment import McpServerConfig
+from mua.environment.blame import Blame, blame
 from mua.environment.executors import EnvironmentHandle
 from mua.environment.mcp.health import ServerFaultKind, ToolServerFault
 from mua.environment.mcp.session_pool import SessionPool
@@ -116,19 +117,33 @@ class Lease:
         """Call a tool; one that is safe to repeat is tried again. Raises :class:`ToolServerFault`."""
         server = self.owner[name]
         tool, pool = self.tools[server][name], self._pools[server]
-        tries = 1 + (pool.config.retries if tool.safe else 0)
+        tries, forgotten = pool.config.retries if tool.safe else 0, 1
         while True:
-            tries -= 1
             self._dirty.add(server)
             try:
                 result = await self._sessions[server].call(tool, arguments)
             except ToolServerFault as fault:
-                if not tries or not await self._again(server, fault):
+                not_done = fault.kind is ServerFaultKind.FORGOTTEN
+                left, forgotten, tries = (forgotten, 0, tries) if not_done else (tries, forgotten, tries - 1)
+                if left < 1 or not await self._again(server, fault):
+                    found = blame("tool_server", [fault.kind.value])
+                    fault.by_policy |= found is Blame.CONTROL and await self._opens_as_before(server)
                     raise
                 log.info("%s; tried again", fault)
             else:
                 self._dirty.discard(server)
                 return result
+
+    async def _opens_as_before(self, server: str) -> bool:
+        """Whether another session opens with the same tools, so that it is the calls of this one that ended it."""
+        pool = self._pools[server]
+        try:
+            async with asyncio.timeout(pool.config.start_seconds):
+                other = await pool.take()
+        except (MuaError, TimeoutError):
+            return False
+        pool.give_back(other, clean=True)
+        return other.tools == self.tools[server]
 
     def close(self) -> None:
         """Give every session back; what has to be closed is closed behind."""

@@ -2,7 +2,7 @@
 
 ::
 
-    take() ── a ready one ─────────────────────────────────► rollout ── give_back() ──┬─ reuse: ready again
+    take() ── a ready one that answers ────────────────────► rollout ── give_back() ──┬─ reuse: ready again
         └──── none ready: waits for one that opens                                    └─ else closed
     behind: as many are kept ready as lately were taken while one opened, at most ``ready``
 
@@ -109,10 +109,17 @@ class SessionPool:
     # ---- inside
 
     async def _take_one(self) -> ToolSession:
-        while self._ready:
-            session = self._ready.popleft()
-            if session.usable:
+        while self._ready:  # a server that restarted knows none of them
+            session = self._ready[0] if self.config.isolation == "shared" else self._ready.popleft()
+            try:
+                answers = await session.answers()
+            except asyncio.CancelledError:
+                self._put(session)
+                raise
+            if answers:
                 return session
+            if session in self._ready:
+                self._ready.remove(session)
             self._retire(session)
         waiter: asyncio.Future[ToolSession] = asyncio.get_running_loop().create_future()
         self._waiting.append(waiter)

@@ -45,6 +45,7 @@ from pydantic import TypeAdapter, ValidationError
 import mua
 from mua.config.environment import McpServerConfig
 from mua.config.section import TOOL_NAME
+from mua.environment.blame import Blame, blame
 from mua.environment.mcp.health import FAULT_KEY, Health, ServerFaultKind, ToolServerFault
 from mua.environment.protocol import ToolResult
 from mua.environment.tool_arguments import argument_checker
@@ -167,7 +168,16 @@ MOST_PAGES = 100
 _REASON_SECONDS = 2.0
 _RESULT: TypeAdapter[types.CallToolResult] = TypeAdapter(types.CallToolResult)
 _ABSENT = re.compile(r"unknown tool|no such tool|tool\b.*\b(not found|does not exist|unknown|unavailable)", re.I | re.S)
-_KINDS_BY_STATUS = {401: ServerFaultKind.REFUSED, 403: ServerFaultKind.REFUSED}
+_ANSWER_SECONDS = 5.0
+"""For a ping, whatever calls may take."""
+_EMPTY: TypeAdapter[types.EmptyResult] = TypeAdapter(types.EmptyResult)
+
+
+def status_of(error: BaseException) -> int | None:
+    """The HTTP status of the request that met ``error``, if it had one."""
+    data = error.error.data if isinstance(error, MCPError) else None
+    status = data.get("status") if isinstance(data, dict) else None
+    return status if isinstance(status, int) and status >= 400 else None
 
 
 class ToolSession:
@@ -221,9 +231,9 @@ class ToolSession:
     async def call(self, tool: ServerTool, arguments: Json) -> ToolResult:
         """Call a tool under ``call_seconds``.
 
-        What the server answers, its errors included, is a result. That it does not answer properly raises
-        :class:`ToolServerFault`, as does an error that it marks as no policy's doing; one of its judge raises
-        :class:`JudgeFault`.
+        What the server answers, its errors included, is a result, and so is that it answers everything but this call.
+        That it does not answer raises :class:`ToolServerFault`, as does an error that it marks as no policy's doing;
+        one of its judge raises :class:`JudgeFault`.
         """
         if self._stale:
             await self._same_tools()
@@ -236,15 +246,34 @@ class ToolSession:
         except MCPError as error:
             await self._same_tools()
             return ToolResult(cut(f"error: {error.message}", self._config.result_chars), error=True)
+        except ToolServerFault as fault:
+            if not await self.answers():
+                raise
+            return ToolResult(cut(f"error: {fault}", self._config.result_chars), error=True)
         text = text_of(result, self._config.result_chars)
         if result.is_error and isinstance(told := (result.meta or {}).get(FAULT_KEY), dict):
             text, passing = f"tool server {self._config.name!r}: {text}", told.get("passing") is not False
+            fault: MuaError = ToolServerFault(text, ServerFaultKind.TOLD, passing=passing)
             if told.get("kind") == "judge":
-                raise JudgeFault(text, passing=passing)
-            raise ToolServerFault(text, ServerFaultKind.TOLD, passing=passing)
+                fault = JudgeFault(text, passing=passing)
+            fault.by_policy = told.get("by_policy") is True
+            raise fault
         if result.is_error and _ABSENT.search(text):
             await self._same_tools()
         return ToolResult(text, error=bool(result.is_error))
+
+    async def answers(self) -> bool:
+        """Whether its server answers a ping in this session; one that does not know pings answers, too."""
+        if not self.usable:
+            return False
+        try:
+            async with asyncio.timeout(min(_ANSWER_SECONDS, self._config.call_seconds)):
+                await self._request("ping", types.PingRequest(), _EMPTY)
+        except MCPError:
+            return True
+        except (ToolServerFault, TimeoutError):
+            return False
+        return self.usable
 
     async def refreshed(self) -> bool:
         """Whether its tools are still those that it was opened with; asks the server."""
@@ -358,7 +387,6 @@ class ToolSession:
         client, seconds = self._client, self._config.call_seconds
         if client is None or self.health.over.is_set():
             raise await self._gone(what)
-        self.health.status = 0
         try:
             async with asyncio.timeout(seconds) as deadline:
                 return await client.send_request(request, answer)
@@ -376,11 +404,17 @@ class ToolSession:
         except MCPError as error:
             # Whether no server answered this: the SDK puts its own troubles into the same form.
             own = error.code in (types.CONNECTION_CLOSED, types.REQUEST_TIMEOUT, types.PARSE_ERROR)
-            if not own and self.health.status < 400 and not self.health.over.is_set():
-                raise
             if error.code == types.CONNECTION_CLOSED or self.health.over.is_set():
                 raise await self._gone(what) from None
+            status = status_of(error)
+            found = blame("tool_server", [status or error.code], error.message if status else "")
+            if (not own and found is Blame.POLICY) or not (own or status):
+                raise
             kind, told = self._read_error(error)
+            if found is Blame.FORGOTTEN and self.health.session_id:
+                kind, told = ServerFaultKind.FORGOTTEN, f"it no longer knows its session (HTTP status {status})"
+                if what == "ping":
+                    self.health.lose(kind, told)
             raise ToolServerFault(f"tool server {self._config.name!r}: {what}: {told}", kind) from None
         except Exception as error:
             self.health.lose(ServerFaultKind.CRASHED, one_line(error))
@@ -394,9 +428,8 @@ class ToolSession:
         return self.fault(what)
 
     def _read_error(self, error: BaseException) -> tuple[ServerFaultKind, str]:
-        status = self.health.status
-        if status >= 400:
-            kind = _KINDS_BY_STATUS.get(status, ServerFaultKind.CRASHED)
+        if status := status_of(error):
+            kind = ServerFaultKind.REFUSED if status in (401, 403) else ServerFaultKind.CRASHED
             hint = "; check headers" if kind is ServerFaultKind.REFUSED else ""
             return kind, f"it answers with HTTP status {status}{hint}"
         if isinstance(error, ValidationError) or (isinstance(error, MCPError) and error.code == types.PARSE_ERROR):

@@ -1,0 +1,157 @@
+"""Whose fault it is that something did not work: the one table for endpoints, tool servers, search and sandbox.
+
+Error codes decide first, words second. What neither knows is the default of its place.
+
+=============== ===================================================================================================
+``policy``      what the policy wrote or asked for: a result that it reads, or an outcome that is scored
+``context``     the policy's too: its conversation no longer fits
+``control``     undecided: a request that no policy wrote is sent to the same server. Where that is answered, the
+                policy's request was to blame, else the infrastructure
+``forgotten``   the server knows the session no more and has done nothing: asked again in another session
+``passing``     the infrastructure's: asked again, the episode is repeated, never scored
+``person``      the configuration's: ends the run as long as nothing has ever worked there, later as ``passing``
+=============== ===================================================================================================
+
+The rule behind the rows: *no action of a policy can make its own episode unscored*. So whatever a policy could bring
+about on purpose is never ``passing`` here, unless the server itself says so.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from enum import StrEnum
+from typing import Literal, TypeAlias
+
+Place: TypeAlias = Literal["endpoint", "tool_server", "search", "sandbox"]
+Code: TypeAlias = int | str
+"""An HTTP status, a code of JSON-RPC, or what a server calls its error, in lower case."""
+
+
+class Blame(StrEnum):
+    """See the table above."""
+
+    POLICY = "policy"
+    CONTEXT = "context"
+    CONTROL = "control"
+    FORGOTTEN = "forgotten"
+    PASSING = "passing"
+    PERSON = "person"
+
+
+_OVERLOADED = dict.fromkeys((408, 409, 425, 429), Blame.PASSING)
+
+CODES: Mapping[Place, Mapping[Code, Blame]] = {
+    "endpoint": {
+        **dict.fromkeys(
+            (
+                "context_length_exceeded",
+                "string_above_max_length",
+                "exceed_context_size_error",
+                "prompt_too_long",
+                "context_window_exceeded",
+                "contextwindowexceedederror",
+                "model_max_prompt_tokens_exceeded",
+                "input_too_long",
+                "input_length_error",
+                "1261",
+            ),
+            Blame.CONTEXT,
+        ),
+        **dict.fromkeys(
+            (
+                "content_filter",
+                "content_policy_violation",
+                "contentpolicyviolationerror",
+                "moderation_blocked",
+                "responsibleaipolicyviolation",
+                "data_inspection_failed",
+                "datainspectionfailed",
+                "invalid_prompt",
+                "1301",
+                "censorship_blocked",
+            ),
+            Blame.POLICY,
+        ),
+        **dict.fromkeys(("rate_limit_exceeded", "insufficient_quota", "overloaded_error"), Blame.PASSING),
+        **dict.fromkeys(("invalid_api_key", "model_not_found"), Blame.PERSON),
+        **_OVERLOADED,
+        413: Blame.CONTEXT,
+        **dict.fromkeys((401, 403, 404), Blame.PERSON),
+    },
+    "tool_server": {
+        404: Blame.FORGOTTEN,  # as MCP has it, where there was a session
+        **dict.fromkeys((413, 414, 422, 431, 451), Blame.POLICY),
+        **dict.fromkeys((-32600, -32601, -32602, -32603), Blame.POLICY),  # an answer: the policy reads it
+        "hung": Blame.CONTROL,
+        "garbage": Blame.CONTROL,
+        "crashed": Blame.CONTROL,
+        "flooded": Blame.CONTROL,
+        "refused": Blame.PASSING,
+        "tools_changed": Blame.PASSING,
+        "told": Blame.PASSING,
+    },
+    "search": {
+        **dict.fromkeys((400, 413, 414, 422, 431, 451), Blame.POLICY),
+        401: Blame.PERSON,
+        "no_list": Blame.CONTROL,
+        "no_results": Blame.POLICY,
+    },
+    "sandbox": {"exit_status": Blame.POLICY, "limit": Blame.POLICY, "lost": Blame.POLICY, "ended": Blame.CONTROL},
+}
+
+_CONTEXT = re.compile(
+    r"context[ _-]?(length|window|size|limit|overflow)"
+    r"|\bmax(imum)?[ _-]?(model|prompt|input|sequence|seq|allowed)[ _-]?(len|length|tokens|characters)\b"
+    r"|(prompt|inputs?|request|conversation|messages?)\b[^.]{0,60}?\b(too long|too large|longer than|exceed(s|ed)?)\b"
+    r"|too many (input |prompt )?tokens|reduce the length of (the|your) (messages|prompt|input)"
+    r"|tokens`? \+ `?max_(new_)?tokens|must have less than \d+ tokens|range of input length|token limit"
+    r"|max_tokens must be (at least 1|greater than 0), got -?\d|session_len|输入(长度|过长)|超长",
+    re.IGNORECASE,
+)
+_PER_TIME = re.compile(r"\b(rate limit|quota|too many requests)|tokens? per (minute|day|min)\b|\b[TR]P[MD]\b", re.I)
+
+WORDS: Mapping[Place, tuple[tuple[re.Pattern[str], Blame], ...]] = {
+    "endpoint": (
+        (_PER_TIME, Blame.PASSING),
+        (_CONTEXT, Blame.CONTEXT),
+        (re.compile(r"content (filter|management|policy)|safety system|flagged|inappropriate content", re.I),
+         Blame.POLICY),
+    ),
+    "tool_server": ((re.compile(r"\bsession\b", re.I), Blame.FORGOTTEN),),
+    "search": (
+        (re.compile(r"\b(no|any|0|zero) (results?|matches|hits)\b|nothing (was )?found|not found", re.I), Blame.POLICY),
+    ),
+    "sandbox": (),
+}  # fmt: skip
+
+DEFAULTS: Mapping[Place, Blame] = {
+    "endpoint": Blame.PASSING,
+    "tool_server": Blame.CONTROL,
+    "search": Blame.CONTROL,
+    "sandbox": Blame.POLICY,
+}
+_LONGEST = 4000
+"""Characters of an error that are searched for words."""
+
+
+def blame(place: Place, codes: Iterable[Code | None] = (), words: str = "") -> Blame:
+    """Who answers for a fault with these ``codes``, the most telling first, and these ``words``."""
+    table = CODES[place]
+    for code in codes:
+        if (found := table.get(code.lower() if isinstance(code, str) else code or 0)) is not None:
+            return found
+    for pattern, found in WORDS[place]:
+        if pattern.search(words[:_LONGEST]):
+            return found
+    return DEFAULTS[place]
+
+
+def error_codes(error: object) -> list[Code]:
+    """The codes that the error of an HTTP body names, the most telling first: its ``code``, its ``type``."""
+    if not isinstance(error, dict):
+        return []
+    inner = error.get("innererror") or error.get("metadata")
+    named = [inner.get("code")] if isinstance(inner, dict) else []
+    named += [error.get(key) for key in ("code", "type", "error_type")]
+    return [code for code in named if isinstance(code, str | int) and not isinstance(code, bool)]
