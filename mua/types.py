@@ -79,7 +79,8 @@ _SCORED = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class ToolSchema:
-    """A tool as the model sees it. ``parameters`` is a full (nested) JSON Schema object, passed on whole."""
+    """A tool as the model sees it. ``parameters`` is a full (nested) JSON Schema object, passed on whole but for its
+    ``$schema``, the dialect in which arguments are checked."""
 
     name: str
     description: str
@@ -87,10 +88,9 @@ class ToolSchema:
 
     def openai(self) -> Json:
         """The OpenAI function-calling form that chat templates render."""
-        return {
-            "type": "function",
-            "function": {"name": self.name, "description": self.description, "parameters": self.parameters},
-        }
+        parameters = {key: value for key, value in self.parameters.items() if key != "$schema"}
+        function = {"name": self.name, "description": self.description, "parameters": parameters}
+        return {"type": "function", "function": function}
 
 
 FinishReason: TypeAlias = Literal["stop", "length", "abort"]

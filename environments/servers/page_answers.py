@@ -9,11 +9,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from environments.servers.page_text import Page, parts_of
+from environments.servers.page_text import Page, PageError, parts_of
 from environments.servers.web_settings import BrowseTool
 from mua.environment.endpoint.chat import Completion, Message
 from mua.environment.endpoint.services import ChatClient
-from mua.utils.errors import Refusal, UserFaultKind
+from mua.utils.errors import JudgeFault, Refusal, UserFaultKind
 from mua.utils.seeds import derived_seed
 
 LONGEST_QUESTION = 2000
@@ -74,7 +74,12 @@ class PageAnswers:
 
         # The same for all rollouts that ask the same of the same text.
         seed = derived_seed("browse", page.url, question, parts[place])
-        reply = await self._judge.chat(messages, seed=seed, accept=accept)
+        try:
+            reply = await self._judge.chat(messages, seed=seed, accept=accept)
+        except JudgeFault as fault:
+            if fault.by_policy:  # its endpoint answers others: what it refuses is this question about this page
+                raise PageError("this question about this page cannot be answered") from None
+            raise
         return f"{reply.text} [the answer is cut here]" if reply.truncated else reply.text
 
 

@@ -5,8 +5,8 @@
     start of the server ──► one sandbox, proven to hold its limits ──► calls, files kept ──► end of the server: gone
 
 One server serves one rollout (``isolation: session``, the default). Whatever a program does is a result, also where the
-sandbox ends with it: the next call gets a fresh one and is told so. What no program brought about, a sandbox that does
-not start or ends between two calls, is an :class:`EnvironmentFault`.
+sandbox ends with it, at once or between two calls: the next call gets a fresh one and is told so. What no program
+brought about, a sandbox that does not start, is an :class:`EnvironmentFault`.
 
 ============ ================================== =============================== ===================================
 backend      what keeps a program in            memory and processes            gone when our process is killed
@@ -43,7 +43,7 @@ from mua.users.scoring.sandbox import (
     ending,
     limits_text,
 )  # fmt: skip
-from mua.utils.errors import ConfigError, EnvironmentFault
+from mua.utils.errors import ConfigError
 
 FRESH = "[a fresh sandbox: the files of the one before are gone]"
 _ARGUMENTS: dict[ProgramKind, tuple[str, str]] = {
@@ -104,11 +104,12 @@ class RolloutSandbox:
 
     async def run(self, kind: ProgramKind, text: str) -> str:
         """Run a program. Raises :class:`ToolError` where it did not end well."""
+        if self._sandbox is not None and not self._sandbox.alive:  # a program that was left running may have ended it
+            await self.close()
+            self._lost = True
         if self._sandbox is None:
             self._sandbox = self._new()
             await self._sandbox.start()
-        elif not self._sandbox.alive:
-            raise EnvironmentFault(f"the sandbox ended between two calls: {self._sandbox.last_words()}", passing=True)
         result = await self._sandbox.run(kind, text)
         told = f"{FRESH}\n{told_of(result)}" if self._lost else told_of(result)
         self._lost = result.lost

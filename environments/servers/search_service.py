@@ -1,7 +1,8 @@
 """A search service behind a URL that answers with JSON.
 
-A fault of the service, after its retries, is an :class:`EnvironmentFault`: no policy can be blamed for it.
-What the service says of a query (400, 413, 414 and 422) is the policy's to read.
+Whose fault it is that there is no answer says :mod:`mua.environment.blame`. What a query brings about is the policy's
+to read. What may be the query's or the service's is decided by a query of our own: where the service answers that, the
+policy is told that its query cannot be answered. Else it is an :class:`EnvironmentFault`.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import httpx
 
 from environments.servers.page_text import PageError
 from environments.servers.web_settings import SearchTool
+from mua.environment.blame import Blame, blame
 from mua.environment.endpoint.services import JsonCache
 from mua.types import Json
 from mua.utils.errors import EnvironmentFault
@@ -26,7 +28,9 @@ from mua.utils.strict_json import JsonError, printable, read_json
 
 log = logging.getLogger(__name__)
 
-_REFUSES_QUERY = frozenset({400, 413, 414, 422})
+NO_LIST = "has no list of results in its answer"
+CONTROL = "weather"
+"""A query that every service answers."""
 _AGAIN = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 507, 520, 521, 522, 523, 524, 529})
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
 _LONGEST_URL, _LONGEST_TITLE = 2000, 300
@@ -48,6 +52,7 @@ class _NoAnswer:
     reason: str
     again: bool = True
     wait: float = 0.0
+    blame: Blame = Blame.CONTROL
 
 
 class SearchService:
@@ -59,6 +64,8 @@ class SearchService:
         self._cache = cache
         self._key = key
         self._slots = asyncio.Semaphore(config.concurrency)
+        self._listed = False
+        """Whether an answer ever had a list where ``results`` says: services leave out one that would be empty."""
         self._client = httpx.AsyncClient(
             headers={name: value.get_secret_value() for name, value in config.headers.items()},
             timeout=httpx.Timeout(config.answer_seconds),
@@ -80,20 +87,30 @@ class SearchService:
         """Close the connections."""
         await self._client.aclose()
 
-    async def _asked(self, query: str, count: int) -> list[SearchResult]:
+    async def _asked(self, query: str, count: int, tries: int | None = None) -> list[SearchResult]:
         trouble = _NoAnswer("")
-        for attempt in range(self._config.retries + 1):
+        for attempt in range(tries or self._config.retries + 1):
             if attempt:
                 longest = min(_FIRST_PAUSE_S * 2**attempt, _LONGEST_PAUSE_S)
                 await asyncio.sleep(trouble.wait + random.uniform(longest / 2, longest))
             async with self._slots:
                 outcome = await self._once(query, count)
             if not isinstance(outcome, _NoAnswer):
+                self._listed = True
                 return outcome
             trouble = outcome
             log.info("%s: %s", self._key, trouble.reason)
             if not trouble.again:
                 break
+        if trouble.blame is Blame.CONTROL and query != CONTROL:
+            try:
+                await self._asked(CONTROL, count, tries=1)
+            except (EnvironmentFault, PageError):
+                pass
+            else:  # the service is well
+                if trouble.reason == NO_LIST:
+                    return []
+                raise PageError("the search cannot answer this query")
         named = mask_credentials(self._config.url.partition("?")[0])
         raise EnvironmentFault(
             f"{self._key}: the search service {named} {trouble.reason}; check {self._key}.url, headers and results",
@@ -110,11 +127,11 @@ class SearchService:
                 asyncio.timeout(seconds),
                 self._client.stream("POST" if body else "GET", url, json=body, headers=_ACCEPT) as answer,
             ):
-                if answer.status_code in _REFUSES_QUERY:
-                    raise PageError("the search refuses this query")
                 if answer.status_code != 200:
-                    again = answer.status_code in _AGAIN
-                    return _NoAnswer(f"answers with status {answer.status_code}", again, _retry_after(answer))
+                    found, again = blame("search", [answer.status_code]), answer.status_code in _AGAIN
+                    if found is Blame.POLICY:
+                        raise PageError("the search refuses this query")
+                    return _NoAnswer(f"answers with status {answer.status_code}", again, _retry_after(answer), found)
                 text = bytearray()
                 async for piece in answer.aiter_bytes(2**16):
                     text += piece
@@ -132,7 +149,10 @@ class SearchService:
     def _results(self, answer: Any, count: int) -> list[SearchResult] | _NoAnswer:
         listed = _at(answer, self._config.results)
         if not isinstance(listed, list):
-            return _NoAnswer(f"has no list at {self._config.results!r} in its answer", False)
+            if error := isinstance(answer, dict) and (answer.get("error") or answer.get("errors")):
+                found = blame("search", (), str(error))  # some say so that they have found nothing
+                return [] if found is Blame.POLICY else _NoAnswer(f"says {printable(str(error), 200)}", blame=found)
+            return [] if listed is None and self._listed else _NoAnswer(NO_LIST, again=False)
         found = []
         for one in listed[:_MOST_READ]:
             parts = {name: _at(one, path) for name, path in self._config.fields.items()}

@@ -88,16 +88,14 @@ CODES: Mapping[Place, Mapping[Code, Blame]] = {
         "crashed": Blame.CONTROL,
         "flooded": Blame.CONTROL,
         "refused": Blame.PASSING,
-        "tools_changed": Blame.PASSING,
+        "tools_changed": Blame.CONTROL,
         "told": Blame.PASSING,
     },
     "search": {
         **dict.fromkeys((400, 413, 414, 422, 431, 451), Blame.POLICY),
         401: Blame.PERSON,
-        "no_list": Blame.CONTROL,
-        "no_results": Blame.POLICY,
     },
-    "sandbox": {"exit_status": Blame.POLICY, "limit": Blame.POLICY, "lost": Blame.POLICY, "ended": Blame.CONTROL},
+    "sandbox": {"not_started": Blame.PASSING},  # how a program ends, and its sandbox with it, is the policy's
 }
 
 _CONTEXT = re.compile(

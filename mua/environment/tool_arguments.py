@@ -13,6 +13,8 @@ import jsonschema_rs
 
 from mua.types import Json, ToolSchema
 
+_DIALECT = re.compile(r"json-schema\.org/(draft-0[467]|draft/20(19-09|20-12))/schema\b")
+_DRAFT_7: Json = {"$ref": "http://json-schema.org/draft-07/schema#"}
 Checker: TypeAlias = Callable[[Any], str | None]
 """None for arguments that fit, else one line that says what does not."""
 _LONGEST = 300
@@ -25,7 +27,7 @@ can get the same identity."""
 
 
 def validate_arguments(schema: ToolSchema, arguments: Any) -> str | None:
-    """None if ``arguments`` fit ``schema.parameters`` (JSON Schema 2020-12), else one line that says what does not.
+    """None if ``arguments`` fit ``schema.parameters``, else one line that says what does not.
 
     ``arguments`` is what the policy wrote, so anything JSON can hold. A schema that is itself wrong is the
     domain's fault and raises (exceptions of ``jsonschema_rs``).
@@ -114,8 +116,10 @@ def _schemas_at(parts: list[Json], key: str | int) -> list[Any]:
     found = []
     for part in parts:
         if isinstance(key, int):
-            first = part.get("prefixItems", [])
-            found += [first[key]] if key < len(first) else [part["items"]] if "items" in part else []
+            first, others = part.get("prefixItems", []), "items"
+            if isinstance(part.get("items"), list):  # before 2020-12
+                first, others = part["items"], "additionalItems"
+            found += [first[key]] if key < len(first) else [part[others]] if others in part else []
             continue
         own = [part["properties"][key]] if key in part.get("properties", {}) else []
         own += [inner for pattern, inner in part.get("patternProperties", {}).items() if re.search(pattern, key)]
@@ -125,7 +129,7 @@ def _schemas_at(parts: list[Json], key: str | int) -> list[Any]:
 
 def argument_checker(schema: ToolSchema) -> Checker:
     """:func:`validate_arguments` of one schema, prepared: about a microsecond a call that fits."""
-    validator = jsonschema_rs.Draft202012Validator(schema.parameters, retriever=_no_remote)
+    validator = _validator(schema.parameters)
 
     def check(arguments: Any) -> str | None:
         if not isinstance(arguments, dict):
@@ -145,6 +149,17 @@ def argument_checker(schema: ToolSchema) -> Checker:
         return f"invalid arguments for {schema.name}: {f'{where}: ' if where else ''}{sentence}"
 
     return check
+
+
+def _validator(parameters: Json) -> jsonschema_rs.Validator:
+    """In the dialect that the schema declares. Without one, or with one that nobody knows, it is read as 2020-12, and
+    as draft 7 where it is a schema there alone (a tuple as a list of ``items``)."""
+    if _DIALECT.search(str(parameters.get("$schema"))):
+        return jsonschema_rs.validator_for(parameters, retriever=_no_remote)
+    bare = {key: value for key, value in parameters.items() if key != "$schema"}
+    if not jsonschema_rs.meta.is_valid(bare) and jsonschema_rs.Draft7Validator(_DRAFT_7).is_valid(bare):
+        return jsonschema_rs.Draft7Validator(bare, retriever=_no_remote)
+    return jsonschema_rs.Draft202012Validator(bare, retriever=_no_remote)
 
 
 @lru_cache(maxsize=_MOST)
@@ -230,6 +245,7 @@ def _sentence(fault: jsonschema_rs.ValidationError, root: Json, arguments: Json)
     if said == 0 and keyword in ("maxItems", "maxLength", "maxProperties"):
         return f"{value!r} is expected to be empty"
     usual = fault.kind.name == keyword in _SENTENCES and any(fault.kind.as_dict().get("context", [True]))
+    usual = usual and not (said is True and keyword.startswith("exclusive"))  # as draft 4 has it
     return _SENTENCES[keyword].format(value, said) if usual else fault.message
 
 

@@ -48,7 +48,7 @@ from mua.rollout.agent import EpisodeSetting, TokenPolicy, sample_tokens
 from mua.rollout.episode import Episode, EpisodeResult
 from mua.rollout.gateway.chat_calls import ChatCall, Refused, ServedTurn
 from mua.rollout.gateway.serving import GatewayServer
-from mua.rollout.gateway.session import GatewaySession, Seed
+from mua.rollout.gateway.session import GatewaySession, Seed, add_cut
 from mua.store.recorder import NotedRequest, current_episode, noting
 from mua.tokens.conversation import Conversation
 from mua.tokens.parsing import AssistantTurn, ToolCall
@@ -311,11 +311,11 @@ class ExternalEpisode(Episode):
         super()._end(outcome)
 
     async def _ask(
-        self, talk: Conversation, most: int | None, seed: Seed, number: Callable[[], int]
+        self, talk: Conversation, call: ChatCall, seed: Seed, number: Callable[[], int]
     ) -> tuple[AssistantTurn, Generation] | None:
         """A turn on one of the session's streams, as the built-in agent asks for its own; None without room."""
         prompt, budget = talk.prompt_ids(), self._budgets.max_turn_tokens
-        most = budget if most is None else min(most, budget)
+        most = budget if call.most_tokens is None else min(call.most_tokens, budget)
         room = min(most, self._budgets.max_tokens - len(prompt))
         if room < 1:
             return None
@@ -326,7 +326,7 @@ class ExternalEpisode(Episode):
             )  # fmt: skip
         if noted is not None:
             self._noted.append((noted, talk))
-        return talk.add_sampled(generation, number()), generation
+        return add_cut(talk, generation, call.stop, number())
 
     # ---- what the agent asks for
 

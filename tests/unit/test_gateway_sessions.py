@@ -16,7 +16,7 @@ import pytest
 
 from mua.config.rollout import AgentConfig
 from mua.rollout.gateway.chat_calls import ChatCall, Refused, ServedTurn, chat_call
-from mua.rollout.gateway.session import GatewaySession, same_message
+from mua.rollout.gateway.session import GatewaySession, add_cut, same_message
 from mua.tokens.conversation import Conversation
 from mua.tokens.parsing import AssistantTurn
 from mua.types import Generation, Int32Array, Json, Outcome, Provenance, ToolSchema
@@ -44,18 +44,21 @@ class Desk:
         limits = AgentConfig(command=["true"], concurrency=concurrency)
         self.session = GatewaySession(family, self.ask, self, limits, show_tools=show_tools)
 
-    async def ask(
-        self, talk: Conversation, most: int | None, seed: Any, number: Any
-    ) -> tuple[AssistantTurn, Generation]:
+    async def ask(self, talk: Conversation, call: ChatCall, seed: Any, number: Any) -> tuple[AssistantTurn, Generation]:
         prompt, said = talk.prompt_ids(), self.texts.pop(0) if self.texts else f"say {len(self.asked)}"
         self.seeds.append(seed)
+        place = len(self.asked)
         self.asked.append((prompt, ids := sampled_ids(self.family, said)))
         await self.gate.wait()
-        given = generation(ids)
-        return talk.add_sampled(given, number()), given
+        turn, given = add_cut(talk, generation(ids), call.stop, number())
+        self.asked[place] = prompt, given.ids
+        return turn, given
 
-    async def say(self, *messages: Json, retried: bool = False, **body: Any) -> ServedTurn:
-        return await self.session.answer(chat(*messages, **body), retried=retried)
+    async def say(self, *messages: Json, retried: bool = False, heard: bool = True, **body: Any) -> ServedTurn:
+        served = await self.session.answer(chat(*messages, **body), retried=retried)
+        if heard:
+            self.session.received(served)
+        return served
 
     def may_ask(self) -> Outcome | None:
         return None

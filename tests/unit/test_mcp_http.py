@@ -26,7 +26,8 @@ from mcp_support import environment, managed, play, some_task
 
 from mua.environment.manager import EnvironmentInstance
 from mua.environment.mcp.health import ServerFaultKind, ServerNotStarted, ToolServerFault
-from mua.types import Json
+from mua.environment.tool_arguments import validate_arguments
+from mua.types import Json, ToolSchema
 from mua.utils.errors import ConfigError
 from tests.web_support import certificate
 
@@ -52,8 +53,12 @@ class Handler(BaseHTTPRequestHandler):
     sessions = 0
     pings = False
     """Whether the fault is that of calls alone."""
-    known: frozenset[str] | None = None
-    """The sessions that it knows; None: all."""
+    lost: frozenset[str] = frozenset()
+    """The sessions that it has forgotten, and what it says of them."""
+    forgets: tuple[int, Json] = (404, {})
+    refuses: int = 0
+    """The HTTP status of calls that hold the word "trap"."""
+    methods: tuple[str, ...] = ()
     ended: tuple[str, ...] = ()
 
     def log_message(self, *_: Any) -> None:
@@ -74,6 +79,12 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         kind, message = type(self), json.loads(self.rfile.read(int(self.headers["content-length"])))
+        kind.methods = (*kind.methods, message["method"])
+        session = self.headers["mcp-session-id"]
+        if message["method"] != "initialize" and session in kind.lost:
+            status, said = kind.forgets
+            self.answer(status, json.dumps(said).encode())
+            return
         if kind.fault.isdecimal() or self.headers.get("authorization") != "Bearer t":
             self.answer(int(kind.fault or 401), b"")
         elif "id" not in message:
@@ -85,6 +96,9 @@ class Handler(BaseHTTPRequestHandler):
                 more["mcp-session-id"] = str(kind.sessions)
             reply = {"jsonrpc": "2.0", "id": message["id"], "result": misbehaving_mcp.answer(message)}
             calls = message["method"] in ("tools/call", *(() if kind.pings else ("ping",)))
+            if kind.refuses and "trap" in json.dumps(message):
+                self.answer(kind.refuses, b"not that one")
+                return
             if calls and kind.fault == "drops":
                 self.close_connection = True
                 return
@@ -226,6 +240,116 @@ def test_what_cannot_be_opened_says_why() -> None:
     assert met.value.passing, "the server may come up"
     with served("503") as (_, url), pytest.raises(ServerNotStarted, match="HTTP status 503"):
         play(environment(at(url)), echo)
+
+
+FORGETS: list[tuple[int, Json]] = [
+    (404, {}),
+    (404, {"jsonrpc": "2.0", "id": None, "error": {"code": -32001, "message": "Session not found"}}),
+    (400, {"jsonrpc": "2.0", "error": {"code": -32000, "message": "Bad Request: No valid session ID provided"}}),
+    (410, {"error": "unknown session"}),
+]
+
+
+def restart(kind: type[Handler]) -> None:
+    """What was opened before is forgotten."""
+    kind.lost = frozenset(map(str, range(kind.sessions + 1)))
+
+
+@pytest.mark.parametrize("forgets", FORGETS, ids=str)
+@pytest.mark.parametrize("kept", [{"isolation": "shared"}, {"reuse": True, "ready": 2}])
+def test_a_server_that_forgets_its_sessions_costs_no_later_episode(kept: Json, forgets: tuple[int, Json]) -> None:
+    async def run(kind: type[Handler], url: str) -> None:
+        async with managed(environment(at(url, **kept))) as manager:
+
+            async def episodes(count: int) -> None:
+                async def one(number: int) -> str:
+                    async with manager.instance(some_task(), number) as instance:
+                        return await echo(instance)
+
+                assert await asyncio.gather(*map(one, range(count))) == ["hello"] * count
+
+            await episodes(4)
+            restart(kind)
+            await episodes(6)
+            async with manager.instance(some_task(), 9) as instance:
+                assert await echo(instance) == "hello"
+                restart(kind)  # nothing was done, and no state is lost: another session does it
+                assert (await instance.call("put", {"key": "a", "value": "1"})).text == "ok"
+
+    with served() as (kind, url):
+        kind.forgets = forgets
+        asyncio.run(run(kind, url))
+
+
+def test_a_session_with_state_that_is_forgotten_costs_one_attempt() -> None:
+    async def run(kind: type[Handler], url: str) -> None:
+        async with managed(environment(at(url))) as manager:
+            with pytest.raises(ToolServerFault, match="no longer knows its session") as met:
+                async with manager.instance(some_task(), 1) as instance:
+                    restart(kind)
+                    await echo(instance)
+            assert (met.value.kind, met.value.by_policy) == (ServerFaultKind.FORGOTTEN, False)
+            async with manager.instance(some_task(), 2) as instance:
+                assert await echo(instance) == "hello"
+
+    with served() as (kind, url):
+        asyncio.run(run(kind, url))
+
+
+@pytest.mark.parametrize(
+    "fault", ["fails", "garbage", "half an event", "400", "401", "403", "404", "413", "429", "503"]
+)
+@pytest.mark.parametrize("isolation", ["session", "shared"])
+def test_what_a_server_fails_at_while_it_answers_a_ping_is_the_calls(fault: str, isolation: str) -> None:
+    """Else a call that it cannot bear would leave its episode unscored."""
+
+    async def run(kind: type[Handler], url: str) -> None:
+        async with managed(environment(at(url, isolation=isolation, call_seconds=1.0))) as manager:
+            async with manager.instance(some_task(), 1) as instance, manager.instance(some_task(), 2) as beside:
+                kind.fault = "" if fault.isdecimal() else fault
+                kind.refuses = int(fault) if fault.isdecimal() else 0
+                bad, good = await asyncio.gather(echo_all(instance, "trap"), echo_all(beside, "fine"))
+                assert (bad.error, bad.text.startswith("error: ")) == (True, True)
+                if fault.isdecimal():
+                    assert (good.error, good.text) == (False, "fine"), "a status belongs to one request"
+
+    with served() as (kind, url):
+        kind.pings = True
+        asyncio.run(run(kind, url))
+
+
+async def echo_all(instance: EnvironmentInstance, text: str) -> Any:
+    return await instance.call("echo", {"text_": text})
+
+
+TUPLE = {"type": "array", "items": [{"type": "integer"}, {"type": "string"}], "additionalItems": False}
+DIALECTS: dict[str, tuple[Json, Json, str | None]] = {
+    "draft-07": ({"$schema": "http://json-schema.org/draft-07/schema#", "properties": {"v": TUPLE}}, {"v": [1, 2]},
+                 r"v[1]: 2 is not of type 'string'"),
+    "draft-04": ({"$schema": "http://json-schema.org/draft-04/schema#",
+                  "properties": {"v": {"minimum": 0, "exclusiveMinimum": True}}}, {"v": 0}, "v: 0 is less than or equal"),
+    "draft-06": ({"$schema": "http://json-schema.org/draft-06/schema", "properties": {"v": TUPLE}}, {"v": [1, "a", 3]},
+                 "v: Additional items are not allowed"),
+    "2020-12": ({"$schema": "https://json-schema.org/draft/2020-12/schema",
+                 "properties": {"v": {"prefixItems": [{"type": "string"}]}}}, {"v": [1]}, "v[0]: 1 is not of type"),
+    "undeclared": ({"properties": {"v": TUPLE}}, {"v": ["a"]}, "v[0]: 'a' is not of type 'integer'"),
+    "nobody's": ({"$schema": "https://x.test/own", "properties": {"v": {"type": "string"}}}, {"v": 1}, "v: 1 is not of"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_a_schema_is_read_in_the_dialect_that_it_declares(dialect: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    schema, wrong, told = DIALECTS[dialect]
+    listed = [{"name": "tool", "inputSchema": {"type": "object", **schema}}]
+    monkeypatch.setattr(misbehaving_mcp, "listed", lambda: listed)
+
+    async def look(instance: EnvironmentInstance) -> ToolSchema:
+        return next(tool for tool in instance.tools() if tool.name == "tool")
+
+    with served() as (_, url):
+        found = play(environment(at(url)), look)
+    assert told is not None and told in (validate_arguments(found, wrong) or "")  # noqa: PT018
+    assert "$schema" not in json.dumps(found.openai())
 
 
 def test_rollouts_that_cannot_be_kept_apart_are_refused() -> None:

@@ -23,6 +23,7 @@ from mcp_support import environment, own_server, some_task
 from pydantic import ValidationError
 
 from environments.help_desk.tasks import generate
+from environments.servers.search_service import CONTROL
 from environments.servers.serving import answer_call
 from environments.servers.web import web_tools
 from environments.servers.web_settings import WebSettings
@@ -160,7 +161,7 @@ async def test_a_search_service_that_fails_is_an_environment_error() -> None:
         trajectory = await played(settings, call("search", query="x"), *SOLVED, max_retries=0)
         assert (trajectory.outcome, trajectory.scored) == (Outcome.ENVIRONMENT_ERROR, False)
         assert "answers with status 500" in (trajectory.error or "")
-        assert len(server.received) == 2
+        assert [body["q"] for body in server.received] == ["x", "x", CONTROL]
 
 
 CHUNKS = b"1\r\nx\r\n" * 1_500_000
@@ -300,6 +301,7 @@ FOUND = {"web": {"items": [
     {"link": 7}, "none", {"link": "https://c.org/ 3"},
     {"link": "https://c.org/3", "about": [], "text": {"no": "text"}},
 ]}}  # fmt: skip
+OURS = {"kind": "environment", "passing": True, "by_policy": False}
 MAPPED = {"results": "web.items", "fields": {"url": "link", "title": "about.name", "snippet": "text"}}
 
 
@@ -326,11 +328,13 @@ async def test_results_of_a_service_are_mapped_checked_and_numbered(tmp_path: Pa
     [
         ([fails(429, {"Retry-After": "0"}), gives(FOUND)], None, 2),
         ([gives("no json"), gives(FOUND)], None, 2),
-        ([gives("no json")], "answers with no JSON", 3),
-        ([gives({"web": {}})], "has no list at 'web.items' in its answer", 1),
-        ([gives({"web": {"items": ["x" * 5000]}})], "more than 2000 bytes", 1),
+        ([gives("no json")], "answers with no JSON", 4),
+        ([gives({"web": {}})], "has no list of results", 2),
+        ([gives({"web": {"items": "none"}})], "has no list of results", 2),
+        ([gives({"error": "quota exceeded"})], "says quota exceeded", 4),
+        ([gives({"web": {"items": ["x" * 5000]}})], "more than 2000 bytes", 2),
         ([fails(401)], "answers with status 401", 1),
-        ([gives("", status=302)], "answers with status 302", 1),
+        ([gives("", status=302)], "answers with status 302", 2),
     ],
 )
 async def test_faults_of_a_service(script: list[Handler], said: str | None, asked: int) -> None:
@@ -342,6 +346,31 @@ async def test_faults_of_a_service(script: list[Handler], said: str | None, aske
         assert len(server.received) == asked
 
 
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (gives({"web": None}), "There are no results."),
+        (gives({"queryContext": {}}), "There are no results."),
+        (gives({"error": "Google hasn't returned any results for this query."}), "There are no results."),
+        (gives({"error": "the query has too many operators"}), "error: the search cannot answer this query"),
+        (fails(400), "error: the search refuses this query"),
+        (fails(403), "error: the search cannot answer this query"),
+        (fails(500), "error: the search cannot answer this query"),
+        (gives("<html>"), "error: the search cannot answer this query"),
+    ],
+)
+async def test_no_query_makes_its_episode_unscored(answer: Handler, said: str) -> None:
+    """The service answers everybody else."""
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        asked = (await request.json())["q"]
+        return await (answer if asked == "trap" else gives(FOUND))(request)
+
+    async with serving(handler, path="/find") as server:
+        text, _, fault = await once({"search": service_at(server, retries=0, **MAPPED)}, "search", query="trap")
+        assert (text, fault) == (said, None)
+
+
 async def test_a_service_that_refuses_a_query_hangs_or_is_not_there() -> None:
     async with serving(fails(422), path="/find") as server:
         found = await once({"search": service_at(server)}, "search", query="x")
@@ -349,10 +378,10 @@ async def test_a_service_that_refuses_a_query_hangs_or_is_not_there() -> None:
     async with serving(says("", seconds=60), path="/find") as server:
         settings = {"search": service_at(server, retries=1, answer_seconds=0.1)}
         text, _, fault = await once(settings, "search", query="x")
-        assert ("does not answer within 0.1 s" in text, fault) == (True, {"kind": "environment", "passing": True})
-        assert len(server.received) == 2
+        assert ("does not answer within 0.1 s" in text, fault) == (True, OURS)
+        assert len(server.received) == 3
     text, _, fault = await once(settings, "search", query="x")
-    assert ("cannot be asked: ConnectError" in text, fault) == (True, {"kind": "environment", "passing": True})
+    assert ("cannot be asked: ConnectError" in text, fault) == (True, OURS)
 
 
 # ---- settings

@@ -143,7 +143,7 @@ def _content(content: Any) -> tuple[str, str, list[FunctionCall]]:
         raise ValueError(f"message content is {type(content).__name__}, not text")
     texts, thoughts, calls = list[str](), list[str](), list[FunctionCall]()
     for part in content:
-        kind = part.get("type", "text") if isinstance(part, dict) else "text"
+        kind = part.get("type", "text") if isinstance(part, dict) else type(part).__name__
         if kind in _REASONING_PARTS:
             thoughts.append(_text_of(part))
         elif kind == "tool_use":

@@ -105,7 +105,7 @@ def chosen_tools(config: McpServerConfig, listed: Sequence[types.Tool]) -> dict[
 
 
 def _schema(where: str, name: str, tool: types.Tool) -> ToolSchema:
-    parameters = {key: value for key, value in tool.input_schema.items() if key != "$schema"}
+    parameters = tool.input_schema
     schema = ToolSchema(name, tool.description or "", parameters)
     fault = None
     if parameters.get("type") != "object":

@@ -19,10 +19,19 @@ from typing import Any, Literal, cast
 from mua.types import Json, ToolSchema
 from mua.utils.strict_json import JsonError, deeper, read_json, unpaired_surrogate
 
-_OVERRIDDEN = ("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "seed")
+_SAMPLING = ("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "seed")
+_SERVED = frozenset(
+    (
+        "messages", "input", "instructions", "model", "tools", "tool_choice", "parallel_tool_calls", "stream",
+        "stream_options", "n", "max_tokens", "max_completion_tokens", "max_output_tokens", "response_format", "text",
+        "user", "metadata", "store", "include",
+    )
+)  # fmt: skip
+"""Keys of a request that are done as it asks, or looked at one by one; what else it sets is told as overridden."""
 _REFUSED = ("logit_bias", "logprobs", "top_logprobs", "functions", "function_call", "audio", "prediction")
 _MOST_MESSAGES = 4000
-_SAME = ("temperature", "top_p", "seed", "tool_choice", "model", "stream")
+_NOT_SAME = ("input", "instructions", "tools", "text", "max_output_tokens", "include")
+_LONGEST_KEY, _MOST_KEYS = 64, 32
 PIECE = 512
 """Characters of text in one event of a stream."""
 
@@ -57,7 +66,8 @@ class ChatCall:
     """Whether a stream ends with a chunk that tells the usage."""
     model: str
     overridden: tuple[str, ...]
-    """Sampling parameters that the request asked for and does not get."""
+    """Keys whose wish the request does not get, or not as it was meant: sampling, ``parallel_tool_calls: false``, a
+    ``tool_choice`` that forces a call, ``stop`` (the turn is cut there, but was not sampled with it)."""
     digest: str
     """Of the request's whole body."""
 
@@ -90,10 +100,10 @@ def chat_call(body: Json, raw: bytes, sampling: Literal["override", "refuse"]) -
         require(not body.get(key), f"{key}: not served, because it would change what is sampled", key)
     plain = body.get("response_format") in (None, {"type": "text"})
     require(plain, "response_format: constrained decoding is not served", "response_format")
-    overridden = tuple(key for key in _OVERRIDDEN if body.get(key) is not None)
-    if overridden and sampling == "refuse":
-        told = f"{overridden[0]}: sampling is the run's (agent.sampling is refuse); leave it out"
-        raise Refused(400, told, param=overridden[0])
+    set_there = [key for key in _SAMPLING if body.get(key) is not None]
+    if set_there and sampling == "refuse":
+        told = f"{set_there[0]}: sampling is the run's (agent.sampling is refuse); leave it out"
+        raise Refused(400, told, param=set_there[0])
     limits = [body[key] for key in ("max_tokens", "max_completion_tokens") if body.get(key) is not None]
     whole = all(isinstance(limit, int) and not isinstance(limit, bool) and limit >= 1 for limit in limits)
     require(whole, "max_tokens: a whole number from 1 on", "max_tokens")
@@ -110,6 +120,9 @@ def chat_call(body: Json, raw: bytes, sampling: Literal["override", "refuse"]) -
     else:
         named = isinstance(choice, dict) or choice in (None, "auto", "required", "none")
     require(named, "tool_choice: none, auto, required or a function among tools", "tool_choice")
+    overridden = [*set_there, *sorted(key for key in body.keys() - _SERVED - {*_SAMPLING} if body[key])]
+    overridden += ["parallel_tool_calls"] if body.get("parallel_tool_calls") is False else []
+    overridden += ["tool_choice"] if choice not in (None, "auto", "none") else []
     options = body.get("stream_options") or {}
     return ChatCall(
         messages=read_messages(body.get("messages")),
@@ -120,7 +133,7 @@ def chat_call(body: Json, raw: bytes, sampling: Literal["override", "refuse"]) -
         stream=body.get("stream") is True,
         usage=isinstance(options, dict) and options.get("include_usage") is True,
         model=str(body.get("model") or "policy")[:200],
-        overridden=overridden,
+        overridden=tuple(key[:_LONGEST_KEY] for key in overridden[:_MOST_KEYS]),
         digest=hashlib.sha256(raw).hexdigest(),
     )
 
@@ -208,10 +221,11 @@ def response_call(raw: bytes, sampling: Literal["override", "refuse"]) -> ChatCa
     body = read_object(raw)
     for key in ("previous_response_id", "conversation", "background", "prompt"):
         require(not body.get(key), f"{key}: not served; send the whole history", key)
-    text_format = (body.get("text") or {}).get("format") if isinstance(body.get("text"), dict) else None
-    plain = text_format is None or text_format.get("type") == "text"
+    text = body.get("text")
+    text_format = text.get("format") if isinstance(text, dict) else None
+    plain = text_format is None or (isinstance(text_format, dict) and text_format.get("type") == "text")
     require(plain, "text.format: constrained decoding is not served", "text")
-    chat: Json = {key: body[key] for key in _SAME if key in body}
+    chat: Json = {key: value for key, value in body.items() if key not in _NOT_SAME}
     chat["messages"] = _messages_of_items(body)
     chat["max_tokens"] = body.get("max_output_tokens")
     tools = body.get("tools")

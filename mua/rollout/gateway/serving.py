@@ -20,7 +20,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import TypeAlias
 
 import orjson
@@ -30,6 +31,7 @@ import mua
 from mua.config.rollout import AgentConfig
 from mua.rollout.gateway.chat_calls import (
     PIECE,
+    ChatCall,
     Refused,
     ServedTurn,
     chat_call,
@@ -39,7 +41,7 @@ from mua.rollout.gateway.chat_calls import (
     response_call,
     response_events,
 )
-from mua.rollout.gateway.session import EpisodeHost, GatewaySession
+from mua.rollout.gateway.session import GatewaySession
 from mua.types import Json
 from mua.utils.errors import MuaError
 
@@ -48,6 +50,9 @@ SessionHandler: TypeAlias = Callable[[web.Request, GatewaySession], Awaitable[we
 log = logging.getLogger(__name__)
 RETRY_HEADER = "x-stainless-retry-count"
 """How OpenAI's libraries say that they send a request again: 0, 1, 2."""
+OVERRIDDEN_HEADER = "x-mua-overridden"
+"""Names the keys of a request whose wish it does not get."""
+MCP_SESSION = "Mcp-Session-Id"
 
 
 class GatewayServer:
@@ -124,24 +129,24 @@ class GatewayServer:
             raw = await request.read()
             call = chat_call(read_object(raw), raw, self.config.sampling)
             turn = await session.answer(call, retried=_retried(request))
-            if not call.stream:
-                message = turn.message | {"content": turn.message["content"] or None, "refusal": None}
-                choice = {"index": 0, "message": message, "finish_reason": turn.finish, "logprobs": None}
-                about = {"id": f"chatcmpl-{turn.number}", "object": "chat.completion", "created": turn.created}
-                return _json(about | {"model": call.model, "choices": [choice], "usage": _usage(turn)})
-            chunks = [b"data: " + orjson.dumps(chunk) for chunk in _chunks(turn, call.model, usage=call.usage)]
-            return await _streamed(request, [*chunks, b"data: [DONE]"])
+            if call.stream:
+                chunks = [b"data: " + orjson.dumps(chunk) for chunk in _chunks(turn, call.model, usage=call.usage)]
+                return await _deliver(request, session, call, turn, [*chunks, b"data: [DONE]"])
+            message = turn.message | {"content": turn.message["content"] or None, "refusal": None}
+            choice = {"index": 0, "message": message, "finish_reason": turn.finish, "logprobs": None}
+            about = {"id": f"chatcmpl-{turn.number}", "object": "chat.completion", "created": turn.created}
+            body = about | {"model": call.model, "choices": [choice], "usage": _usage(turn)}
+            return await _deliver(request, session, call, turn, body)
 
         @serve("POST", "/v1/responses")
         async def response(request: web.Request, session: GatewaySession) -> web.StreamResponse:
             call = response_call(await request.read(), self.config.sampling)
             turn = await session.answer(call, retried=_retried(request))
             if not call.stream:
-                return _json(response_body(turn, call))
+                return await _deliver(request, session, call, turn, response_body(turn, call))
             events = response_events(turn, call)
-            return await _streamed(
-                request, [b"event: " + event["type"].encode() + b"\ndata: " + orjson.dumps(event) for event in events]
-            )
+            lines = [b"event: " + event["type"].encode() + b"\ndata: " + orjson.dumps(event) for event in events]
+            return await _deliver(request, session, call, turn, lines)
 
         @serve("GET", "/v1/models")
         async def models(request: web.Request, session: GatewaySession) -> web.Response:
@@ -160,9 +165,15 @@ class GatewayServer:
 
         @serve("POST", "/v1/episode/tools/{name}")
         async def tool(request: web.Request, session: GatewaySession) -> web.Response:
-            arguments = read_object(await request.read()).get("arguments", {})
+            body, name = read_object(await request.read()), request.match_info["name"]
+            arguments, call_id = body.get("arguments", {}), body.get("call_id")
             require(isinstance(arguments, dict), "arguments: must be a JSON object", "arguments")
-            return _json(await session.host.call_tool(request.match_info["name"], arguments))
+            require(call_id is None or isinstance(call_id, str), "call_id: must be a string", "call_id")
+            if call_id is None:
+                return _json(await session.host.call_tool(name, arguments))
+            asked = {"name": name, "arguments": arguments}
+            work = partial(session.host.call_tool, name, arguments)
+            return _json(await session.do_once(("tool", call_id), asked, work))
 
         @serve("POST", "/v1/episode/report")
         async def report(request: web.Request, session: GatewaySession) -> web.Response:
@@ -173,8 +184,15 @@ class GatewayServer:
         async def mcp(request: web.Request, session: GatewaySession) -> web.Response:
             if request.method != "POST":
                 raise web.HTTPMethodNotAllowed(request.method, ["POST"])
-            answer = await answer_mcp(read_object(await request.read()), session.host)
-            return web.Response(status=202) if answer is None else _json(answer)
+            message, client = read_object(await request.read()), request.headers.get(MCP_SESSION, "")
+            answer = await answer_mcp(message, session, client)
+            if answer is None:
+                return web.Response(status=202)
+            told = _json(answer)
+            if message.get("method") == "initialize":  # ids of another client are others
+                session.forget("mcp", "")
+                told.headers[MCP_SESSION] = secrets.token_hex(16)
+            return told
 
         return application
 
@@ -183,13 +201,24 @@ def _retried(request: web.Request) -> bool:
     return request.headers.get(RETRY_HEADER, "0") not in ("", "0")
 
 
-async def _streamed(request: web.Request, events: Iterable[bytes]) -> web.StreamResponse:
-    """Server-sent events."""
-    response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
-    await response.prepare(request)
-    for event in events:
-        await response.write(event + b"\n\n")
+async def _deliver(
+    request: web.Request, session: GatewaySession, call: ChatCall, turn: ServedTurn, body: Json | Sequence[bytes]
+) -> web.StreamResponse:
+    """Write the turn, whole or as server-sent events, and note whether its client was there to get it."""
+    told = {OVERRIDDEN_HEADER: ", ".join(call.overridden)} if call.overridden else {}
+    if isinstance(body, dict):
+        response: web.StreamResponse = _json(body)
+        response.headers.update(told)
+        await response.prepare(request)
+    else:
+        events = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
+        response = web.StreamResponse(headers=events | told)
+        await response.prepare(request)
+        for event in body:
+            await response.write(event + b"\n\n")
     await response.write_eof()
+    if request.transport is not None and not request.transport.is_closing():
+        session.received(turn)
     return response
 
 
@@ -251,18 +280,22 @@ _VERSIONS = ("2025-06-18", "2025-03-26", "2024-11-05")
 _NO_METHOD, _BAD_REQUEST, _BAD_PARAMETERS = -32601, -32600, -32602
 
 
-async def answer_mcp(message: Json, host: EpisodeHost) -> Json | None:
-    """The answer to one JSON-RPC message; None for a notification.
+async def answer_mcp(message: Json, session: GatewaySession, client: str = "") -> Json | None:
+    """The answer to one JSON-RPC message of a ``client``; None for a notification. A call is executed once, however
+    often its client sends its id.
 
     The server's half of MCP over streamable HTTP, one JSON answer a request and no state. By hand, because the session
     is the gateway's: the SDK's server is an ASGI application with sessions and a lifetime of its own, and what an agent
     needs of it are these four methods. Clients of the SDK speak to it in the tests.
     """
-    method, number = message.get("method"), message.get("id")
+    method, number, host = message.get("method"), message.get("id"), session.host
     if number is None:
         return None
-    parameters = message.get("params") or {}
+    parameters = message.get("params") if isinstance(message.get("params"), dict) else {}
+    assert isinstance(parameters, dict)
     name, arguments = parameters.get("name"), parameters.get("arguments") or {}
+    if not isinstance(number, str) and (type(number) not in (int, float) or abs(number) >= 2**53):
+        number, method = None, None
     result: Json | None = None
     fault = _NO_METHOD, f"the method {str(method)[:40]!r} is not served"
     if message.get("jsonrpc") != "2.0" or not isinstance(method, str):
@@ -280,7 +313,8 @@ async def answer_mcp(message: Json, host: EpisodeHost) -> Json | None:
         result = {"tools": schemas}
     elif method == "tools/call" and isinstance(name, str) and isinstance(arguments, dict):
         try:
-            told = await host.call_tool(name, arguments)
+            work = partial(host.call_tool, name, arguments)
+            told = await session.do_once(("mcp", client, type(number), number), parameters, work)
         except Refused as refused:
             told = {"text": f"error: {refused}", "error": True}
         result = {"content": [{"type": "text", "text": told["text"]}], "isError": told["error"]}

@@ -14,36 +14,41 @@ All sampled tokens of all streams are one trajectory: turns are numbered over th
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import json
 import re
 import time
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from typing import Any, Protocol, TypeAlias
+
+import numpy as np
 
 from mua.config.rollout import AgentConfig
 from mua.rollout.gateway.chat_calls import ChatCall, Refused, ServedTurn
 from mua.tokens.chat_family import ChatFamily
 from mua.tokens.codec import ConversationError
-from mua.tokens.conversation import Conversation, Mark
-from mua.tokens.parsing import AssistantTurn
-from mua.types import Generation, Json, Outcome, Segment, ToolSchema
+from mua.tokens.conversation import NO_VERSION, Conversation, Mark
+from mua.tokens.parsing import THINK_CLOSE, AssistantTurn
+from mua.types import Generation, Json, Outcome, Provenance, Segment, ToolSchema
 from mua.utils.errors import DeadlineExceeded, EngineError
 from mua.utils.strict_json import JsonError, read_json
 
 _MOST_WAITING = 256
+_LONGEST_FORM = 200_000
 
 
 Seed: TypeAlias = tuple[int | str, ...]
 """What a turn's sampling seed is derived from, under the episode's."""
 Ask: TypeAlias = Callable[
-    [Conversation, int | None, Seed, Callable[[], int]], Coroutine[Any, Any, tuple[AssistantTurn, Generation] | None]
+    [Conversation, ChatCall, Seed, Callable[[], int]], Coroutine[Any, Any, tuple[AssistantTurn, Generation] | None]
 ]
-"""Samples the next turn of a conversation: of at most so many tokens by the client's wish, by the seed; the function
-gives the turn its number in the session when it has ended. None when there is no room for a turn."""
+"""Samples the next turn of a conversation for a request, by the seed; the function gives the turn its number in the
+session when it has ended. None when there is no room for a turn."""
 
 
 class EpisodeHost(Protocol):
@@ -108,7 +113,10 @@ class GatewaySession:
         self._waiting = 0
         self._asked: dict[str, asyncio.Task[ServedTurn]] = {}
         self._repeats: Counter[str] = Counter()
-        self._tasks: set[asyncio.Task[ServedTurn]] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._done: dict[tuple[object, ...], tuple[Json, asyncio.Task[Json]]] = {}
+        self._unheard: set[int] = set()
+        """Numbers of the turns that no client has received."""
 
     def heard(self) -> None:
         """Count a request of any kind. Raises :class:`Refused` when there were too many, or the session is over."""
@@ -128,15 +136,40 @@ class GatewaySession:
         if task is None:
             if self._waiting >= _MOST_WAITING:
                 raise Refused(429, f"{_MOST_WAITING} requests of this session wait already", "session_limit")
-            task = asyncio.create_task(self._answer(call), name="gateway turn")
-            self._asked[call.digest] = task
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
-            # Whoever waited has the fault; a client that left is none.
-            task.add_done_callback(lambda done: done.cancelled() or done.exception())
+            task = self._asked[call.digest] = self._started(self._answer(call))
         else:
             self.counts["gateway/retried"] += 1
         return await asyncio.shield(task)
+
+    async def do_once(
+        self, key: tuple[object, ...], asked: Json, work: Callable[[], Coroutine[Any, Any, Json]]
+    ) -> Json:
+        """What ``work`` gives, which is done once for a ``key``: who sends it again gets the same answer.
+
+        Raises :class:`Refused` where the key was used for something else than what is ``asked``.
+        """
+        if key not in self._done:
+            self._done[key] = asked, self._started(work())
+        before, task = self._done[key]
+        if before != asked:
+            raise Refused(409, f"the id {str(key[-1])[:80]!r} was used for another call", "id_used")
+        return await asyncio.shield(task)
+
+    def forget(self, *prefix: object) -> None:
+        """Keys that begin so are unused from now on: another client counts from the beginning."""
+        self._done = {key: done for key, done in self._done.items() if key[: len(prefix)] != prefix}
+
+    def received(self, turn: ServedTurn) -> None:
+        """A client has got the turn; what none has got is not trained."""
+        self._unheard.discard(turn.number)
+
+    def _started(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        task = asyncio.create_task(work, name="gateway")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        # Whoever waited has the fault; a client that left is none.
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())
+        return task
 
     async def close(self) -> None:
         """Nobody is answered any more; what is being sampled is given up."""
@@ -144,10 +177,15 @@ class GatewaySession:
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        self.counts["gateway/unheard"] += len(self._unheard)
 
     def segments(self) -> list[Segment]:
         """All token streams that hold sampled tokens, in the order in which they began."""
         streams = [segment for branch in self._branches for segment in branch.conversation.segments()]
+        for segment in streams:
+            unheard = segment.loss_mask & np.isin(segment.turn, list(self._unheard))
+            segment.provenance[unheard] = Provenance.TEMPLATE
+            segment.logprobs[unheard], segment.version[unheard] = 0.0, NO_VERSION
         return [segment for segment in streams if segment.loss_mask.any()] or streams[-1:]
 
     def segments_before(self) -> dict[Conversation, int]:
@@ -155,7 +193,8 @@ class GatewaySession:
         found, count = {}, 0
         for branch in self._branches:
             found[branch.conversation] = count
-            count += sum(bool(segment.loss_mask.any()) for segment in branch.conversation.segments())
+            heard = [s.loss_mask & ~np.isin(s.turn, list(self._unheard)) for s in branch.conversation.segments()]
+            count += sum(bool(mask.any()) for mask in heard)
         return found
 
     @property
@@ -196,10 +235,11 @@ class GatewaySession:
 
         def number() -> int:
             self.turns += 1
+            self._unheard.add(self.turns - 1)
             return self.turns - 1
 
         try:
-            found = await self._ask(talk, call.most_tokens, seed, number)
+            found = await self._ask(talk, call, seed, number)
         except (EngineError, DeadlineExceeded) as fault:
             self.host.failed(fault)
             raise Refused(503, f"the policy could not be asked: {fault}", "engine_error") from fault
@@ -224,7 +264,7 @@ class GatewaySession:
         return answer
 
     def _told(self, turn: AssistantTurn, generation: Generation, call: ChatCall) -> tuple[Json, str]:
-        """The message for the client, and why it ended. The stream keeps every sampled token, whatever is cut here."""
+        """The message for the client, and why it ended."""
         content, calls = turn.content, [one.openai() for one in turn.tool_calls]
         if calls and not call.calls_tools:
             ended = self.family.ended(generation.ids)
@@ -256,6 +296,7 @@ class GatewaySession:
                 told = any(message["role"] == "assistant" for message in call.messages)
                 return self._start(call.messages, tools), "rewritten" if told else "started"
             branch, seen, mark = found
+            self._unheard -= {mark.turns - 1}  # who goes on from a turn has it, however it came there
             new = call.messages[seen:]
             roles = [message["role"] for message in new]
             results = [message for message in new if message["role"] == "tool"]
@@ -288,6 +329,41 @@ class GatewaySession:
         return branch
 
 
+def cut_at_stop(family: ChatFamily, generation: Generation, stops: Sequence[str]) -> Generation:
+    """``generation`` up to the first of ``stops`` in what it says beside reasoning and calls, as an engine would have
+    ended it; the same object where there is none. What stands behind is as if it had never been sampled."""
+    said = family.parse(generation.ids).content
+    found = [said.find(stop) + len(stop) for stop in stops if stop in said]
+    if not found:
+        return generation
+    ids, text, told = generation.ids, family.decode(generation.ids), said[: min(found)]
+    begun = text.find(told, max(0, text.find(THINK_CLOSE)))
+    end = max(0, begun) + len(told)
+    kept = bisect_left(range(len(ids)), end, key=lambda count: len(family.decode(ids[:count])))
+    while kept < len(ids) and not family.decode(ids[:kept]).startswith(text[:end]):
+        kept += 1
+    experts = generation.experts
+    return replace(
+        generation, ids=ids[:kept], logprobs=generation.logprobs[:kept], versions=generation.versions[:kept],
+        finish="length", experts=None if experts is None else experts[: len(experts) - len(ids) + kept],
+    )  # fmt: skip
+
+
+def add_cut(
+    talk: Conversation, generation: Generation, stops: Sequence[str], number: int
+) -> tuple[AssistantTurn, Generation]:
+    """Add a turn to ``talk``, up to the first of ``stops``; gives what was added."""
+    kept = cut_at_stop(talk.family, generation, stops)
+    turn = talk.add_sampled(kept, number)
+    if kept is not generation:  # the client ended it, and no budget
+        turn = replace(turn, truncated=False)
+        talk.messages[-1].pop("truncated", None)
+    return turn, kept
+
+
+_ADDED = re.compile(
+    r"\s*(?:</code>|```|<end_code>)?\s*(?:```|<end_code>)?\s*(?:Calling tools:\s*(?P<calls>\[.*\]))?\s*", re.DOTALL
+)
 _THOUGHTS = re.compile(r"\A\s*(?:<think>)?(?:(?!</think>).)*</think>", re.DOTALL)
 
 
@@ -306,7 +382,11 @@ def same_message(held: Json, sent: Json) -> bool:
     mine, theirs = _spoken(held), _spoken(sent)
     if mine == theirs and _calls(held) == _calls(sent):
         return True
-    return not sent.get("tool_calls") and bool(held.get("tool_calls")) and _told(held, sent["content"])
+    if sent.get("tool_calls"):
+        return False
+    if held.get("tool_calls"):
+        return _told(held, sent["content"])
+    return bool(mine) and theirs.startswith(mine) and _only_form(theirs[len(mine) :], mine)
 
 
 def _spoken(message: Json) -> str:
@@ -345,6 +425,20 @@ def _told(held: Json, text: str) -> bool:
         if name not in text:
             return False
     return True
+
+
+def _only_form(added: str, said: str) -> bool:
+    """Whether ``added``, which a library wrote behind what was ``said``, says nothing new: the end of a block of code
+    that a stop string had cut off, and that block again as the call that it is (smolagents' CodeAgent)."""
+    form = _ADDED.fullmatch(added[:_LONGEST_FORM])
+    if form is None or len(added) > _LONGEST_FORM:
+        return False
+    try:
+        calls = ast.literal_eval(form["calls"] or "[]")
+        codes = [value for call in calls for value in _leaves(call["function"]["arguments"])]
+    except (ValueError, SyntaxError, TypeError, KeyError, MemoryError, RecursionError):
+        return False
+    return all(isinstance(code, str) and all(line.strip() in said for line in code.splitlines()) for code in codes)
 
 
 def _leaves(value: Any) -> Iterator[Any]:

@@ -295,11 +295,6 @@ class Sandbox:
             if first >= 0:
                 os.close(first)
 
-    def last_words(self) -> str:
-        """How the sandbox ended by itself, where it did."""
-        status = self._process.returncode if self._process is not None else None
-        return "it was closed" if status is None else ending(status)
-
     # ---- inside
 
     def _know_first(self, told: int) -> None:
