@@ -80,7 +80,7 @@ CODES: Mapping[Place, Mapping[Code, Blame]] = {
         **dict.fromkeys((401, 403, 404), Blame.PERSON),
     },
     "tool_server": {
-        404: Blame.FORGOTTEN,  # as MCP has it, where there was a session
+        **dict.fromkeys((404, "forgotten"), Blame.FORGOTTEN),  # as MCP has it, where there was a session
         **dict.fromkeys((413, 414, 422, 431, 451), Blame.POLICY),
         **dict.fromkeys((-32600, -32601, -32602, -32603), Blame.POLICY),  # an answer: the policy reads it
         "hung": Blame.CONTROL,

@@ -111,7 +111,7 @@ def test_a_code_decides_before_words_and_defaults(place: Any, code: Any) -> None
 
 def test_the_table_is_whole() -> None:
     assert set(CODES) == set(WORDS) == set(DEFAULTS) == set(table.Place.__args__)
-    kinds = {kind.value for kind in ServerFaultKind} - {"forgotten"}
+    kinds = {kind.value for kind in ServerFaultKind}
     assert kinds <= {*CODES["tool_server"]}
     for place, whose in DEFAULTS.items():
         assert blame(place, [999], "nothing that anybody knows") is whose

@@ -256,7 +256,7 @@ def restart(kind: type[Handler]) -> None:
 
 
 @pytest.mark.parametrize("forgets", FORGETS, ids=str)
-@pytest.mark.parametrize("kept", [{"isolation": "shared"}, {"reuse": True, "ready": 2}])
+@pytest.mark.parametrize("kept", [{"isolation": "shared"}, {"reuse": True, "retries": 1}])
 def test_a_server_that_forgets_its_sessions_costs_no_later_episode(kept: Json, forgets: tuple[int, Json]) -> None:
     async def run(kind: type[Handler], url: str) -> None:
         async with managed(environment(at(url, **kept))) as manager:
@@ -284,9 +284,9 @@ def test_a_server_that_forgets_its_sessions_costs_no_later_episode(kept: Json, f
 def test_a_session_with_state_that_is_forgotten_costs_one_attempt() -> None:
     async def run(kind: type[Handler], url: str) -> None:
         async with managed(environment(at(url))) as manager:
-            with pytest.raises(ToolServerFault, match="no longer knows its session") as met:
-                async with manager.instance(some_task(), 1) as instance:
-                    restart(kind)
+            async with manager.instance(some_task(), 1) as instance:
+                restart(kind)
+                with pytest.raises(ToolServerFault, match="no longer knows its session") as met:
                     await echo(instance)
             assert (met.value.kind, met.value.by_policy) == (ServerFaultKind.FORGOTTEN, False)
             async with manager.instance(some_task(), 2) as instance:
@@ -304,14 +304,17 @@ def test_what_a_server_fails_at_while_it_answers_a_ping_is_the_calls(fault: str,
     """Else a call that it cannot bear would leave its episode unscored."""
 
     async def run(kind: type[Handler], url: str) -> None:
-        async with managed(environment(at(url, isolation=isolation, call_seconds=1.0))) as manager:
-            async with manager.instance(some_task(), 1) as instance, manager.instance(some_task(), 2) as beside:
-                kind.fault = "" if fault.isdecimal() else fault
-                kind.refuses = int(fault) if fault.isdecimal() else 0
-                bad, good = await asyncio.gather(echo_all(instance, "trap"), echo_all(beside, "fine"))
-                assert (bad.error, bad.text.startswith("error: ")) == (True, True)
-                if fault.isdecimal():
-                    assert (good.error, good.text) == (False, "fine"), "a status belongs to one request"
+        async with (
+            managed(environment(at(url, isolation=isolation, call_seconds=1.0))) as manager,
+            manager.instance(some_task(), 1) as instance,
+            manager.instance(some_task(), 2) as beside,
+        ):
+            kind.fault = "" if fault.isdecimal() else fault
+            kind.refuses = int(fault) if fault.isdecimal() else 0
+            bad, good = await asyncio.gather(echo_all(instance, "trap"), echo_all(beside, "fine"))
+            assert (bad.error, bad.text.startswith("error: ")) == (True, True)
+            if fault.isdecimal():
+                assert (good.error, good.text) == (False, "fine"), "a status belongs to one request"
 
     with served() as (kind, url):
         kind.pings = True
@@ -327,13 +330,13 @@ DIALECTS: dict[str, tuple[Json, Json, str | None]] = {
     "draft-07": ({"$schema": "http://json-schema.org/draft-07/schema#", "properties": {"v": TUPLE}}, {"v": [1, 2]},
                  r"v[1]: 2 is not of type 'string'"),
     "draft-04": ({"$schema": "http://json-schema.org/draft-04/schema#",
-                  "properties": {"v": {"minimum": 0, "exclusiveMinimum": True}}}, {"v": 0}, "v: 0 is less than or equal"),
+                  "properties": {"v": {"minimum": 0, "exclusiveMinimum": True}}}, {"v": 0}, "v: 0 is less than or"),
     "draft-06": ({"$schema": "http://json-schema.org/draft-06/schema", "properties": {"v": TUPLE}}, {"v": [1, "a", 3]},
                  "v: Additional items are not allowed"),
     "2020-12": ({"$schema": "https://json-schema.org/draft/2020-12/schema",
                  "properties": {"v": {"prefixItems": [{"type": "string"}]}}}, {"v": [1]}, "v[0]: 1 is not of type"),
     "undeclared": ({"properties": {"v": TUPLE}}, {"v": ["a"]}, "v[0]: 'a' is not of type 'integer'"),
-    "nobody's": ({"$schema": "https://x.test/own", "properties": {"v": {"type": "string"}}}, {"v": 1}, "v: 1 is not of"),
+    "nobody's": ({"$schema": "https://x.test/own", "properties": {"v": {"type": "string"}}}, {"v": 1}, "v: 1 is"),
 }  # fmt: skip
 
 

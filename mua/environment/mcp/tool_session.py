@@ -402,13 +402,14 @@ class ToolSession:
             self.health.lose(ServerFaultKind.GARBAGE, told)
             raise self.fault(what) from None
         except MCPError as error:
-            # Whether no server answered this: the SDK puts its own troubles into the same form.
-            own = error.code in (types.CONNECTION_CLOSED, types.REQUEST_TIMEOUT, types.PARSE_ERROR)
-            if error.code == types.CONNECTION_CLOSED or self.health.over.is_set():
+            if self.health.over.is_set():
                 raise await self._gone(what) from None
+            # Whether no server answered this: the SDK puts its own troubles into the same form, and servers its codes
+            # into theirs. A ping tells.
             status = status_of(error)
+            own = error.code in (types.CONNECTION_CLOSED, types.REQUEST_TIMEOUT, types.PARSE_ERROR)
             found = blame("tool_server", [status or error.code], error.message if status else "")
-            if (not own and found is Blame.POLICY) or not (own or status):
+            if (status is None and not own) or (status is not None and found is Blame.POLICY):
                 raise
             kind, told = self._read_error(error)
             if found is Blame.FORGOTTEN and self.health.session_id:
