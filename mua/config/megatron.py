@@ -186,9 +186,10 @@ class OptimizerConfig(Section):
     min_learning_rate: NonNegativeFloat = 0.0
     """Where the linear and cosine schedules end."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """Course of the learning rate after the warm-up, over trainer.steps."""
+    """Course of the learning rate after the warm-up, over trainer.steps; a step without anything to learn from takes
+    its place in it too."""
     warmup_steps: NonNegative = 0
-    """Optimizer steps of linear rise from 0."""
+    """Optimizer steps of linear rise: step n, from 0, has (n + 1) / warmup_steps of the peak."""
     weight_decay: NonNegativeFloat = 0.01
     """Decoupled weight decay."""
     beta1: Fraction = 0.9
