@@ -93,7 +93,7 @@ def train(config: ExperimentConfig, preemption: Preemption = Preemption()) -> No
     with (
         learner,
         Run(config, learner) as run,
-        RunRecord(config, run.step) if config.store.enabled else nullcontext() as record,
+        RunRecord(config, run.step, run.changes) if config.store.enabled else nullcontext() as record,
     ):
         run.store = record
         if config.trainer.deterministic and record is not None:
