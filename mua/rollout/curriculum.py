@@ -100,11 +100,11 @@ class Curriculum(ABC):
         return self._tasks[self._under_way[position]]
 
     def observe(self, position: int, group: Group) -> None:
-        """Learn from the group of ``position``; only scored members that sampled something count."""
-        key, acted = self.key(self._tasks[self._under_way.pop(position)]), group.acted
-        if acted:
+        """Learn from the group of ``position``; only scored members count."""
+        key, scored = self.key(self._tasks[self._under_way.pop(position)]), group.scored
+        if scored:
             rollouts, successes = (self._config.decay * count for count in self._counts[key])
-            self._counts[key] = (rollouts + len(acted), successes + sum(t.success for t in acted))
+            self._counts[key] = (rollouts + len(scored), successes + sum(t.success for t in scored))
 
     def rates(self) -> list[float]:
         """Running success rate of all that was observed."""
