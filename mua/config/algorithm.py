@@ -297,6 +297,12 @@ class AlgorithmConfig(Section):
         return single_step and self.old_logprobs == "recompute" and self.distillation is None
 
     @property
+    def idle(self) -> list[str]:
+        """Keys that are set and bound a ratio that is always 1."""
+        bounds = ("clip_low", "clip_high", "dual_clip", "ce_gppo_beta1", "ce_gppo_beta2")
+        return [key for key in bounds if self.on_policy and self.is_set(key)]
+
+    @property
     def recomputes(self) -> bool:
         """Whether the trainer's own log-probabilities are computed before a batch's first step."""
         return self.correction == "band" or (self.old_logprobs == "recompute" and not self.on_policy)
@@ -417,6 +423,9 @@ class AlgorithmConfig(Section):
                 )),
             "minimal_advantage above 0 leaves out what drop_zero_advantage would; leave that out":
                 self.drop_zero_advantage and (self.minimal_advantage or 0.0) > 0,
+            "shuffle_rewards deals rewards that neither the loss nor a filter reads; leave it out":
+                self.shuffle_rewards and not (self.filters or self.group_filter)
+                and self.why_unread("advantage") is not None,
             "score discounted with discount 1 is score sum: set discount below 1, or leave out score":
                 self.score == "discounted" and self.discount == 1,
             "correction_low must be below correction_high":

@@ -427,6 +427,11 @@ class ExperimentConfig(Section):
                 "algorithm.old_logprobs recompute), or algorithm.old_logprobs to engine (with a loss other than "
                 "reinforce), or algorithm.allow_off_policy to true"
             )
+        if not older and algorithm.is_set("correction_decay"):
+            yield (
+                "algorithm.correction_decay narrows the band for tokens of older policies, and every token is of the "
+                "newest; set trainer.max_staleness above 0, or leave it out"
+            )
         if offline is None:
             return
         needs_engines = {

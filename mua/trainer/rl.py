@@ -85,6 +85,8 @@ def train(config: ExperimentConfig, preemption: Preemption = Preemption()) -> No
         log.warning(
             "algorithm.allow_off_policy: what older policies sampled is trained on as if it were the policy's own"
         )
+    if is_rank0() and algorithm.idle:
+        log.info("algorithm: %s bound nothing: one update per batch has a ratio of 1", ", ".join(algorithm.idle))
     learner = Learner.for_rl(config)
     if not is_rank0():
         learner.worker_loop()

@@ -181,6 +181,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"loss": "cross_entropy", "kl_in": "reward", "kl_coefficient": 0.1}, "loss cross_entropy"),
     ({"advantage": "pass_at_k", "shaping": {"turn_efficiency": 0.1}}, "advantage pass_at_k"),
     ({"correction": "band", "loss": "sapo"}, "correction band"),
+    ({"loss": "cross_entropy", "shuffle_rewards": True}, "shuffle_rewards"),
+    ({"drop_zero_advantage": True, "aggregation": "sequence_sum"}, "drop_zero_advantage"),
+    ({"drop_zero_advantage": True, "minimal_advantage": 0.1}, "minimal_advantage above 0"),
+    ({"score": "discounted"}, "score discounted"),
     ({"correction": "band", "correction_level": "sequence"}, "correction_level is read only with"),
 ]  # fmt: skip
 
@@ -214,6 +218,7 @@ def test_what_is_read_and_what_stands_at_its_default_is_accepted(settings: dict[
         ({"optimizer": {"min_learning_rate": 1e-9}}, "min_learning_rate is read only with schedule linear, cosine"),
         ({"optimizer": {"exp_avg_dtype": "bfloat16"}}, "exp_avg_dtype is read only with precision_aware"),
         ({"algorithm": {"skip_zero_advantage": True}, "megatron": {"moe_aux_loss": 0.1}}, "algorithm.skip_zero_adv"),
+        ({"algorithm": {"correction": "band", "correction_decay": 0.1}}, "algorithm.correction_decay narrows"),
         ({"rollout": {"final_request": "Now."}}, "final_request is read only with final_turn"),
     ],
 )
