@@ -196,7 +196,7 @@ class Trajectory:
 
 @dataclass(slots=True)
 class Group:
-    """The trajectories of one task; advantages are computed within it, over scored members only."""
+    """The trajectories of one task; advantages are computed within it, over members that acted only."""
 
     ordinal: int
     task_id: str
@@ -205,6 +205,11 @@ class Group:
     @property
     def scored(self) -> list[Trajectory]:
         return [t for t in self.trajectories if t.scored]
+
+    @property
+    def acted(self) -> list[Trajectory]:
+        """Scored members that sampled a token: what became of the others says nothing of the policy."""
+        return [t for t in self.scored if t.sampled_tokens]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,10 @@
 """Advantages: how much better a trajectory did than the others of its task, or of the whole batch, and which turn
 earned it.
 
-Every estimator sees the scores of one group (``[n]``, scored members only) and gives an advantage each. A group whose
-scores are all equal, one-element groups included, gives exactly 0 everywhere: without a difference there is nothing to
-be relative to. Only the estimators of :data:`GLOBAL` compare across groups as well, see :func:`whiten`.
+Every estimator sees the scores of one group (``[n]``, scored members that sampled something) and gives an advantage
+each. A group whose scores are all equal, one-element groups included, gives exactly 0 everywhere: without a difference
+there is nothing to be relative to. Only the estimators of :data:`GLOBAL` compare across groups as well, see
+:func:`whiten`.
 
 Credit: a trajectory's score comes from its turns' rewards, and its advantage is spread over its turns. Notation: turns
 ``t = 1..T`` with rewards ``r_t``; ``gamma`` the discount; ``A`` the trajectory's advantage; ``n_t`` tokens of turn
@@ -26,6 +27,14 @@ ScoreName = Literal["sum", "terminal", "mean", "discounted"]
 CreditName = Literal["equal", "reward_to_go", "exponential", "signed"]
 GLOBAL: frozenset[AdvantageName] = frozenset({"reinforce_plus_plus"})
 """Estimators whose result is whitened over the whole step, or over each environment's part of it."""
+TOLERANCE = 1e-6
+"""Difference of two rewards, of their size or of 1, up to which they are one: sums of fractions are off by rounding."""
+
+
+def agree(rewards: Sequence[float] | Floats) -> bool:
+    """Whether the rewards of a group differ by rounding alone (:data:`TOLERANCE`), so that they teach nothing."""
+    values = np.asarray(rewards, dtype=np.float64)
+    return len(values) < 2 or bool(np.ptp(values) <= TOLERANCE * max(1.0, np.abs(values).max()))
 
 
 def group_relative_advantages(rewards: Sequence[float], *, divide_by_std: bool, epsilon: float = 1e-6) -> Floats:
@@ -35,14 +44,14 @@ def group_relative_advantages(rewards: Sequence[float], *, divide_by_std: bool, 
     standard deviation (``n - 1``), as verl computes it. Without ``divide_by_std`` only centered, which is
     Dr. GRPO's advantage (arXiv 2503.20783).
 
-    A group whose rewards are all equal, one-element groups included, gives exactly 0 everywhere. (verl leaves
+    A group that agrees (:func:`agree`), one-element groups included, gives exactly 0 everywhere. (verl leaves
     the raw reward to a one-element group; without a peer there is nothing to be relative to.)
 
     Raises ``ValueError`` on a reward that is not finite.
     """
     values = _finite(rewards)
     # Decided on the rewards themselves: rounding of the mean would leave 1e-17 / epsilon behind.
-    if len(values) < 2 or values.max() == values.min():
+    if agree(values):
         return np.zeros_like(values)
     centered: Floats = values - values.mean()
     if divide_by_std:
@@ -67,7 +76,7 @@ def pass_at_k_advantages(rewards: Sequence[float], k: int) -> Floats:
     Raises ``ValueError`` unless ``1 <= k <= n``.
     """
     values = _finite(rewards)
-    n, failed = len(values), int((values <= 0).sum())
+    n, failed = len(values), int((values <= TOLERANCE).sum())
     if not 1 <= k <= n:
         raise ValueError(f"pass@k needs 1 <= k <= group size, got k = {k} for {n} trajectories")
     mean = 1 - comb(failed, k) / comb(n, k)
@@ -75,7 +84,7 @@ def pass_at_k_advantages(rewards: Sequence[float], k: int) -> Floats:
         return np.zeros_like(values)
     std = sqrt(mean * (1 - mean))
     of_failure = 1 - mean - comb(failed - 1, k - 1) / comb(n - 1, k - 1) if failed else 0.0
-    return np.where(values > 0, (1 - mean) / std, of_failure / std)
+    return np.where(values > TOLERANCE, (1 - mean) / std, of_failure / std)
 
 
 def whiten(advantages: Floats, tokens: npt.NDArray[np.int64], epsilon: float = 1e-8) -> Floats:

@@ -23,10 +23,10 @@ begins at the top of :mod:`mua.trainer.rl`; what has none is optional, or comput
           PolicyLoss               the loss, and sums for metrics              15  mua.algorithms.losses
         Optimizer.step()           clip, AdamW                                     mua.megatron.optimizer
 
-Filters see scored trajectories only; whatever they take out is in no group statistics either, so that it cannot shift
-the baseline of those that stay. They run in the order of ``algorithm.filters``. Shaping reads which turns of a
-conversation were malformed, and which repeat what was done or said before. A turn is an assistant message. Messages are
-those of :class:`mua.types.Trajectory`.
+Filters see trajectories that are scored and sampled something; whatever they take out is in no group statistics either,
+so that it cannot shift the baseline of those that stay. They run in the order of ``algorithm.filters``. Shaping reads
+which turns of a conversation were malformed, and which repeat what was done or said before. A turn is an assistant
+message. Messages are those of :class:`mua.types.Trajectory`.
 """
 
 from __future__ import annotations
@@ -44,7 +44,9 @@ import numpy.typing as npt
 
 from mua.algorithms.advantage import (
     GLOBAL,
+    TOLERANCE,
     Floats,
+    agree,
     clamp_signs,
     group_advantages,
     spread_advantage,
@@ -73,10 +75,10 @@ def make_batches(parts: Sequence[Sequence[Group]], config: AlgorithmConfig, temp
     What compares across groups (whitening) sees the groups of all parts, so no advantage depends on how the step was
     cut. Denominators are those of a part: an optimizer step's loss is the mean over its own batch.
 
-    Unscored trajectories contribute nothing, not even to group statistics. The advantage of a trajectory is spread over
-    its turns (``algorithm.credit``) and, within a turn, over every token sampled, in all segments; segments without a
-    sampled token are left out. Weights of sampled tokens, with ``T_i`` sampled tokens in trajectory ``i`` and ``M``
-    trajectories that have any:
+    Trajectories that are unscored or sampled nothing contribute nothing, not even to group statistics. The advantage of
+    a trajectory is spread over its turns (``algorithm.credit``) and, within a turn, over every token sampled, in all
+    segments; segments without a sampled token are left out. Weights of sampled tokens, with ``T_i`` sampled tokens in
+    trajectory ``i`` and ``M`` trajectories:
 
     - ``token_mean``: ``1 / sum_i T_i``;
     - ``sequence_mean``: ``1 / (M * T_i)``;
@@ -96,7 +98,7 @@ def make_batches(parts: Sequence[Sequence[Group]], config: AlgorithmConfig, temp
     cut = [[_penalized(group, config) for group in part] for part in parts]
     credited = _with_advantages([group for part in cut for group in part], config)
     batches = [
-        _batch(part, list(itertools.islice(credited, sum(len(group.scored) for group in part))), config, temperature)
+        _batch(part, list(itertools.islice(credited, sum(len(group.acted) for group in part))), config, temperature)
         for part in cut
     ]
     return [
@@ -126,14 +128,17 @@ def _penalized(group: Group, config: AlgorithmConfig) -> Group:
 
 
 def _with_advantages(groups: Sequence[Group], config: AlgorithmConfig) -> Iterator[tuple[Trajectory, Floats]]:
-    """Every scored trajectory with the advantage of each of its turns, ``[T]``."""
-    scored = [t for group in groups for t in group.scored]
-    found = [_of_group(group.scored, config) for group in groups if group.scored]
-    advantages = np.concatenate(found) if found else np.zeros(0)
+    """Every trajectory that acted with the advantage of each of its turns, ``[T]``."""
+    members = [t for group in groups for t in group.acted]
+    scores = [shape_scores(_scores(g.acted, config), g.acted, config.shaping) for g in groups]
+    found = [_estimate(own, group.acted, config) for own, group in zip(scores, groups, strict=True)]
+    advantages = np.concatenate([np.zeros(0), *found])
     if config.advantage in GLOBAL:
-        apart = [t.domain if config.whiten == "environment" else "" for t in scored]
-        advantages = whiten_by_label(advantages, np.array([t.sampled_tokens for t in scored]), apart)
-    for trajectory, advantage in zip(scored, (advantages * config.advantage_scale).tolist(), strict=True):
+        apart = [t.domain if config.whiten == "environment" else "" for t in members]
+        advantages = whiten_by_label(advantages, np.array([t.sampled_tokens for t in members]), apart)
+    if config.sign_clamp is not None:
+        advantages = clamp_signs(advantages, np.concatenate([np.zeros(0), *scores]), config.sign_clamp)
+    for trajectory, advantage in zip(members, (advantages * config.advantage_scale).tolist(), strict=True):
         turns = len(trajectory.turn_rewards)
         by_turn = np.full(turns, advantage)
         if config.credit != "equal":
@@ -145,16 +150,15 @@ def _with_advantages(groups: Sequence[Group], config: AlgorithmConfig) -> Iterat
         yield trajectory, cap_faulty_turns(by_turn, trajectory, config.shaping)
 
 
-def _of_group(members: Sequence[Trajectory], config: AlgorithmConfig) -> Floats:
-    if config.advantage == "gae":  # not known before the critic has seen the batch
+def _estimate(scores: Floats, members: Sequence[Trajectory], config: AlgorithmConfig) -> Floats:
+    """The advantages of one group by ``algorithm.advantage``, ``[n]``."""
+    if config.advantage == "gae" or not members:  # not known before the critic has seen the batch
         return np.zeros(len(members))
-    scores = shape_scores(_scores(members, config), members, config.shaping).tolist()
     if is_hook(config.advantage):
-        found = call_hook("algorithm.advantage", config.advantage, scores, members, config)
+        found = call_hook("algorithm.advantage", config.advantage, scores.tolist(), members, config)
         return check_numbers("algorithm.advantage", config.advantage, found, len(members))
     k = min(config.pass_k, len(scores))  # a group may have lost members to faults of the infrastructure
-    advantages = group_advantages(scores, config.advantage, divide_by_std=config.divide_by_std, k=k)
-    return advantages if config.sign_clamp is None else clamp_signs(advantages, scores, config.sign_clamp)
+    return group_advantages(scores.tolist(), config.advantage, divide_by_std=config.divide_by_std, k=k)
 
 
 def _scores(members: Sequence[Trajectory], config: AlgorithmConfig) -> Floats:
@@ -166,11 +170,10 @@ def _scores(members: Sequence[Trajectory], config: AlgorithmConfig) -> Floats:
 def _batch(
     groups: Sequence[Group], credited: Sequence[tuple[Trajectory, Floats]], config: AlgorithmConfig, temperature: float
 ) -> TrainBatch:
-    """``credited``: the scored trajectories of ``groups`` in order, with the advantage of each of their turns."""
-    members = [(t, a) for t, a in credited if t.sampled_tokens]
-    count, tokens = len(members), sum(trajectory.sampled_tokens for trajectory, _ in members)
+    """``credited``: the trajectories of ``groups`` that acted, in order, with the advantage of each of their turns."""
+    count, tokens = len(credited), sum(trajectory.sampled_tokens for trajectory, _ in credited)
     sequences: list[TrainSequence] = []
-    for number, (trajectory, advantages) in enumerate(members):
+    for number, (trajectory, advantages) in enumerate(credited):
         if config.skip_zero_advantage and not advantages.any():
             continue
         denominator = {
@@ -190,12 +193,11 @@ def _batch(
     rewards = []
     if config.advantage == "gae":  # the rewards of turns; what shaping adds to a score comes with the last
         for group in groups:
-            scores = _scores(group.scored, config)
-            bonuses = shape_scores(scores, group.scored, config.shaping) - scores
-            for trajectory, bonus in zip(group.scored, bonuses, strict=True):
-                if trajectory.sampled_tokens:
-                    rewards.append(np.array(trajectory.turn_rewards, dtype=np.float64))
-                    rewards[-1][-1] += bonus
+            scores = _scores(group.acted, config)
+            bonuses = shape_scores(scores, group.acted, config.shaping) - scores
+            for trajectory, bonus in zip(group.acted, bonuses, strict=True):
+                rewards.append(np.array(trajectory.turn_rewards, dtype=np.float64))
+                rewards[-1][-1] += bonus
     return TrainBatch(sequences, temperature, {"tokens": float(tokens), "sequences": float(count)}, rewards)
 
 
@@ -232,7 +234,7 @@ def adjust_batch(batch: TrainBatch, config: AlgorithmConfig, version: int) -> tu
     masked, see :func:`mua.algorithms.correction.correct_mismatch`.
 
     Args:
-        batch: of :func:`make_batch`.
+        batch: of :func:`make_batches`.
         config: the section ``algorithm``.
         version: the policy version that is about to be trained; a token's age counts from it.
     """
@@ -254,20 +256,21 @@ def usable(group: Group, config: AlgorithmConfig) -> bool:
     """Whether ``group`` would move the policy; ``algorithm.refill`` replaces groups that would not.
 
     Infrastructure faults fill no group, see :func:`enough_scored`. After the filters some member must have an advantage
-    other than 0. Where a critic or a teacher decides, which has not seen the group yet, that is taken for granted.
+    other than 0 by its raw outcome: what ``algorithm.shaping`` adds tells members apart that came to the same. Where a
+    critic, a teacher or imitation decides, which reads no outcomes of the group, that is taken for granted.
     """
     if not enough_scored(group, config):
         return False
     kept, _ = filter_groups([group], config)
-    if config.advantage == "gae" or config.distillation is not None:
+    if config.advantage == "gae" or config.distillation is not None or config.why_unread("advantage") is not None:
         return bool(kept)
-    found = [_of_group(_penalized(left, config).scored, config) * config.advantage_scale for left in kept]
-    return any(bool((advantages[select_tokens(advantages, config)] != 0).any()) for advantages in found)
+    found = [_estimate(_scores(g.acted, config), g.acted, config) * config.advantage_scale for g in kept]
+    return any(bool((np.abs(a[select_tokens(a, config)]) > TOLERANCE).any()) for a in found)
 
 
 def enough_scored(group: Group, config: AlgorithmConfig) -> bool:
-    """Whether infrastructure left two scored members at least (one with ``group_size`` 1)."""
-    return len(group.scored) >= min(2, config.group_size)
+    """Whether two scored members at least (one with ``group_size`` 1) were left to sample something."""
+    return len(group.acted) >= min(2, config.group_size)
 
 
 def sft_batch(segments: Sequence[Segment]) -> TrainBatch:
@@ -294,11 +297,11 @@ def split_minibatches(groups: Sequence[Group], n: int) -> list[list[Group]]:
 
 
 def filter_groups(groups: Sequence[Group], config: AlgorithmConfig) -> tuple[list[Group], dict[str, float]]:
-    """The groups that are left, without their unscored members, and what share of trajectories each filter took.
+    """The groups that are left, without members that are unscored or sampled nothing, and what share each filter took.
 
     A group that is left without members is dropped. Deterministic: what is drawn depends on the group's ordinal alone.
     """
-    kept = [replace(group, trajectories=group.scored) for group in groups if group.scored]
+    kept = [replace(group, trajectories=group.acted) for group in groups if group.acted]
     before, taken = sum(len(group.trajectories) for group in kept), Counter[str]()
 
     def take(name: str, passed: Sequence[Sequence[Trajectory]]) -> None:
@@ -329,8 +332,7 @@ def _passed(group: Group, chosen: GroupFilter) -> list[Trajectory]:
 
     if isinstance(chosen, RangeFilter):
         rewards = [t.reward for t in members]
-        spread = max(rewards) - min(rewards)
-        return members if spread > 0 and spread >= chosen.minimum else []
+        return members if not agree(rewards) and np.ptp(rewards) >= chosen.minimum - TOLERANCE else []
     right, wrong = [t for t in members if t.success], [t for t in members if not t.success]
     if isinstance(chosen, MinimumTurnsFilter):
         dropped = [t for t in right if len(t.turn_rewards) < chosen.turns]

@@ -100,6 +100,7 @@ def mismatch_metrics(old: Floats, behavior: Floats) -> dict[str, float]:
     difference = np.clip(old.astype(np.float64) - behavior.astype(np.float64), -MAX_LOG_RATIO, MAX_LOG_RATIO)
     size = np.abs(difference)
     return {
+        "tokens": float(len(old)),
         "train_rollout_logprob_abs_diff": float(size.mean()),
         "train_rollout_logprob_abs_diff_max": float(size.max()),
         "train_rollout_kl_k3": float((np.exp(difference) - difference - 1).mean()),

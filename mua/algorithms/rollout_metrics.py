@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from mua.algorithms.advantage import group_relative_advantages
+from mua.algorithms.advantage import agree, group_relative_advantages
 from mua.types import Group, Outcome, Provenance, Trajectory
 
 GRAM = 4
@@ -110,11 +110,12 @@ def _by_domain(groups: Sequence[Group]) -> dict[str, float]:
         members = [t for t in everyone if t.domain == name]
         found = {"share": len(members) / len(everyone)}
         if scored := [t for t in members if t.scored]:
-            of_groups = ([t.reward for t in group.scored if t.domain == name] for group in groups)
+            of_domain = (group for group in groups if any(t.domain == name for t in group.scored))
+            of_groups = ([t.reward for t in group.acted if t.domain == name] for group in of_domain)
             found |= _rewards(scored) | {
                 "turns": float(np.mean([len(t.turn_rewards) for t in scored])),
                 "sampled_tokens": float(np.mean([t.sampled_tokens for t in scored])),
-                "zero_std": float(np.mean([max(r) == min(r) for r in of_groups if r])),
+                "zero_std": float(np.mean([agree(r) for r in of_groups])),
             }
         found["unscored"] = 1 - len(scored) / len(members)
         metrics |= {f"rollout/domain/{name}/{key}": value for key, value in found.items()}
@@ -141,16 +142,15 @@ def _shapes(scored: Sequence[Trajectory]) -> dict[str, float]:
 
 
 def _group_shares(groups: Sequence[Group], divide_by_std: bool) -> dict[str, float]:
-    """Shares of the groups that have a scored member."""
-    rewards = [[t.reward for t in group.scored] for group in groups]
+    """Shares of the groups that have a scored member; rewards are compared where members sampled something."""
+    rewards = [[t.reward for t in group.acted] for group in groups]
     advantages = np.concatenate([group_relative_advantages(r, divide_by_std=divide_by_std) for r in rewards])
     return {
         "rollout/groups/count": float(len(groups)),
-        "rollout/groups/zero_std": float(np.mean([max(r) == min(r) for r in rewards])),
+        "rollout/groups/zero_std": float(np.mean([agree(r) for r in rewards])),
         "rollout/groups/solve_all": float(np.mean([all(t.success for t in g.scored) for g in groups])),
         "rollout/groups/solve_none": float(np.mean([not any(t.success for t in g.scored) for g in groups])),
-        "rollout/advantage/abs_mean": float(np.abs(advantages).mean()),
-    }
+    } | ({"rollout/advantage/abs_mean": float(np.abs(advantages).mean())} if len(advantages) else {})
 
 
 def diversity(trajectories: Sequence[Trajectory]) -> dict[str, float]:

@@ -63,6 +63,8 @@ GroupFilter = Annotated[RangeFilter | BalanceFilter | MinimumTurnsFilter | Overl
 class ShapingConfig(Section):
     """What is added to a trajectory's score before advantages are computed."""
 
+    READS = {"overlong_tokens": {"set": ("overlong_buffer",)}}
+
     turn_efficiency: NonNegativeFloat = 0.0
     """Largest bonus or penalty for turns: the success with the fewest turns of its group gets it, the one with the most
     loses it; failures the other way round (AgentRL: 0.1)."""
@@ -87,6 +89,8 @@ class RefillConfig(Section):
     advantage is not 0, or still to be decided by a critic or a teacher.
     """
 
+    READS = {"oversample": {"set": ("max_cancellations", "carry_versions")}}
+
     max_extra_groups: NonNegative = 0
     """Unusable groups that others replace in one step; a step that meets more trains on what is usable. 0: every
     group has its place, usable or not."""
@@ -110,6 +114,8 @@ class RefillConfig(Section):
 
 class CurriculumConfig(Section):
     """Which task comes next."""
+
+    READS = {"kind": dict.fromkeys(("success_rate", "failing_kinds", "hook"), ("floor", "decay"))}
 
     kind: Annotated[Literal["off", "success_rate", "failing_kinds"], OrHook] = "off"
     """``off``: epochs, each a fresh permutation; ``success_rate``: tasks solved half of the time come most often;
@@ -158,6 +164,14 @@ class DistillationConfig(Section):
                 f"base_url must end behind the port, without {address.path or 'a query'}: the native API is asked"
             )
         return self
+
+
+_PULLS = ("advantage", "advantage_scale", "correction", "distillation")
+"""What is read by every loss that has advantages."""
+_RATIO = ("old_logprobs", "clip_low", "clip_high")
+"""And by every loss with a ratio of the policy to an older one."""
+_SCORES = ("score", "shaping", "sign_clamp", "credit")
+"""What is read by every estimator that spreads a trajectory's score over its turns."""
 
 
 class AlgorithmConfig(Section):
@@ -263,8 +277,8 @@ class AlgorithmConfig(Section):
     """A control, not a method: the rewards of a step's episodes are dealt among them at random before they train."""
     skip_zero_advantage: bool = False
     """Leave trajectories whose advantage is exactly 0 out of the forward and backward pass. The gradient stays the
-    same (denominators still count them), the step gets cheaper, and token metrics cover the rest only. Needs
-    kl_coefficient 0."""
+    same (denominators still count them), the step gets cheaper, and token metrics cover the rest only. Refused where
+    something else gives such trajectories a gradient: a KL or entropy term, a teacher, loss cross_entropy or a hook."""
     minimal_advantage: float | None = None
     """Turns whose advantage is below this are not trained, and in no denominator of tokens (AgentRL's
     minimal_advantage); 0 leaves out what would be discouraged, None nothing."""
@@ -281,6 +295,12 @@ class AlgorithmConfig(Section):
         """Whether old log-probabilities are those of the only forward pass itself."""
         single_step = self.epochs * self.minibatches == 1 and self.correction == "none" and self.kl_in == "loss"
         return single_step and self.old_logprobs == "recompute" and self.distillation is None
+
+    @property
+    def idle(self) -> list[str]:
+        """Keys that are set and bound a ratio that is always 1."""
+        bounds = ("clip_low", "clip_high", "dual_clip", "ce_gppo_beta1", "ce_gppo_beta2")
+        return [key for key in bounds if self.on_policy and self.is_set(key)]
 
     @property
     def recomputes(self) -> bool:
@@ -300,38 +320,117 @@ class AlgorithmConfig(Section):
             return self.loss != "reinforce"
         return self.correction != "none"
 
+    READS = {
+        "loss": {
+            "grpo": (*_PULLS, *_RATIO, "ce_gppo_beta1", "ce_gppo_beta2", "dual_clip"),
+            "gspo": (*_PULLS, *_RATIO, "dual_clip"),
+            **dict.fromkeys(("cispo", "minirl", "sapo"), (*_PULLS, *_RATIO)),
+            "reinforce": _PULLS,
+            "cross_entropy": (),
+            "hook": (*_PULLS, *_RATIO, "ce_gppo_beta1", "ce_gppo_beta2", "dual_clip"),
+        },
+        "minimal_advantage": {"set": ("advantage", "advantage_scale")},
+        "drop_zero_advantage": {"set": ("advantage",)},
+        "advantage": {
+            "grpo": (*_SCORES, "divide_by_std"),
+            "rloo": _SCORES,
+            "reinforce_plus_plus": (*_SCORES, "whiten"),
+            "pass_at_k": (*_SCORES, "pass_k"),
+            "none": _SCORES,
+            "gae": ("shaping", "discount", "gae_lambda", "gae_whiten"),
+            "hook": (*_SCORES, "divide_by_std", "whiten", "pass_k"),
+        },
+        "score": {"discounted": ("discount",)},
+        "credit": {
+            "reward_to_go": ("discount", "credit_form"),
+            "exponential": ("credit_k", "credit_form"),
+            "signed": ("credit_form",),
+        },
+        "aggregation": {"constant": ("aggregation_constant",)},
+        "kl_coefficient": {"set": ("kl_estimator", "kl_in")},
+        "kl_in": {"reward": ("old_logprobs",)},
+        "distillation": {"set": ("old_logprobs",)},
+        "correction": {
+            "truncate": ("correction_level", "correction_high"),
+            "mask": ("correction_level", "correction_low", "correction_high"),
+            "band": (*_RATIO, "correction_high", "correction_cap", "correction_decay"),
+        },
+    }
+
+    def why_unread(self, key: str) -> str | None:
+        """See :class:`Section`; a teacher alone leaves the rewards out."""
+        if self.distillation is not None and self.distillation.only and key in ("advantage", "advantage_scale"):
+            return "rewards, which distillation.only leaves out"
+        return super().why_unread(key)
+
     @model_validator(mode="after")
     def _combination_works(self) -> Self:
-        """One line for the first rule that is broken."""
+        """A line for each rule that is broken."""
         gae, teacher, correction = self.advantage == "gae", self.distillation, self.correction
         later = "advantage gae" if gae else "distillation" if teacher else "kl_in reward"
-        changes_tokens = gae or teacher or (self.kl_in == "reward" and self.kl_coefficient > 0)
+        kl = self.kl_coefficient > 0
+        compares = self.advantage in ("grpo", "rloo", "reinforce_plus_plus", "pass_at_k")
+        # What gives a trajectory a gradient although its advantage is 0, or leaves it out of the denominators too.
+        trains_all = {
+            "kl_coefficient": kl, "entropy_coefficient": self.entropy_coefficient > 0, "distillation": teacher,
+            "advantage gae": gae, f"loss {self.loss}": self.loss == "cross_entropy" or ":" in self.loss,
+            "drop_zero_advantage": self.drop_zero_advantage,
+            "minimal_advantage above 0": (self.minimal_advantage or 0.0) > 0,
+        }  # fmt: skip
+        other = next((name for name, on in trains_all.items() if on), "")
         rules = {
             "loss reinforce takes no account of how far earlier optimizer steps have moved the policy: set epochs and "
             "minibatches to 1, or choose a loss with a ratio, or say allow_off_policy: true":
                 self.loss == "reinforce" and self.epochs * self.minibatches > 1 and not self.allow_off_policy,
-            f"ce_gppo_beta1 and ce_gppo_beta2 are of loss grpo; loss {self.loss} does not read them":
-                self.loss != "grpo" and (self.ce_gppo_beta1, self.ce_gppo_beta2) != (None, None),
             "minimal_advantage and drop_zero_advantage look at the advantages of rewards, and "
             f"{later} changes them token by token afterwards: leave out one of the two":
-                changes_tokens and (self.minimal_advantage is not None or self.drop_zero_advantage),
-            "loss cross_entropy reads neither advantages nor ratios: set correction to none, and leave out "
-            "distillation and advantage gae": self.loss == "cross_entropy" and (correction != "none" or teacher or gae),
+                (gae or teacher or (self.kl_in == "reward" and kl))
+                and (self.minimal_advantage is not None or self.drop_zero_advantage),
+            f"loss cross_entropy reads neither advantages nor ratios: leave out {correction}":
+                self.loss == "cross_entropy" and correction != "none",
+            "loss cross_entropy reads no advantages: set kl_in to loss":
+                self.loss == "cross_entropy" and kl and self.kl_in == "reward",
+            "kl_estimator k1 in the loss has an expected gradient of 0: set kl_in to reward, or kl_estimator to k2 or "
+            "k3": kl and self.kl_in == "loss" and self.kl_estimator == "k1",
             "shaping.cap_faulty_turns caps the advantages of whole turns, which advantage gae has none of: use "
             "shaping.malformed_turn and shaping.repeated_turn": self.shaping.cap_faulty_turns and gae,
-            "distillation needs skip_zero_advantage false: the teacher trains every trajectory":
-                teacher and self.skip_zero_advantage,
-            "distillation.only leaves nothing for a critic to learn: set advantage to none":
-                teacher and teacher.only and gae,
-            "correction band is token by token and takes its width from clip_low and clip_high, which loss sapo uses "
-            "as temperatures: set correction_level to token, and another loss or correction":
-                correction == "band" and (self.loss == "sapo" or self.correction_level != "token"),
+            f"skip_zero_advantage keeps the gradient only where trajectories without an advantage have none, and with "
+            f"{other} they have one or are left out already: leave out one of the two":
+                self.skip_zero_advantage and other,
+            f"group_size 1 leaves advantage {self.advantage} nothing to compare with, and every advantage is 0: set "
+            "group_size to 2 or more, or advantage to none or gae, or distillation.only to true":
+                self.group_size == 1 and compares and self.why_unread("advantage") is None,
+            "shaping.turn_efficiency ranks the members of a group, and group_size is 1; leave it out":
+                self.group_size == 1 and self.shaping.turn_efficiency,
+            "filters: kind range drops every group where group_size is 1; leave it out":
+                self.group_size == 1 and any(isinstance(one, RangeFilter) for one in self.filters),
+            f"pass_k {self.pass_k} must be below group_size {self.group_size}, or all subsets of a group are one and "
+            "every advantage is 0": self.advantage == "pass_at_k" and self.pass_k >= self.group_size > 1,
+            "advantage pass_at_k asks whether a score is above 0, which shaping.turn_efficiency and "
+            "shaping.overlong_tokens change for failures and successes: leave them out":
+                self.advantage == "pass_at_k" and (self.shaping.turn_efficiency or self.shaping.overlong_tokens),
+            "correction band takes its width from clip_low and clip_high, which loss sapo uses as temperatures: set "
+            "another loss or correction": correction == "band" and self.loss == "sapo",
             "correction compares the engine with the trainer: set old_logprobs to recompute":
                 correction in ("truncate", "mask") and self.old_logprobs == "engine",
+            "correction_high bounds the weights of correction band, which old_logprobs engine has none of; leave it "
+            "out": correction == "band" and self.old_logprobs == "engine" and self.is_set("correction_high"),
+            f"drop_zero_advantage moves no weight of aggregation {self.aggregation} where whole trajectories have no "
+            "advantage; leave it out":
+                self.drop_zero_advantage and not (kl or self.entropy_coefficient or trains_all[f"loss {self.loss}"])
+                and (self.aggregation in ("sequence_sum", "constant") or (
+                    self.aggregation == "sequence_mean" and self.credit == "equal" and not self.shaping.cap_faulty_turns
+                )),
+            "minimal_advantage above 0 leaves out what drop_zero_advantage would; leave that out":
+                self.drop_zero_advantage and (self.minimal_advantage or 0.0) > 0,
+            "shuffle_rewards deals rewards that neither the loss nor a filter reads; leave it out":
+                self.shuffle_rewards and not (self.filters or self.group_filter)
+                and self.why_unread("advantage") is not None,
+            "score discounted with discount 1 is score sum: set discount below 1, or leave out score":
+                self.score == "discounted" and self.discount == 1,
             "correction_low must be below correction_high":
                 correction == "mask" and self.correction_low >= self.correction_high,
         }  # fmt: skip
-        for problem, broken in rules.items():
-            if broken:
-                raise ValueError(problem)
+        if broken := [problem for problem, on in rules.items() if on]:
+            raise ValueError("\n".join(broken))
         return self

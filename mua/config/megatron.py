@@ -169,17 +169,27 @@ class MegatronConfig(Section):
         return tuple(self.recompute_modules) if self.recompute == "selective" else ()
 
 
+_STATE_DTYPES = ("main_params_dtype", "main_grads_dtype", "exp_avg_dtype", "exp_avg_sq_dtype")
+"""Keys of the types of a precision-aware optimizer, which may be lower than float32."""
+
+
 class OptimizerConfig(Section):
     """AdamW and its schedule."""
+
+    READS = {
+        "schedule": dict.fromkeys(("linear", "cosine"), ("min_learning_rate",)),
+        "precision_aware": {"set": _STATE_DTYPES},
+    }
 
     learning_rate: NonNegativeFloat = 1e-6
     """Peak learning rate, reached after the warm-up."""
     min_learning_rate: NonNegativeFloat = 0.0
     """Where the linear and cosine schedules end."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """Course of the learning rate after the warm-up, over trainer.steps."""
+    """Course of the learning rate after the warm-up, over trainer.steps; a step without anything to learn from takes
+    its place in it too."""
     warmup_steps: NonNegative = 0
-    """Optimizer steps of linear rise from 0."""
+    """Optimizer steps of linear rise: step n, from 0, has (n + 1) / warmup_steps of the peak."""
     weight_decay: NonNegativeFloat = 0.01
     """Decoupled weight decay."""
     beta1: Fraction = 0.9
@@ -208,14 +218,11 @@ class OptimizerConfig(Section):
     @property
     def state_dtypes(self) -> dict[str, str]:
         """Those that may be lower than float32, by key."""
-        keys = ("main_params_dtype", "main_grads_dtype", "exp_avg_dtype", "exp_avg_sq_dtype")
-        return {key: getattr(self, key) for key in keys}
+        return {key: getattr(self, key) for key in _STATE_DTYPES}
 
     @model_validator(mode="after")
     def _state_is_possible(self) -> Self:
-        low = [key for key, value in self.state_dtypes.items() if value != "float32"]
-        if low and not self.precision_aware:
-            raise ValueError(f"{low[0]} {self.state_dtypes[low[0]]} needs precision_aware: true")
+        low = [key for key in _STATE_DTYPES if self.is_set(key)]
         if low and self.cpu_offload_fraction:
             raise ValueError(f"{low[0]} must be float32 with cpu_offload_fraction: its optimizer keeps float32 state")
         return self

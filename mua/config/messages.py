@@ -91,9 +91,10 @@ def _problems(key: KeyPath, details: list[ErrorDetails], tree: Tree, schema: typ
     if detail["type"] == "value_error":  # rules over several keys, a line each
         found = []
         for line in detail["msg"].removeprefix("Value error, ").splitlines():
-            named = (tuple(name.split(".")) for name in _DOTTED.findall(line))
-            place = next((tree.places[name] for name in named if name in tree.places), at)
-            found.append(Problem(str(place), dotted, line))  # at the first key it names that was written somewhere
+            own, named = (*key, line.split(" ", 1)[0]), (tuple(name.split(".")) for name in _DOTTED.findall(line))
+            place = next((tree.places[name] for name in (own, *named) if name in tree.places), at)
+            # At the first key it names that was written somewhere.
+            found.append(Problem(str(place), ".".join(own) if key and own in tree.places else dotted, line))
         return found
     if detail["type"] == "extra_forbidden":  # the nearest name in the section, or anywhere, or the names that it has
         siblings = sorted(name for name, _ in fields_of(key[:-1], schema, tree.data))

@@ -14,6 +14,8 @@ from mua.types import Json
 class RolloutConfig(Section):
     """Budgets of one episode and how it is sampled."""
 
+    READS = {"final_turn": {"set": ("final_request",)}}
+
     temperature: PositiveFloat = 1.0
     """Sampling temperature; training divides the logits by the same value."""
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0

@@ -205,6 +205,8 @@ class SlurmConfig(Section):
 class ExperimentConfig(Section):
     """One experiment: what ``mua train``, ``mua sft``, ``mua eval`` and ``mua rollout`` read."""
 
+    READS = {"algorithm.advantage": {"gae": ("critic",)}}
+
     name: str
     """Name of the experiment, for people."""
     output: Annotated[Path, Field(strict=False)]
@@ -373,8 +375,9 @@ class ExperimentConfig(Section):
             yield "megatron.virtual_pipeline needs megatron.pipeline_parallel above 1"
         yield from self._optimizer_fits("optimizer", self.optimizer)
         yield from self._optimizer_fits("critic.optimizer", self.critic.optimizer)
-        if algorithm.skip_zero_advantage and algorithm.kl_coefficient:
-            yield "algorithm.skip_zero_advantage needs algorithm.kl_coefficient 0: the KL term trains every trajectory"
+        for key in ("moe_aux_loss", "moe_z_loss"):
+            if algorithm.skip_zero_advantage and getattr(megatron, key):
+                yield f"algorithm.skip_zero_advantage needs megatron.{key} 0: that loss trains every token"
         if trainer.export == "best" and not trainer.evaluate_every:
             yield "trainer.export best needs trainer.evaluate_every above 0: evaluations say which is best"
         if engine.deterministic and self.rollout.min_p:
@@ -412,8 +415,6 @@ class ExperimentConfig(Section):
         """Who sampled is not always the policy that is trained."""
         algorithm, offline, stale = self.algorithm, self.offline, self.trainer.max_staleness
         carry = algorithm.refill.carry_versions
-        if carry and not algorithm.refill.oversample:
-            yield "algorithm.refill.carry_versions needs algorithm.refill.oversample above 0"
         older = (
             f"algorithm.refill.carry_versions {carry}" if carry else
             f"trainer.max_staleness {stale}" if stale else "offline" if offline else ""
@@ -425,6 +426,11 @@ class ExperimentConfig(Section):
                 "depends on how they sampled it: set algorithm.correction to truncate, mask or band (with "
                 "algorithm.old_logprobs recompute), or algorithm.old_logprobs to engine (with a loss other than "
                 "reinforce), or algorithm.allow_off_policy to true"
+            )
+        if not older and algorithm.is_set("correction_decay"):
+            yield (
+                "algorithm.correction_decay narrows the band for tokens of older policies, and every token is of the "
+                "newest; set trainer.max_staleness above 0, or leave it out"
             )
         if offline is None:
             return
@@ -442,11 +448,6 @@ class ExperimentConfig(Section):
     def _has_a_critic(self) -> Iterator[str]:
         if self.algorithm.advantage != "gae":
             return
-        needed = {"score": "sum", "credit": "equal", "sign_clamp": None, "skip_zero_advantage": False}
-        for key, value in needed.items():
-            if getattr(self.algorithm, key) != value:
-                shown = "null" if value is None else str(value).lower()
-                yield f"algorithm.{key} must be {shown} with algorithm.advantage gae: its critic learns from all"
         warmup, steps = self.critic.warmup_steps, self.trainer.steps
         if warmup >= steps:
             yield f"critic.warmup_steps {warmup} leaves the policy none of the trainer.steps {steps}"

@@ -4,10 +4,20 @@ from __future__ import annotations
 
 import re
 import types
-from collections.abc import Iterator
-from typing import Annotated, Any, Literal, TypeAlias, Union, get_args, get_origin
+from collections.abc import Iterator, Mapping, Sequence
+from operator import attrgetter
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias, Union, get_args, get_origin
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    ValidationInfo,
+    model_validator,
+)
 from pydantic_core import core_schema
 
 KeyPath: TypeAlias = tuple[str, ...]
@@ -53,7 +63,12 @@ class OrHook:
 
 
 class Section(BaseModel):
-    """Base of every section: unknown keys and lossy conversions are errors."""
+    """Base of every section: unknown keys, lossy conversions and keys that nobody reads are errors."""
+
+    READS: ClassVar[Mapping[str, Mapping[str, Sequence[str]]]] = {}
+    """What each option of the section reads: by its key and value, the other keys. ``hook`` stands for every import
+    path, ``set`` for whatever is not the default of an option without choices. A key that is named here and has another
+    value than its default is refused unless an option that is itself read reads it."""
 
     model_config = ConfigDict(
         extra="forbid",
@@ -63,6 +78,50 @@ class Section(BaseModel):
         strict=True,
         allow_inf_nan=False,
     )
+
+    def is_set(self, key: str) -> bool:
+        """Whether ``key`` has another value than its default."""
+        value = getattr(self, key)
+        return bool(value != type(self).model_fields[key].get_default(call_default_factory=True))
+
+    def choice(self, option: str) -> str:
+        """The value of ``option``, a dotted key, as :attr:`READS` names it."""
+        *above, key = option.split(".")
+        section: Section = attrgetter(".".join(above))(self) if above else self
+        value = getattr(section, key)
+        if isinstance(value, str):
+            return "hook" if ":" in value else value
+        return "set" if section.is_set(key) else "not set"
+
+    def why_unread(self, key: str) -> str | None:
+        """Who would read ``key``; None where somebody does."""
+        readers: dict[str, list[str]] = {}
+        for option, choices in self.READS.items():
+            for choice, keys in choices.items():
+                if key in keys:
+                    readers.setdefault(option, []).append(choice)
+        unread = []
+        for option, choices in readers.items():
+            if self.choice(option) not in choices:
+                wanted = "" if choices == ["set"] else f" {', '.join(choices)}"
+                unread.append(f"{option}{wanted} ({option} is {self.choice(option)})")
+            elif (reason := self.why_unread(option)) is None:
+                return None
+            else:
+                unread.append(f"{option}, which is read only with {reason}")
+        return " or ".join(unread) or None
+
+    @model_validator(mode="after")
+    def _reads_what_is_set(self, info: ValidationInfo) -> Self:
+        """A line for each key that nobody reads."""
+        if (info.context or {}).get("rules") is False:
+            return self
+        named = dict.fromkeys(key for choices in self.READS.values() for keys in choices.values() for key in keys)
+        reasons = {key: reason for key in named if self.is_set(key) and (reason := self.why_unread(key)) is not None}
+        if reasons:
+            lines = (f"{key} is read only with {reason}; leave {key} out" for key, reason in reasons.items())
+            raise ValueError("\n".join(lines))
+        return self
 
 
 def all_keys(schema: type[Section], above: KeyPath = ()) -> Iterator[KeyPath]:

@@ -158,7 +158,7 @@ def begin(
         "dtype": str(_dtype(networks[POLICY])),
         "layout": _layout(config),
         "networks": {
-            name: {"steps": network.optimizer.steps, "skipped_steps": network.skipped_steps}
+            name: {"steps": network.optimizer.steps - network.skipped_steps, "skipped_steps": network.skipped_steps}
             for name, network in networks.items()
         },
         "data_position": extra,
@@ -301,7 +301,7 @@ def load(folder: Path, networks: Mapping[str, Network], config: MegatronConfig, 
             OptimizerState(network.chunks, network.optimizer.megatron).load(
                 own / optimizer_files.FOLDER, counts["steps"]
             )
-        network.optimizer.continue_from(counts["steps"])
+        network.optimizer.continue_from(counts["steps"] + counts["skipped_steps"])
         network.skipped_steps = counts["skipped_steps"]
     with _together(folder, doing="loaded"):
         if content["layout"] == _layout(config):

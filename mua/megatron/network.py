@@ -72,7 +72,7 @@ class Network:
         self._whole = True
         """Whether every rank has all weights of its chunks, not only its shard of the last step's."""
         self.skipped_steps = 0
-        """Steps left out because the gradient norm was not finite."""
+        """Steps that changed nothing: the gradient norm was not finite, or there was nothing to learn from."""
 
     def parameters(self) -> Iterator[torch.nn.Parameter]:
         """Of this rank's chunks, in a fixed order."""
@@ -149,6 +149,11 @@ class Network:
             | {(self._prefix or "train/") + name: value for name, value in own.items()}
             | {(self._prefix or "train/") + name: value for name, value in experts.items()}
         )
+
+    def skip(self, steps: int) -> None:
+        """Move the schedule on by steps that have nothing to learn from."""
+        self.optimizer.scheduler.step(steps)
+        self.skipped_steps += steps
 
     @torch.no_grad()
     def score(self, batch: RankBatch, read: Read) -> list[Tensor]:

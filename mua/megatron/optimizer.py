@@ -88,10 +88,11 @@ class Optimizer:
         )
         self.scheduler = OptimizerParamScheduler(
             self.megatron,
-            init_lr=0.0,
+            # Rises to its peak at step W - 1, from step 0 on, so that step n has (n + 1) / W of it and none has 0.
+            init_lr=config.learning_rate / max(1, config.warmup_steps),
             max_lr=config.learning_rate,
             min_lr=config.min_learning_rate,
-            lr_warmup_steps=config.warmup_steps,
+            lr_warmup_steps=max(0, config.warmup_steps - 1),
             lr_decay_steps=max(total_steps, config.warmup_steps + 1),
             lr_decay_style=config.schedule,
             start_wd=config.weight_decay,
@@ -104,7 +105,7 @@ class Optimizer:
         """What is told every step's gradients before they are clipped."""
 
     def step(self) -> StepResult:
-        """Clips and applies the gradients, unless their norm is infinite or no number, then moves the schedule on."""
+        """Clips and applies the gradients, unless their norm is infinite or no number. The schedule moves on anyway."""
         learning_rate = self.learning_rate
         self.megatron.prepare_grads()
         norm = float(self.megatron.get_grad_norm())
@@ -112,6 +113,7 @@ class Optimizer:
             parts = self.megatron.chained_optimizers
             self.watch.note([grad for part in parts for grad in part.get_grads_for_grad_norm()])
         if not math.isfinite(norm):
+            self.scheduler.step(1)
             return StepResult(False, norm, learning_rate)
         if self._clip > 0:
             for part in self.megatron.chained_optimizers:
@@ -132,7 +134,7 @@ class Optimizer:
 
     @property
     def steps(self) -> int:
-        """Steps applied so far, which is the schedule's position."""
+        """The schedule's position: steps so far, those that changed nothing included."""
         return int(self.scheduler.num_steps)
 
     def continue_from(self, steps: int) -> None:

@@ -8,10 +8,11 @@ A name that is not here is an error where :data:`STRICT` is set, as tests set it
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from difflib import get_close_matches
 from functools import cache, lru_cache
+from operator import mul
 from pathlib import Path
 from typing import Any, Literal
 
@@ -36,6 +37,8 @@ class Metric:
     otherwise: str = ""
     """What to do when it is not as it should be; empty where nothing follows from the figure alone."""
     kind: Literal["scalar", "histogram", "text"] = "scalar"
+    updates: Literal["sum", "max", "min", "mean", "tokens", "last", "once", ""] = ""
+    """How the values of a step's updates are joined (:func:`join_updates`); empty of what no update has."""
 
     @property
     def group(self) -> str:
@@ -46,7 +49,8 @@ class Metric:
 
     def __str__(self) -> str:
         """For a terminal."""
-        parts = [("unit", self.unit), ("", self.meaning), ("normal", self.normal), ("otherwise", self.otherwise)]
+        parts = [("unit", self.unit), ("", self.meaning), ("several updates", self.updates), ("normal", self.normal)]
+        parts.append(("otherwise", self.otherwise))
         return "\n".join([self.name, *(f"  {word}: {said}" if word else f"  {said}" for word, said in parts if said)])
 
 
@@ -73,7 +77,7 @@ STANDS_FOR: Mapping[str, Sequence[str]] = {
     "figure": (
         "mean", "std", "min", "max",
         "train_rollout_logprob_abs_diff", "train_rollout_logprob_abs_diff_max", "train_rollout_kl_k3",
-        "token_mult_prob_error",
+        "token_mult_prob_error", "tokens",
     ),
     "of_policy": tuple(sorted(_OF_AN_UPDATE)),
     "of_moe": ("load_max_over_mean", "load_min_over_mean", "load_entropy", "aux_loss", "z_loss"),
@@ -110,6 +114,33 @@ def _patterns() -> list[tuple[re.Pattern[str], Metric]]:
     return found
 
 
+_JOINS: dict[str, Callable[[Sequence[float], Sequence[float]], float]] = {
+    "sum": lambda values, _: sum(values),
+    "max": lambda values, _: max(values),
+    "min": lambda values, _: min(values),
+    "last": lambda values, _: values[-1],
+    "mean": lambda values, _: sum(values) / len(values),
+    "tokens": lambda values, tokens: sum(map(mul, values, tokens)) / (sum(tokens) or 1.0),
+}
+
+
+def join_updates(updates: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """The metrics of a step from those of its updates, each joined as its entry's :attr:`Metric.updates` says.
+
+    ``train/critic/``, ``train/fresh/`` and ``train/stale/`` join as ``train/`` does. A mean weighs each update by the
+    ``tokens`` beside its name, or else by ``train/tokens``. What the catalog lacks is a mean by tokens.
+    """
+    joined = {}
+    for name in dict.fromkeys(name for update in updates for name in update):
+        entries = (described(name), described(re.sub("^train/(critic|fresh|stale)/", "train/", name)))
+        how = next((entry.updates for entry in entries if entry is not None and entry.updates), "tokens")
+        beside = f"{name.rpartition('/')[0]}/tokens"
+        having = [update for update in updates if name in update]
+        tokens = [update.get(beside, update.get("train/tokens", 1.0)) for update in having]
+        joined[name] = _JOINS[how]([update[name] for update in having], tokens)
+    return joined
+
+
 def unknown(names: Iterable[str]) -> list[str]:
     """Those of ``names`` that the catalog lacks."""
     return [name for name in names if described(name) is None]
@@ -137,11 +168,19 @@ def metrics_page() -> str:
     lines = [Path(__file__).with_name("metrics_page.md").read_text(encoding="utf-8")]
     for group, about in GROUPS.items():
         lines.append(f"## `{group}/`\n\n{about}\n")
-        lines.append("| name | unit | meaning | normal | when it is not |\n| --- | --- | --- | --- | --- |")
-        for metric in CATALOG:
-            if metric.group == group:
-                cells = (f"`{metric.name}`", metric.unit, metric.meaning, metric.normal, metric.otherwise)
-                lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+        columns = {
+            "name": "name",
+            "unit": "unit",
+            "meaning": "meaning",
+            "normal": "normal",
+            "otherwise": "when it is not",
+        }
+        if group == "train":
+            columns["updates"] = "several updates"
+        lines.append("| " + " | ".join(columns.values()) + " |\n" + "| --- " * len(columns) + "|")
+        for metric in (metric for metric in CATALOG if metric.group == group):
+            cells = [str(getattr(metric, column)).replace("|", "\\|") for column in columns]
+            lines.append(" | ".join([f"| `{cells[0]}`", *cells[1:]]) + " |")
         lines.append("")
     lines.append("## Words in names\n\n| word | stands for |\n| --- | --- |")
     lines.append("| `{domain}`, `{tool}`, `{kind}`, `{layer}` | a domain, a tool, a kind of what is counted, a layer |")

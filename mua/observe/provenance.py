@@ -9,6 +9,7 @@ import re
 import socket
 import sys
 import time
+from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,24 @@ def provenance(config: ExperimentConfig) -> Json:
         "git": git_state(ROOT),
         "versions": {"mua": mua.__version__, **{name: installed_version(name) for name in _PACKAGES}},
     } | ({"hooks": hooks} if hooks else {})
+
+
+def changed_keys(before: Json, after: Json) -> list[str]:
+    """``key old → new`` of every value that differs in nested mappings, by dotted keys; what is not there is null."""
+    old, new = (dict(_flat(of)) for of in (before, after))
+    return [
+        f"{key} {json.dumps(old.get(key), ensure_ascii=False)} → {json.dumps(new.get(key), ensure_ascii=False)}"
+        for key in sorted(old.keys() | new.keys())
+        if old.get(key) != new.get(key)
+    ]
+
+
+def _flat(value: Json, above: str = "") -> Iterator[tuple[str, Any]]:
+    for name, inner in value.items():
+        if isinstance(inner, dict):
+            yield from _flat(inner, f"{above}{name}.")
+        else:
+            yield f"{above}{name}", inner
 
 
 def capture_environment(folder: Path) -> Path:

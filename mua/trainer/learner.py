@@ -251,6 +251,12 @@ class Learner:
         self.kept_logprobs = None if seen is None else self._sharder.gather_scores(batch, seen)
         return metrics | ({} if self._replay is None else self._replay.metrics())
 
+    @announced
+    def skip_steps(self, steps: Mapping[str, int]) -> None:
+        """Move the schedules of networks, by name, on by steps that have nothing to learn from."""
+        for name, count in steps.items():
+            self.networks[name].skip(count)
+
     def train_values(self, batch: TrainBatch, loss: ValueLossFunction) -> dict[str, float]:
         """One optimizer step of the critic on the whole batch; otherwise as :meth:`train_step`.
 

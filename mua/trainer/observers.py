@@ -197,9 +197,10 @@ OWN_LOGPROBS = "update_logprobs"
 class RunRecord(Observer):
     """One start of a run in its store. Use as a context manager."""
 
-    def __init__(self, config: ExperimentConfig, from_step: int) -> None:
-        """``from_step`` is the next step to take: what an earlier start wrote of it and later ones is lost."""
-        self._config = config
+    def __init__(self, config: ExperimentConfig, from_step: int, changes: Sequence[str] = ()) -> None:
+        """``from_step`` is the next step to take: what an earlier start wrote of it and later ones is lost. ``changes``
+        to the configuration since then stand in the details of the first step."""
+        self._config, self._changes = config, [f"since step {from_step}: {change}" for change in changes]
         made = provenance(config)
         del made["config"]  # which stands in a column of its own
         self._open = recording(config, made, from_step=from_step)
@@ -246,6 +247,8 @@ class RunRecord(Observer):
             "updates": [batch.denominators for batch in learned.batches],
             "layout": " ".join(f"{name}{size}" for name, size in sizes.items()),
         }  # fmt: skip
+        if self._changes:
+            details["changes"], self._changes = self._changes, []
         details |= {DIGESTS_OF[network]: digests for network, digests in learned.digests.items()}
         row = {
             "run_id": self.run, "step": step, "part": self.part, "state": "done", "version": step,

@@ -39,6 +39,7 @@ from mua.config.schema import ExperimentConfig, RolloutConfig
 from mua.engine.cluster import check_trainer_machine, local_ranks, visible_gpus
 from mua.engine.server import refuse_expandable_segments
 from mua.environment.protocol import Split
+from mua.observe.catalog import join_updates
 from mua.observe.timeline import Timeline, TrainerPhase
 from mua.rollout.runner import too_few_scored, without_gc_pauses
 from mua.rollout.service import RolloutService
@@ -84,6 +85,8 @@ def train(config: ExperimentConfig, preemption: Preemption = Preemption()) -> No
         log.warning(
             "algorithm.allow_off_policy: what older policies sampled is trained on as if it were the policy's own"
         )
+    if is_rank0() and algorithm.idle:
+        log.info("algorithm: %s bound nothing: one update per batch has a ratio of 1", ", ".join(algorithm.idle))
     learner = Learner.for_rl(config)
     if not is_rank0():
         learner.worker_loop()
@@ -92,7 +95,7 @@ def train(config: ExperimentConfig, preemption: Preemption = Preemption()) -> No
     with (
         learner,
         Run(config, learner) as run,
-        RunRecord(config, run.step) if config.store.enabled else nullcontext() as record,
+        RunRecord(config, run.step, run.changes) if config.store.enabled else nullcontext() as record,
     ):
         run.store = record
         if config.trainer.deterministic and record is not None:
@@ -315,18 +318,24 @@ def learn(
     timeline: Timeline | None = None,
     learned: Learned | None = None,
 ) -> dict[str, float]:
-    """All optimizer steps on one batch of groups; their metrics, averaged over the steps.
+    """All optimizer steps on one batch of groups; their metrics, joined as the catalog says of each.
 
     ``version`` is the policy's before them. ``timeline`` gets the phases, ``learned`` what the losses read.
     """
     timeline = timeline or Timeline()
     learned = learned or Learned()
+    algorithm, has_critic = config.algorithm, config.algorithm.advantage == "gae"
+    trains = not has_critic or version >= config.critic.warmup_steps  # the critic may learn alone at first
+    learning = [name for name, learns in (("policy", trains), ("critic", has_critic)) if learns]
     with timeline.phase(TrainerPhase.BATCH):
         batches, found = _make_batches(config, learner, groups, version, timeline)
+        missing = algorithm.epochs * (algorithm.minibatches - len(batches))
+        if missing:  # updates without anything to learn from have their places in the schedule all the same
+            learner.skip_steps(dict.fromkeys(learning, missing))
         if not batches:  # every group agreed with itself or was filtered out: nothing pulls the policy anywhere
             return {"train/tokens": 0.0} | found
-        learned.batches, learned.epochs = batches, config.algorithm.epochs
-        metrics = _take_steps(config, learner, version, timeline, learned)
+        learned.batches, learned.epochs = batches, algorithm.epochs
+        metrics = _take_steps(config, learner, learning, timeline, learned)
         learned.digests = learner.gradient_digests() if learner.watches_gradients else {}
         return metrics | found
 
@@ -349,36 +358,29 @@ def _make_batches(
         batches, of_values = estimate_advantages(batches, algorithm)
         found |= of_values
     done = [adjust_batch(batch, algorithm, version) for batch in batches]
-    found |= _mean([metrics for _, metrics in done])
-    return [batch for batch, _ in done if batch.sequences], found
+    sizes = [{"train/tokens": batch.denominators["tokens"]} for batch in batches]
+    joined = join_updates([size | metrics for size, (_, metrics) in zip(sizes, done, strict=True)])
+    joined.pop("train/tokens", None)  # which the updates themselves count
+    return [batch for batch, _ in done if batch.sequences], found | joined
 
 
 def _take_steps(
-    config: ExperimentConfig, learner: Learner, version: int, timeline: Timeline, learned: Learned
+    config: ExperimentConfig, learner: Learner, learning: Sequence[str], timeline: Timeline, learned: Learned
 ) -> dict[str, float]:
-    """The optimizer steps of the critic, if there is one, and of the policy, unless the critic still learns alone."""
-    algorithm, steps = config.algorithm, []
-    has_critic = algorithm.advantage == "gae"
-    trains = not has_critic or version >= config.critic.warmup_steps
+    """The optimizer steps of the networks that are ``learning``, the policy and the critic or one of them."""
+    algorithm, steps, trains = config.algorithm, [], "policy" in learning
     with timeline.phase(TrainerPhase.OPTIMIZER):
         for epoch, batch in itertools.product(range(algorithm.epochs), learned.batches):
             keep = learned.keeps_logprobs and trains and not algorithm.recomputes and epoch == 0
             metrics = {"train/tokens": batch.denominators["tokens"]}
-            if has_critic:
+            if "critic" in learning:
                 metrics |= learner.train_values(batch, ValueLoss(config.critic.value_clip))
             if trains:
                 metrics |= learner.train_step(batch, PolicyLoss(algorithm), keep=keep)
             if epoch == 0:
                 learned.logprobs.append(learner.kept_logprobs if keep else None)
             steps.append(metrics)
-    return _mean(steps)
-
-
-def _mean(steps: Sequence[dict[str, float]]) -> dict[str, float]:
-    """Each metric's mean over the steps that have it."""
-    names = dict.fromkeys(name for step in steps for name in step)
-    found = {name: [step[name] for step in steps if name in step] for name in names}
-    return {name: sum(values) / len(values) for name, values in found.items()}
+    return join_updates(steps)
 
 
 def check_sync(config: ExperimentConfig) -> dict[str, float]:

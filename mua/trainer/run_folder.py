@@ -7,7 +7,7 @@ import logging
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from mua.config.schema import ExperimentConfig
 from mua.megatron.checkpoint import (
@@ -19,6 +19,7 @@ from mua.megatron.checkpoint import (
     point_to,
     prune_checkpoints,
 )
+from mua.megatron.checkpoint_manifest import NAME as MANIFEST
 from mua.megatron.model_card import ExportedPolicy, exported_texts
 from mua.observe import metrics_log
 from mua.observe.metric_sinks import service_sink
@@ -33,10 +34,11 @@ from mua.observe.metrics_log import (
 )
 from mua.observe.output import REPORT_FILE
 from mua.observe.progress import Progress
-from mua.observe.provenance import provenance
+from mua.observe.provenance import changed_keys, provenance
 from mua.observe.timeline import Timeline, TrainerPhase
 from mua.rollout.runner import UnscoredEpisodes
 from mua.trainer.evaluation.evaluator import success_of
+from mua.trainer.evaluation.store import files_digest
 from mua.trainer.learner import Learner
 from mua.trainer.observers import RunRecord
 from mua.types import Group, Json
@@ -57,6 +59,13 @@ _LOGGED = (
 )
 """Metrics of a step that the log has a line of."""
 
+_IDENTITY = {
+    "tokenizer": ("tokenizer*", "vocab*", "merges.txt", "added_tokens.json", "special_tokens_map.json", "*.model",
+                  "chat_template*", "additional_chat_templates/*"),
+    "model": ("config.json", "*.safetensors"),
+}  # fmt: skip
+"""By what a run is known again: files of ``model.path``, by their contents wherever the folder lies."""
+
 log = logging.getLogger(__name__)
 
 
@@ -66,7 +75,13 @@ class Run:
     def __init__(self, config: ExperimentConfig, learner: Learner) -> None:
         self._config = config
         self._learner = learner
-        self._provenance = provenance(config)
+        self._identity = {
+            what: files_digest({path for pattern in patterns for path in config.model.path.glob(pattern)})
+            for what, patterns in _IDENTITY.items()
+        }
+        self._provenance = provenance(config) | {"identity": self._identity}
+        self.changes: list[str] = []
+        """What of the configuration is another than when the checkpoint was written that the run continues from."""
         self.checkpoints = config.output / "checkpoints"
         self.unlogged: dict[str, float] | None = None
         """Metrics of the step before :attr:`step`, if it was saved before its evaluation; they are still to be logged
@@ -283,6 +298,7 @@ class Run:
                 f"{self.checkpoints}: holds checkpoints of an earlier run, and trainer.resume is false; "
                 "choose another output folder, or remove them"
             )
+        self._compare(newest)
         try:
             state = self._learner.load(newest)
         except DamagedCheckpoint as error:
@@ -293,7 +309,30 @@ class Run:
         if not isinstance(state.get("step"), int):
             raise ModelError(f"{newest} is of no run: its state has no step; {instead_of(newest)}")
         log.info("continuing from %s", newest)
+        for line in self.changes:
+            log.warning("since step %d: %s", state["step"], line)
         return int(state["step"])
+
+    def _compare(self, checkpoint: Path) -> None:
+        """What the checkpoint was made with and what this start has. Raises :class:`ModelError` for another policy."""
+        try:
+            made: Any = read_json(read_file(checkpoint / MANIFEST))
+        except (JsonError, OSError):
+            return  # loading tells what is wrong with it
+        if not isinstance(made, dict) or not isinstance(made.get("config"), dict):
+            return
+        own, old = self._config.model.path, made["config"].get("model", {}).get("path")
+        for what, digest in made.get("identity", {}).items():
+            if digest != self._identity.get(what, digest):
+                raise ModelError(
+                    f"model.path: {own} has another {what} ({self._identity[what]}) than {old} had ({digest}), with "
+                    f"which {checkpoint} was made; set model.path to that, or choose another output folder to begin a "
+                    "run from this one"
+                )
+        before, after = (
+            one["config"] | {key: one.get(key, {}) for key in ("versions", "hooks")} for one in (made, self._provenance)
+        )
+        self.changes = changed_keys(before, after)
 
 
 class Report:

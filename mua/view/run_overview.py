@@ -17,6 +17,7 @@ from sqlalchemy.engine import Connection
 from mua.config.schema import EvaluationConfig
 from mua.observe.catalog import described
 from mua.observe.metrics_log import evaluation_of
+from mua.observe.provenance import changed_keys
 from mua.store.queries import as_dicts, list_steps, lost_step, same_task
 from mua.store.tables import parts, requests, runs, steps, tasks, tool_calls, trajectories, versions
 from mua.trainer.evaluation.estimators import paired_test
@@ -261,11 +262,16 @@ def events(connection: Connection, run: ViewedRun, lines: Iterable[Mapping[str, 
 
 
 def _starts(connection: Connection, run: str) -> Iterator[Json]:
+    before: Any = None
     for row in connection.execute(sa.select(parts).where(parts.c.run_id == run).order_by(parts.c.part)).mappings():
         begun = "started" if row["part"] == 1 else "restarted"
         where = f" on {row['host']} (process {row['pid']})" if row["host"] else ""
         yield _event("start" if row["part"] == 1 else "restart", row["started_at"], row["from_step"],
                      f"{begun}{where}, part {row['part']}, from step {row['from_step']}")  # fmt: skip
+        if isinstance(before, dict) and isinstance(row["config"], dict):
+            for change in changed_keys(before, row["config"]):
+                yield _event("setting", row["started_at"], row["from_step"], f"since step {row['from_step']}: {change}")
+        before = row["config"]
     lost = sa.select(steps.c.step, steps.c.part, steps.c.ended_at).where(steps.c.run_id == run, lost_step())
     for step, part, at in connection.execute(lost.order_by(steps.c.step)):
         yield _event("lost", at, step, f"step {step} of part {part} was lost and made again")

@@ -53,7 +53,7 @@ def weighted_loss(batch: TrainBatch, losses: list[list[float]]) -> float:
 )
 def test_aggregation_oracle(aggregation: str, same: float, mixed: float):
     """AgentRL's values."""
-    config = AlgorithmConfig(aggregation=aggregation, aggregation_constant=10.0)
+    config = AlgorithmConfig().model_copy(update={"aggregation": aggregation, "aggregation_constant": 10.0})
     batch = make_batch([group(trajectory([[False, True]]), trajectory([[True, False, True, True]]))], config, 1.0)
     assert weighted_loss(batch, [[1.0], [1.0, 1.0, 1.0]]) == pytest.approx(same, rel=1e-6)
     assert weighted_loss(batch, [[1.0], [2.0, 2.0, 2.0]]) == pytest.approx(mixed, rel=1e-6)
@@ -66,7 +66,8 @@ GROUPS = st.lists(st.lists(MEMBER, min_size=1, max_size=5), min_size=1, max_size
 
 @given(GROUPS, st.sampled_from(["token_mean", "sequence_mean", "sequence_sum", "constant"]), st.booleans())
 def test_every_token_against_the_brute_force(raw, aggregation: str, divide: bool):
-    config = AlgorithmConfig(aggregation=aggregation, divide_by_std=divide, aggregation_constant=7.0)
+    chosen = {"aggregation": aggregation, "divide_by_std": divide, "aggregation_constant": 7.0}
+    config = AlgorithmConfig().model_copy(update=chosen)
     batch = make_batch([group(*(trajectory(*m) for m in members)) for members in raw], config, 0.7)
     expected = brute_force(raw, aggregation, divide)
     assert len(batch) == len(expected)
@@ -87,6 +88,7 @@ def brute_force(raw, aggregation: str, divide: bool) -> list[tuple[list[float], 
     total = sum(sum(mask) for masks, _, _ in trainable for mask in masks)
     rows = []
     for members in kept:
+        members = [m for m in members if any(any(mask) for mask in m[0])]
         rewards = [m[1] for m in members]
         for masks, reward, _ in members:
             own = sum(sum(mask) for mask in masks)
@@ -190,7 +192,8 @@ REWARDED = st.lists(st.tuples(st.integers(-2, 4).map(lambda k: k / 4), st.intege
 @pytest.mark.parametrize("credit", ["equal", "reward_to_go", "exponential", "signed"])
 @given(members=st.lists(REWARDED, min_size=2, max_size=4), scored=st.sampled_from(["sum", "mean", "discounted"]))
 def test_turn_credit_reaches_every_token(credit: str, members, scored: str):
-    config = AlgorithmConfig(credit=credit, score=scored, discount=0.8, advantage="rloo")
+    chosen = {"credit": credit, "score": scored, "discount": 0.8, "advantage": "rloo"}
+    config = AlgorithmConfig().model_copy(update=chosen)
     trajectories = [several_turns([r for r, _ in m], [n for _, n in m]) for m in members]
     batch = make_batch([group(*trajectories)], config, 1.0)
     scores = [trajectory_score(t.turn_rewards, scored, gamma=0.8) for t in trajectories]

@@ -137,7 +137,8 @@ def test_rewards_and_teacher_add_up_and_rewards_can_be_left_out():
     members = [sampled((0, 1), policy, teacher, reward, sample) for sample, reward in enumerate((1.0, 0.0))]
     for only, of_reward in ((True, (0.0, 0.0)), (False, (1.0, -1.0))):
         setting = AlgorithmConfig(
-            distillation=DistillationConfig(base_url="http://t:1", coefficient=0.5, only=only), advantage="rloo"
+            distillation=DistillationConfig(base_url="http://t:1", coefficient=0.5, only=only),
+            advantage="grpo" if only else "rloo",
         )
         batch, metrics = adjust_batch(make_batch([Group(0, "t", members)], setting, 1.0), setting, 0)
         for sequence, reward in zip(batch, of_reward, strict=True):

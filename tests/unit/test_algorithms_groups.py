@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from mua.algorithms.batch import filter_groups, make_batch, malformed_turns, repeated_turns, usable
 from mua.algorithms.losses import PolicyLoss, TokenTensors
+from mua.algorithms.rollout_metrics import rollout_metrics
 from mua.config.schema import AlgorithmConfig
 from mua.rollout.runner import Position, RolloutBatch
 from mua.rollout.service import refill_metrics
@@ -224,23 +225,54 @@ def test_no_result_depends_on_the_order_of_members_or_on_faults_beside_them(
     scored_alone = replace(group, trajectories=group.scored)
     assert trained(scored_alone) == expected
     assert usable(scored_alone, chosen) == verdict
-    assert verdict == (len(group.scored) >= 2 and any(any(a) for a in expected.values()))
+    if not shape:
+        assert verdict == (len(group.scored) >= 2 and any(any(a) for a in expected.values()))
 
 
-def test_penalties_of_turns_make_a_group_usable_and_unusable() -> None:
-    shaping = {"repeated_turn": 0.5}
-    equal = Group(0, "t", [member(FAULTY, 1.0), member(different(3), 1.0)])
-    assert not usable(equal, config())
-    assert usable(equal, config(shaping=shaping))  # the one that repeats itself earns 0.5 now
-    evened = Group(0, "t", [member(FAULTY, 1.0), member(different(3), 0.5)])
-    assert usable(evened, config())
-    assert not usable(evened, config(shaping=shaping))
+OUTCOMES = {
+    "failures of different lengths": ([(1, 0.0), (3, 0.0), (2, 0.0)], {"turn_efficiency": 0.3}, False),
+    "all too long": ([(1, 0.0), (3, 0.0)], {"overlong_tokens": 6, "overlong_buffer": 4}, False),
+    "penalties of turns": ([(3, 1.0), (3, 1.0)], {"malformed_turn": 0.25, "repeated_turn": 0.5}, False),
+    "rounding": ([(1, 0.1 + 0.2), (1, 0.3)], {}, False),
+    "rounding of large rewards": ([(1, 1e9 / 3 * 3), (1, 1e9 + 1e-6)], {}, False),
+    "nobody else acted": ([(2, 1.0), (0, 0.0)], {}, False),
+    "one sampled nothing": ([(2, 1.0), (2, 1.0), (0, 0.0)], {}, False),
+    "success and failure": ([(2, 1.0), (2, 0.0), (0, 0.0)], {}, True),
+    "evened out by a penalty": ([(3, 1.0), (2, 0.5)], {"repeated_turn": 0.5}, True),
+}
+
+
+@pytest.mark.parametrize("advantage", ["grpo", "rloo", "reinforce_plus_plus"])
+@pytest.mark.parametrize("case", OUTCOMES)
+def test_a_group_is_usable_by_the_raw_outcomes_of_members_that_acted(case: str, advantage: str) -> None:
+    drawn, shaping, expected = OUTCOMES[case]
+    members = [member(FAULTY if n == 3 else different(n, 10 * i), reward) for i, (n, reward) in enumerate(drawn)]
+    group = Group(0, "t", members)
+    assert usable(group, config(advantage=advantage, shaping=shaping)) is expected
+    agrees = rollout_metrics([group])["rollout/groups/zero_std"]
+    assert agrees == (0.0 if expected else 1.0)
+    kept, _ = filter_groups([group], config(filters=[{"kind": "range"}]))
+    assert bool(kept) is expected
+
+
+@pytest.mark.parametrize("advantage", ["grpo", "rloo", "none", "pass_at_k"])
+def test_a_sibling_that_sampled_nothing_changes_no_advantage(advantage: str) -> None:
+    members = [member(different(1), 1.0), member(different(2), 0.0), member(different(1), 0.25)]
+    setting = config(advantage=advantage, **({"pass_k": 2} if advantage == "pass_at_k" else {}))
+    close(gradients([*members, member([], -3.0)], setting), gradients(members, setting))
 
 
 def test_a_lone_trajectory_is_a_group_where_groups_are_of_one() -> None:
     lone = Group(0, "t", [member(different(1), 1.0)])
     assert usable(lone, config(advantage="none", group_size=1))
-    assert not usable(lone, config(advantage="rloo", group_size=1))
+    failed = replace(lone, trajectories=[member(different(1), 1e-9)])
+    assert not usable(failed, config(advantage="none", group_size=1))
+
+
+def test_to_imitate_a_group_need_not_disagree() -> None:
+    equal = Group(0, "t", [member(different(1), 1.0), member(different(2), 1.0)])
+    assert usable(equal, AlgorithmConfig(loss="cross_entropy"))
+    assert not usable(equal, AlgorithmConfig(loss="cross_entropy", drop_zero_advantage=True))
 
 
 def test_a_step_tells_what_it_took_to_find_its_groups() -> None:

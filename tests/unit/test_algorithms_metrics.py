@@ -13,6 +13,7 @@ import pytest
 from mua.algorithms.rollout_metrics import diversity, rollout_metrics
 from mua.observe.catalog import unknown
 from mua.types import Group, Outcome, Provenance, Segment, Trajectory
+from tests.segments import segment_of
 
 S, U, T, M, A = (Provenance.SYSTEM, Provenance.USER, Provenance.TOOL, Provenance.TEMPLATE, Provenance.SAMPLED)
 
@@ -133,7 +134,8 @@ def test_nothing_scored_reports_outcomes_and_no_rewards():
 
 def test_several_domains_are_told_apart_and_one_alone_is_not() -> None:
     def of(domain: str, reward: float, outcome: Outcome = Outcome.USER_STOP) -> Trajectory:
-        return Trajectory("t", 0, 0, [], [reward], reward, reward > 0.5, outcome, domain=domain)
+        segments = [segment_of([True])]
+        return Trajectory("t", 0, 0, segments, [reward], reward, reward > 0.5, outcome, domain=domain)
 
     one = Group(0, "a", [of("retail", 1.0), of("retail", 0.0)])
     other = Group(1, "b", [of("gyms/turtle", 0.25), of("gyms/turtle", 9.0, Outcome.JUDGE_ERROR)])

@@ -101,8 +101,10 @@ def assert_alike(one: TrainBatch, other: TrainBatch, *names: str) -> None:
 def test_segments_change_neither_weight_nor_advantage_of_a_token(advantage: str, credit: str) -> None:
     for aggregation in AGGREGATIONS:
         config = AlgorithmConfig.model_validate(
-            {"advantage": advantage, "credit": credit, "aggregation": aggregation, "pass_k": 2, "discount": 0.9,
-             "aggregation_constant": 9.0}
+            {"advantage": advantage, "credit": credit, "aggregation": aggregation}
+            | ({"pass_k": 2} if advantage == "pass_at_k" else {})
+            | ({"discount": 0.9} if credit == "reward_to_go" else {})
+            | ({"aggregation_constant": 9.0} if aggregation == "constant" else {})
         )  # fmt: skip
         split, whole = (make_batch(groups(of), config, 1.0) for of in (True, False))
         assert len(split) == len(whole) + 2 * (len(TURNS) - 1)

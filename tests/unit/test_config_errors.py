@@ -57,12 +57,12 @@ def errors(text: str | bytes, *overrides: str) -> list[str]:
         ("trainer: [1, 2]", "x.yaml:2: trainer: expected a"),
         ("algorithm:\n  aggregation: token_meen", "x.yaml:3: algorithm.aggregation: "),
         ("sft: {}", "x.yaml:2: sft: "),
-        ("user:\n  kind: llm", "x.yaml:2: user: "),
+        ("user:\n  kind: llm", "x.yaml:3: user.kind: "),
         ("rollout:\n  max_tokens: 4096", "x.yaml:3: rollout.max_tokens 4096 must stay"),
         ("algorithm: {advantage: gae}\ncritic: {warmup_steps: 3}", "x.yaml:3: critic.warmup_steps 3 leaves the"),
         (
-            "critic: {optimizer: {min_learning_rate: 0.1}}",
-            "x.yaml:2: critic.optimizer.min_learning_rate 0.1 exceeds critic.optimizer.learning_rate",
+            "algorithm: {advantage: gae}\ncritic: {optimizer: {schedule: linear, min_learning_rate: 0.1}}",
+            "x.yaml:3: critic.optimizer.min_learning_rate 0.1 exceeds critic.optimizer.learning_rate",
         ),
         (
             "megatron: {max_tokens_per_microbatch: 512, context_parallel: 2}",
@@ -217,7 +217,7 @@ def smallest(tmp_path: Path) -> Path:
 
 def test_carried_groups_need_oversampling_and_a_correction(smallest: Path) -> None:
     carry = "algorithm.refill.carry_versions=1"
-    with pytest.raises(ConfigError, match=r"carry_versions needs algorithm\.refill\.oversample above 0"):
+    with pytest.raises(ConfigError, match=r"refill\.carry_versions: carry_versions is read only with oversample"):
         load_config(smallest, [carry])
     chosen = [carry, "algorithm.refill.oversample=1"]
     with pytest.raises(ConfigError, match=r"carry_versions 1 trains on"):

@@ -70,6 +70,9 @@ class StandIn:
             "train/skipped": self.skipped.pop(0) if self.skipped else 0.0,
         }
 
+    def skip_steps(self, steps: dict[str, int]) -> None:
+        pass
+
     def weights(self) -> None:
         pass
 

@@ -64,7 +64,7 @@ def test_the_critic_learns_first_and_then_both(tmp_path: Path) -> None:
         assert warm["train/critic/old_values"] == 0
         assert warm["train/critic/vf_explained_var"] == pytest.approx(0.0, abs=1e-9)
         assert warm["train/critic/grad_norm"] > 0
-        assert warm["train/tokens"] == 20  # of each of the two minibatches
+        assert warm["train/tokens"] == 40
         later = [learn(config, learner, groups, version=version) for version in range(1, 5)]
         assert not any(np.array_equal(values, before[name]) for name, values in exported(learner).items())
     assert all(step["train/grad_norm"] > 0 and step["train/critic/grad_norm"] > 0 for step in later)

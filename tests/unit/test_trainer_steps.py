@@ -39,7 +39,8 @@ def config_of(output: Path, **algorithm: Any) -> ExperimentConfig:
     return ExperimentConfig.model_validate(
         {
             "name": "steps", "output": output, "model": {"path": "m"}, "environment": {"name": "help_desk"},
-            "rollout": {"temperature": TEMPERATURE}, "algorithm": chosen, "critic": {"warmup_steps": 2},
+            "rollout": {"temperature": TEMPERATURE}, "algorithm": chosen,
+            "critic": {"warmup_steps": 2 if chosen.get("advantage") == "gae" else 0},
             "trainer": {"steps": 3, "save_every": 1}, "observe": {"tensorboard": False, "progress": False},
         }
     )  # fmt: skip
@@ -58,6 +59,7 @@ class Table:
         self.trained: Counter[int] = Counter()
         """By a group's ordinal (which stands in its first tokens) how many optimizer steps saw it."""
         self.value_steps = 0
+        self.skipped: Counter[str] = Counter()
 
     def log_probabilities(self, ids: np.ndarray, temperature: float) -> torch.Tensor:
         return torch.log_softmax(self.logits / temperature, 0)[torch.from_numpy(ids).long()]
@@ -95,6 +97,9 @@ class Table:
     def train_values(self, batch: TrainBatch, loss: object) -> dict[str, float]:
         self.value_steps += 1
         return {}
+
+    def skip_steps(self, steps: dict[str, int]) -> None:
+        self.skipped.update(steps)
 
     def weights(self) -> torch.Tensor:
         return self.logits.detach().clone()
@@ -145,7 +150,8 @@ def test_the_ratio_is_to_the_policy_before_the_steps_first_update(tmp_path: Path
     distances = [step["train/ratio_max"] for step in table.steps]
     assert distances[0] == pytest.approx(1.0, abs=1e-6)
     assert 1.0001 < distances[1] < distances[2]
-    assert found["train/ratio_max"] == pytest.approx(np.mean(distances))
+    assert found["train/ratio_max"] == distances[2]
+    assert found["train/tokens"] == sum(step["train/tokens"] for step in table.steps)
 
 
 def test_log_probabilities_are_at_the_temperature_of_sampling(tmp_path: Path) -> None:
@@ -164,6 +170,36 @@ def test_the_critic_learns_alone_for_as_many_steps_as_it_is_given(tmp_path: Path
         taken.append(len(table.steps))
     assert taken == [0, 0, 6, 6]
     assert config.optimizer_steps == ((3 - 2) * 6, 3 * 6)
+
+
+@pytest.mark.parametrize(
+    ("equal", "skipped", "updates"),
+    [({0, 1, 2, 3}, 6, 0), ({0, 1}, 3, 3), ({0}, 0, 6)],
+    ids=["all groups agree", "those of a minibatch", "one"],
+)
+@pytest.mark.parametrize("skip", [True, False], ids=["skipped", "filtered"])
+def test_a_step_takes_its_places_in_the_schedule_whether_or_not_it_moves_weights(
+    tmp_path: Path, equal: set[int], skipped: int, updates: int, skip: bool
+) -> None:
+    how: dict[str, Any] = {"skip_zero_advantage": True} if skip else {"filters": [{"kind": "range"}]}
+    table, config = Table(), config_of(tmp_path, **how)
+    groups = groups_of(table)
+    for group in groups:
+        for member in group.trajectories if group.ordinal in equal else ():
+            member.reward, member.turn_rewards = 1.0, [1.0]
+    rl.learn(config, table, groups, version=0)  # type: ignore[arg-type]
+    if not skip and equal != {0, 1, 2, 3}:  # what is left is cut anew, into as many minibatches
+        skipped, updates = 0, 6
+    assert (table.skipped["policy"], len(table.steps)) == (skipped, updates)
+
+
+def test_a_step_without_episodes_advances_only_what_would_have_learned(tmp_path: Path) -> None:
+    for advantage, version, expected in (
+        ("grpo", 0, {"policy": 6}), ("gae", 0, {"critic": 6}), ("gae", 2, {"policy": 6, "critic": 6}),
+    ):  # fmt: skip
+        table = Table()
+        rl.learn(config_of(tmp_path, advantage=advantage), table, [], version=version)  # type: ignore[arg-type]
+        assert dict(table.skipped) == expected
 
 
 class Engines:

@@ -22,7 +22,7 @@ import json
 import logging
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -104,18 +104,22 @@ def policy_of(config: ExperimentConfig) -> Json:
 
 
 def folder_digest(folder: Path) -> str:
-    """Digest of a model folder's configuration, tokenizer and weights.
-
-    Of a file over 4 MiB its size and 64 KiB at 64 places are read, evenly spread: a training step changes nearly every
-    value, so two checkpoints differ there, and 64 GB of weights cost milliseconds. Raises
-    :class:`ModelError` where there is no folder.
-    """
+    """Of a model folder's configuration, tokenizer and weights. Raises :class:`ModelError` where there is none."""
     try:
-        files = sorted(path for path in folder.iterdir() if path.suffix in (".json", ".safetensors", ".jinja", ".txt"))
+        files = [path for path in folder.iterdir() if path.suffix in (".json", ".safetensors", ".jinja", ".txt")]
     except OSError as error:
         raise ModelError(f"model.path: {folder}: {error.strerror}") from None
+    return files_digest(files)
+
+
+def files_digest(files: Iterable[Path]) -> str:
+    """16 hexadecimal digits of the names and contents of files.
+
+    Of a file over 4 MiB its size and 64 KiB at 64 places are read, evenly spread: a training step changes nearly every
+    value, so two checkpoints differ there, and 64 GB of weights cost milliseconds.
+    """
     total = hashlib.sha256()
-    for path in files:
+    for path in sorted(files):
         total.update(f"{path.name}\0{path.stat().st_size}\0".encode())
         with path.open("rb") as file:
             size = path.stat().st_size
