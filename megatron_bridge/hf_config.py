@@ -52,7 +52,8 @@ def read_hf_config(folder: Path) -> dict[str, Any]:
     """Parse ``folder/config.json``.
 
     Raises:
-        BridgeError: it cannot be read, or a key that a family uses has a value of another kind.
+        BridgeError: it cannot be read, a key that a family uses has a value of another kind, or two keys say two things
+            of rotary positions, the context's length or the dtype.
     """
     path = folder / "config.json"
     try:
@@ -70,6 +71,8 @@ def read_hf_config(folder: Path) -> dict[str, Any]:
         for key, value in section.items():
             if value is not None and key in _KINDS and not _KINDS[key][1](value):
                 raise BridgeError(f"{path}: {prefix}{key}={shown(value)} is not {_KINDS[key][0]}")
+    for fact in (rotary_parameters, context_length, weights_dtype):  # whoever reads it, and whatever of it
+        fact(config)
     return config
 
 
@@ -106,15 +109,56 @@ def refuse_unless(config: Mapping[str, Any], **expected: Any) -> None:
             raise BridgeError(f"config.json: {key}={config[key]!r} is not supported, only {value!r}")
 
 
-def rotary_base(config: Mapping[str, Any]) -> float:
-    """The rotary base, from ``rope_parameters`` (transformers 5) or ``rope_theta``."""
-    rope = _rope(config)
-    return float(rope["rope_theta"] if "rope_theta" in rope else need(config, "rope_theta"))
+def _agreed(told: Mapping[str, Any]) -> Any:
+    """The one value that is told, by place; None where there is none. Raises BridgeError with two that differ."""
+    (first, value), *others = [*told.items()] or [("", None)]
+    for place, other in others:
+        if other != value:
+            raise BridgeError(
+                f"config.json says two things: {first}={shown(value)} and {place}={shown(other)}, and programs differ "
+                "in which they take; keep the one that is meant"
+            )
+    return value
+
+
+def rotary_parameters(config: Mapping[str, Any]) -> dict[str, Any]:
+    """``rope_type``, ``rope_theta`` and whatever else is said of rotary positions, in ``rope_parameters`` (transformers
+    5), ``rope_scaling`` or beside them."""
+    sections = {
+        name: {key: value for key, value in config[name].items() if value is not None}
+        for name in ("rope_parameters", "rope_scaling")
+        if config.get(name)
+    }
+    told: dict[str, dict[str, Any]] = {"rope_type": {}}
+    for name, section in sections.items():
+        for key in section:
+            told.setdefault("rope_type" if key == "type" else key, {})[f"{name}.{key}"] = section[key]
+        if not section.keys() & {"type", "rope_type"}:
+            told["rope_type"][f"{name}.rope_type"] = "default"
+    if len(sections) == 2:  # what one of them leaves out is said nowhere for those who read that one
+        for key in told.keys() - {"rope_type", "rope_theta", "partial_rotary_factor"}:
+            told[key] |= {f"{name}.{key}": None for name, section in sections.items() if key not in section}
+    for key in ("rope_theta", "partial_rotary_factor"):
+        told.setdefault(key, {}).update({key: config[key]} if config.get(key) is not None else {})
+    return {"rope_type": "default"} | {key: value for key in told if (value := _agreed(told[key])) is not None}
 
 
 def rotary_fraction(config: Mapping[str, Any]) -> float:
     """The part of every head that is rotated, from its first element on; 1 where nothing is said."""
-    return float(_rope(config).get("partial_rotary_factor", config.get("partial_rotary_factor") or 1.0))
+    return float(rotary_parameters(config).get("partial_rotary_factor", 1.0))
+
+
+def context_length(config: Mapping[str, Any]) -> int | None:
+    """The positions that the model has, before any rotary scaling; None where config.json names none."""
+    keys = ("max_sequence_length", "seq_length", "max_seq_len", "model_max_length", "max_position_embeddings")
+    length: int | None = _agreed({key: config[key] for key in keys if isinstance(config.get(key), int)})
+    return length
+
+
+def weights_dtype(config: Mapping[str, Any]) -> str | None:
+    """The dtype that the weights are said to have, such as ``bfloat16``."""
+    dtype: str | None = _agreed({key: config[key] for key in ("dtype", "torch_dtype") if config.get(key) is not None})
+    return dtype
 
 
 def inverse_frequencies(config: Mapping[str, Any], head_dim: int) -> Tensor:
@@ -131,10 +175,9 @@ def inverse_frequencies(config: Mapping[str, Any], head_dim: int) -> Tensor:
 
     rotated = int(head_dim * rotary_fraction(config))
     exponents = torch.arange(0, rotated, 2, dtype=torch.float32) / rotated
-    frequencies = 1.0 / rotary_base(config) ** exponents
-    rope = _rope(config)
-    kind = rope.get("rope_type", rope.get("type", "default"))
-    if kind == "default":
+    rope = rotary_parameters(config)
+    frequencies = 1.0 / float(need(rope, "rope_theta")) ** exponents
+    if (kind := rope["rope_type"]) == "default":
         return frequencies
     if kind != "llama3":
         raise BridgeError(f"config.json: rope_type={kind!r} is not supported, only 'default' and 'llama3'")
@@ -144,10 +187,6 @@ def inverse_frequencies(config: Mapping[str, Any], head_dim: int) -> Tensor:
     turns = length * frequencies / (2 * math.pi)
     kept = ((turns - low) / (high - low)).clamp(0, 1)
     return kept * frequencies + (1 - kept) * frequencies / factor
-
-
-def _rope(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    return config.get("rope_parameters") or config.get("rope_scaling") or {}
 
 
 def check_decoder(

@@ -19,7 +19,7 @@ from torch import Tensor, distributed, nn
 from megatron_bridge.blocks import Packing, Split
 from megatron_bridge.families import family_of
 from megatron_bridge.family import EXPERT, HfConfig, Sizes
-from megatron_bridge.hf_config import inverse_frequencies, need, rotary_base, rotary_fraction
+from megatron_bridge.hf_config import context_length, inverse_frequencies, need, rotary_fraction, rotary_parameters
 from mua.utils.collective import gathered
 from mua.utils.errors import BridgeError
 
@@ -128,9 +128,9 @@ def gpt_model_kwargs(hf_config: HfConfig) -> dict[str, Any]:
     head_dim = family_of(hf_config).transformer(hf_config)["kv_channels"]
     return {
         "vocab_size": need(hf_config, "vocab_size"),
-        "max_sequence_length": need(hf_config, "max_position_embeddings"),
+        "max_sequence_length": context_length(hf_config) or need(hf_config, "max_position_embeddings"),
         "position_embedding_type": "rope",
-        "rotary_base": rotary_base(hf_config),
+        "rotary_base": float(need(rotary_parameters(hf_config), "rope_theta")),
         "rotary_percent": rotary_fraction(hf_config),
         "inverse_frequencies": inverse_frequencies(hf_config, head_dim).tolist(),
         "share_embeddings_and_output_weights": _tied(hf_config),

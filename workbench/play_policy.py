@@ -8,7 +8,6 @@ or by the address file of ``mua serve``.
 from __future__ import annotations
 
 import asyncio
-import json
 import sys
 import tempfile
 import threading
@@ -19,6 +18,7 @@ from typing import Any, TypeVar, cast
 import yaml
 from pydantic import ValidationError
 
+from megatron_bridge.hf_config import context_length, read_hf_config, weights_dtype
 from mua.config.load import dump_config, load_config
 from mua.config.schema import ExperimentConfig
 from mua.environment.domain import Domain
@@ -148,9 +148,8 @@ def _shape(policy: Path) -> Json:
     path = policy / "config.json"
     if not path.is_file():
         raise ConfigError(f"--policy {policy}: neither a checkpoint of a run nor a model folder (no config.json)")
-    shape = json.loads(path.read_text(encoding="utf-8"))
-    dtype = shape.get("dtype") or shape.get("torch_dtype") or "bfloat16"
-    longest = min(int(shape.get("max_position_embeddings") or _TOKENS), _TOKENS)
+    shape = read_hf_config(policy)
+    dtype, longest = weights_dtype(shape), min(context_length(shape) or _TOKENS, _TOKENS)
     return {"max_length": longest, "dtype": dtype if dtype in ("float32", "bfloat16") else "bfloat16"}
 
 

@@ -24,14 +24,14 @@ from megatron_bridge.hf_config import (
     decoder_transformer,
     experts_transformer,
     need,
+    rotary_parameters,
 )
 from mua.utils.errors import BridgeError
 
 
 def _check(config: HfConfig) -> None:
     check_decoder(config, partial_rotary=True)
-    if config.get("partial_rotary_factor") is None:
-        need(config.get("rope_parameters") or {}, "partial_rotary_factor")
+    need(rotary_parameters(config), "partial_rotary_factor")
     if not need(config, "norm_topk_prob") or need(config, "num_experts_per_tok") == 1:
         raise BridgeError("config.json: sigmoid routing needs norm_topk_prob and num_experts_per_tok above 1")
 

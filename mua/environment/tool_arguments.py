@@ -54,6 +54,27 @@ def fitted(schema: ToolSchema, arguments: Json) -> Json:
     return changed
 
 
+def without_nulls(value: Any, schema: Any = None, root: Any = None) -> Any:
+    """``value`` without the keys that are null in it, at every depth, but those that ``schema``, a part of ``root``,
+    requires.
+
+    Tables such as Arrow's have one set of keys for all rows, and null where a row has no such key.
+    """
+    root = root or schema
+    parts = list(_parts(schema, root))
+    if isinstance(value, list):
+        within = [{"allOf": _schemas_at(parts, place)} for place in range(len(value))]
+        return [without_nulls(item, part, root) for item, part in zip(value, within, strict=True)]
+    if not isinstance(value, dict):
+        return value
+    required = {name for part in parts for name in part.get("required", ())}
+    return {
+        key: without_nulls(item, {"allOf": _schemas_at(parts, key)}, root)
+        for key, item in value.items()
+        if item is not None or key in required
+    }
+
+
 def _has_whole_float(value: Any) -> bool:
     if isinstance(value, dict):
         return any(map(_has_whole_float, value.values()))

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from megatron_bridge.hf_config import context_length, weights_dtype
 from mua.compat import sglang_keys
 from mua.engine.server import Arguments, SglangServer, has_cuda
 from mua.utils.atomic import replace_text
@@ -110,10 +111,10 @@ def cache_tokens(model: Path) -> int:
     text = config.get("text_config", config)
     heads = text.get("num_attention_heads", 1)
     head_dim = text.get("head_dim") or text.get("hidden_size", 0) // heads
-    element = 4 if text.get("dtype", text.get("torch_dtype")) == "float32" else 2
+    element = 4 if weights_dtype(text) == "float32" else 2
     token = 2 * text.get("num_hidden_layers", 0) * text.get("num_key_value_heads", heads) * head_dim * element
     weights = sum(file.stat().st_size for file in model.iterdir() if file.suffix in (".safetensors", ".bin"))
-    return max(int(text.get("max_position_embeddings", 0)) or _CONTEXT, weights // max(1, token) if token else 0)
+    return max(context_length(text) or _CONTEXT, weights // max(1, token) if token else 0)
 
 
 def publish_address(service: Service) -> None:

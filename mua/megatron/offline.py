@@ -30,7 +30,7 @@ from torch import Tensor
 from megatron_bridge.blocks import BandPart, bands
 from megatron_bridge.convert import check_coverage, check_sizes
 from megatron_bridge.family import HfConfig
-from megatron_bridge.hf_config import need, read_hf_config
+from megatron_bridge.hf_config import context_length, need, read_hf_config
 from megatron_bridge.hf_folder import (
     DEFAULT_SHARD_BYTES,
     copy_other_files,
@@ -227,7 +227,7 @@ def import_torch_dist(
 
 
 def _mapping(hf_config: Mapping[str, Any], dtype: str) -> _Mapping:
-    length = need(hf_config, "max_position_embeddings")
+    length = context_length(hf_config) or need(hf_config, "max_position_embeddings")
     model = ModelConfig.model_construct(path=Path(), dtype=dtype, max_length=length)
     layout = MegatronConfig()
     with meta_rank(layout, 0):

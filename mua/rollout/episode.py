@@ -19,7 +19,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import Counter, defaultdict
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from time import perf_counter, time
@@ -149,7 +149,7 @@ class Episode:
         elif turn.tool_calls or turn.errors:
             if self._final:
                 self._end(Outcome.MAX_TURNS)
-        elif not turn.content.strip():
+        elif turn.empty:
             self._end(Outcome.MALFORMED)
 
     async def _call_tools(self) -> None:
@@ -164,14 +164,11 @@ class Episode:
         """Run one call; the text the agent gets to see."""
         if self._outcome is not None:
             return "error: not called, the conversation has ended"
-        schema = self._tools.get(call.name)
-        fault = f"there is no tool {call.name!r}" if schema is None else validate_arguments(schema, call.arguments)
-        if fault is not None:
+        if (error := find_call_error(call, self._tools)) is not None:
             self._malformed += 1
-            error = {"kind": "unknown_tool" if schema is None else "invalid_arguments", "message": fault}
             self._agent.messages[-1].setdefault("tool_call_errors", []).append(error)
-            self._note_call(call, time(), 0.0, error=fault)
-            return f"error: {fault}"
+            self._note_call(call, time(), 0.0, error=error["message"])
+            return f"error: {error['message']}"
         self._counts["tool_calls"] += 1
         self._counts[f"tool_calls/{call.name}"] += 1
         began, started = time(), perf_counter()
@@ -300,3 +297,23 @@ class Episode:
             yield
         finally:
             self._seconds[stage] += perf_counter() - start
+
+
+def find_call_error(call: ToolCall, tools: Mapping[str, ToolSchema]) -> Json | None:
+    """What makes a well-formed call malformed, as ``tool_call_errors`` of a message has it: no such tool, or arguments
+    that do not fit its schema."""
+    schema = tools.get(call.name)
+    fault = f"there is no tool {call.name!r}" if schema is None else validate_arguments(schema, call.arguments)
+    kind = "unknown_tool" if schema is None else "invalid_arguments"
+    return None if fault is None else {"kind": kind, "message": fault}
+
+
+def find_turn_error(turn: AssistantTurn, tools: Mapping[str, ToolSchema] | None) -> str | None:
+    """The first thing that an episode calls malformed in a turn, of a policy or of a demonstration.
+
+    Without ``tools`` nothing is said of calls that are well-formed.
+    """
+    if turn.errors or turn.empty:
+        return turn.errors[0].message if turn.errors else "it holds neither text nor a tool call"
+    calls = turn.tool_calls if tools is not None else ()
+    return next((error["message"] for call in calls if (error := find_call_error(call, tools or {}))), None)

@@ -10,7 +10,7 @@ ends and a new segment starts from the rewritten history, so that the next reque
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any, Literal, Self
@@ -121,13 +121,15 @@ class Conversation:
         """Index of the first message whose reasoning the current segment may hold."""
 
     @classmethod
-    def begin(cls, family: ChatFamily, *, system: str | None, tools: Sequence[ToolSchema], user: str) -> Self:
-        """Start a conversation with the system prompt, the tools and the user's first message."""
+    def begin(cls, family: ChatFamily, *, system: str | None, tools: Sequence[ToolSchema], user: str | None) -> Self:
+        """Start a conversation with the system prompt, the tools and the user's first message; without one the agent
+        speaks first."""
         conversation = cls(family, tools)
         if system is not None:
             conversation.messages.append({"role": "system", "content": system})
-        conversation.messages.append({"role": "user", "content": user})
-        conversation._append([*family.system(system, tools), *family.user(user)])
+        if user is not None:
+            conversation.messages.append({"role": "user", "content": user})
+        conversation._append([*family.system(system, tools), *([] if user is None else family.user(user))])
         return conversation
 
     @classmethod
@@ -180,47 +182,45 @@ class Conversation:
         tools: Sequence[ToolSchema],
         *,
         train_on: Literal["all", "last"],
+        find_error: Callable[[AssistantTurn], str | None] = lambda turn: None,
     ) -> Self:
         """Encode a demonstration for supervised training.
 
         Assistant messages (text, tool calls, ``reasoning_content``) become the tokens a policy would have sampled
         behind the generation prompt, end-of-turn token included: provenance SAMPLED, version -1, log-probability
-        0. Assistant messages with ``"weight": 0`` (OpenAI's form) are TEMPLATE, and with ``train_on="last"`` all but
-        the last of the others.
+        0. Assistant messages with ``"weight": 0`` are TEMPLATE, and with ``train_on="last"`` all but the last of the
+        others.
 
         Args:
             family: the policy's chat family.
-            messages: OpenAI-style; an optional system message, a user message, then anything.
+            messages: OpenAI-style; an optional system message, one of the user or the assistant, then anything.
             tools: schemas of the tools in the system prompt.
             train_on: which assistant messages carry loss.
+            find_error: what is wrong with a turn that carries loss, if anything is.
 
         Raises:
-            ConversationError: a message has a wrong role, order or shape (the message's index is named), or nothing
-                carries loss.
+            ConversationError: a message has a wrong role, order or shape, or ``find_error`` finds one that carries loss
+                wrong (the message's index is named), or nothing carries loss.
         """
         demonstration = [_checked(message, index) for index, message in enumerate(messages)]
         roles = [message["role"] for message in demonstration]
         head = 1 if roles[:1] == ["system"] else 0
-        if roles[head : head + 1] != ["user"] or "assistant" not in roles:
+        if "tool" in roles[head : head + 1] or "assistant" not in roles:
             raise ConversationError(
-                "a demonstration is an optional system message, a user message and at least one assistant message; "
-                f"the roles are {', '.join(roles[:6]) or 'none'}"
+                "a demonstration is an optional system message, one of the user or the assistant, and others, at least "
+                f"one of the assistant; the roles are {', '.join(roles[:6]) or 'none'}"
             )
         system = demonstration[0]["content"] if head else None
-        conversation = cls.begin(family, system=system, tools=tools, user=demonstration[head]["content"])
-        trained = []
-        for index in (index for index, role in enumerate(roles) if role == "assistant"):
-            weight = messages[index].get("weight")  # tables write ``null`` where a key is absent
-            if isinstance(weight, bool) or weight not in (None, 0, 1):
-                raise ConversationError(f"messages[{index}]: weight is {weight!r}; it must be 0 (no loss) or 1")
-            trained += [index] if weight != 0 else []
+        user = demonstration[head]["content"] if roles[head] == "user" else None
+        conversation = cls.begin(family, system=system, tools=tools, user=user)
+        trained = [i for i, role in enumerate(roles) if role == "assistant" and messages[i].get("weight") != 0]
         if not trained:
             raise ConversationError("every assistant message has weight 0: nothing carries loss")
         if train_on == "last":
             trained = trained[-1:]
-        for index in range(head + 1, len(demonstration)):
+        for index in range(head + (user is not None), len(demonstration)):
             try:
-                conversation._demonstrate(demonstration, index, trained=index in trained)
+                conversation._demonstrate(demonstration, index, find_error if index in trained else None)
             except (ConversationError, RuntimeError) as error:
                 raise ConversationError(f"messages[{index}]: {error}") from error
         return conversation
@@ -244,7 +244,7 @@ class Conversation:
     def prompt_ids(self) -> Int32Array:
         """Ids to send to the engine now, ``[T]``; opens the assistant's turn at the first call."""
         if not self._prompted:
-            if self.messages[-1]["role"] == "assistant":
+            if self.messages and self.messages[-1]["role"] == "assistant":
                 raise RuntimeError("the assistant's turn is over: add a user message or tool results first")
             self._append(self.family.generation_prompt())
             self._prompted = True
@@ -372,8 +372,11 @@ class Conversation:
                 "call prompt_ids before add_sampled" if prompted else "the assistant's turn is open: add_sampled first"
             )
 
-    def _demonstrate(self, messages: Sequence[Json], index: int, *, trained: bool) -> None:
-        """Add message ``index``; the first of several tool messages stands for all of them."""
+    def _demonstrate(
+        self, messages: Sequence[Json], index: int, find_error: Callable[[AssistantTurn], str | None] | None
+    ) -> None:
+        """Add message ``index``, which carries loss if there is ``find_error``; the first of several tool messages
+        stands for all of them."""
         message = messages[index]
         if message["role"] == "assistant":
             self.prompt_ids()
@@ -381,14 +384,17 @@ class Conversation:
             # Calls or reasoning written into the text would be trained as plain characters, never as control tokens.
             turn, calls = self.family.parse(ids), len(message.get("tool_calls", []))
             thoughts = message.get("reasoning_content", "").strip("\n")
-            if turn.errors or len(turn.tool_calls) != calls or bool(turn.reasoning) != bool(thoughts):
+            as_told = len(turn.tool_calls) == calls and bool(turn.reasoning) == bool(thoughts)
+            if find_error is not None and (turn.errors or not as_told):
                 counted = f"{len(turn.tool_calls)} tool calls instead of {calls}"
                 raise ConversationError(
                     "this assistant message does not read back as itself "
                     f"({turn.errors[0].message if turn.errors else counted}); calls belong into tool_calls, reasoning "
                     "into reasoning_content, and a malformed turn is no demonstration"
                 )
-            self._streams[-1].extend(ids, provenance if trained else Provenance.TEMPLATE, self.turns)
+            if find_error is not None and (error := find_error(turn)) is not None:
+                raise ConversationError(f"this turn is no demonstration: {error}")
+            self._streams[-1].extend(ids, Provenance.TEMPLATE if find_error is None else provenance, self.turns)
             self._close_turn(message, ids)
         elif message["role"] == "user":
             self.add_user(message["content"])

@@ -90,6 +90,11 @@ class AssistantTurn:
     truncated: bool = False
     """The turn was cut before the policy ended it."""
 
+    @property
+    def empty(self) -> bool:
+        """Whether it says nothing to anybody."""
+        return not (self.tool_calls or self.errors or self.content.strip())
+
     def message(self) -> Json:
         """The OpenAI-style message. Errors are under ``tool_call_errors``; a cut turn has ``truncated``."""
         message: Json = {"role": "assistant", "content": self.content}

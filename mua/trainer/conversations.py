@@ -1,20 +1,5 @@
 """Recorded conversations from files and stores: read, checked, and turned into token streams as an episode would have
-left them.
-
-======================= ================================================== ====================
-what                    how it is known                                    place
-======================= ================================================== ====================
-JSON lines, JSON array  neither of those below                             ``file:line``
-either, gzipped         its first two bytes                                ``file:line``
-Parquet                 ``PAR1`` at its beginning                          ``file, row N``
-Arrow (file or stream)  ``ARROW1``, or the ending ``.arrow``               ``file, row N``
-folder of a dataset     ``dataset_dict.json`` or ``state.json``, as        ``file, row N``
-                        ``Dataset.save_to_disk`` of Hugging Face writes
-folder of files         those of the above endings, by split if they       of each file
-                        name one (``train-00000-of-00002.parquet``)
-======================= ================================================== ====================
-
-Tables write null where a record has no such key; nulls of tables are taken out.
+left them. Files and folders are those of :mod:`mua.trainer.dataset_files`.
 
 A record may have any of the forms people have:
 
@@ -27,238 +12,86 @@ prompt, completion ``{"prompt": ..., "completion": ...}``, each a text or messag
 instruction        ``{"instruction": ..., "input": ..., "output": ..., "system": ...}`` (Alpaca)
 ================== ===================================================================================================
 
-A message of role ``developer`` is the system message; one of ``function`` with ``function_call`` is a tool's. Of a
-prompt nothing carries loss.
+Entries of ``messages`` and of ``conversations`` are read alike. Calls may stand in ``tool_calls``, in an entry of their
+own (``function_call``, ``tool_call``) or, as Hermes and Qwen write them, as ``<tool_call>`` blocks in the text.
+Reasoning may have any of its names, be a part of the content, or a ``<think>`` block that begins the text. All become
+what the chat template of the trained policy writes.
 
-ShareGPT records are read as LLaMA-Factory and others write them::
-
-    {"conversations": [{"from": "human", "value": "Where is W1?"},
-                       {"from": "function_call", "value": "{\\"name\\": \\"get_order\\", \\"arguments\\": {...}}"},
-                       {"from": "observation", "value": "..."},
-                       {"from": "gpt", "value": "It is on its way."}],
-     "system": "...", "tools": "[{\\"name\\": ..., \\"parameters\\": {...}}]"}
-
-What the agent did may stand in ``function_call`` values (one call or a list of them) or, as Hermes and Qwen write it,
-as ``<tool_call>`` and ``<think>`` blocks inside ``gpt`` values; both become what the chat template of the trained
-policy writes. Reading is strict: what is not well-formed is refused, never trained as plain text. An agent's entry with
-``"weight": 0`` carries no loss.
+Every key is used, refused, or counted and reported once for each file. Tables write null where a record has no such
+key, so null counts as absent, and in a call's arguments it stays only where the tool's schema requires the argument. A
+demonstration is held to what :func:`mua.rollout.episode.find_turn_error` says of a policy's turn.
 """
 
 from __future__ import annotations
 
-import gzip
 import hashlib
-import json
 import logging
 import math
 import random
-import re
-import zlib
-from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
+from itertools import takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from sqlalchemy.engine import Connection
 
 from mua.config.schema import ExperimentConfig, StoredDemonstrations
+from mua.environment.tool_arguments import fitted, validate_arguments, without_nulls
+from mua.rollout.episode import find_turn_error
 from mua.store.database import Store
 from mua.store.stored_groups import demonstrations, recorded_run
 from mua.tokens.chat_family import ChatFamily
 from mua.tokens.codec import ConversationError, check_recorded_tokenizer
 from mua.tokens.conversation import Conversation
-from mua.tokens.parsing import parse_turn
+from mua.tokens.parsing import THINK_OPEN, parse_turn
+from mua.trainer.dataset_files import read_records
 from mua.types import Json, Provenance, Segment, ToolSchema, Trajectory
-from mua.utils.errors import ConfigError, one_line
+from mua.utils.errors import ConfigError
 from mua.utils.seeds import derived_seed
-from mua.utils.strict_json import JsonError, open_file, printable, read_json, read_json_at, skip_space
-
-if TYPE_CHECKING:
-    import pyarrow
-
-MAX_BYTES = 32 << 30
-"""Of text in one file, unpacked: more is no file of conversations, but one that was made to fill memory."""
-ENDINGS = (".jsonl", ".json", ".jsonl.gz", ".json.gz", ".ndjson", ".parquet", ".arrow")
-_SPLIT = re.compile(r"(train|validation|valid|val|dev|eval|test)(?=[-_.]|$)")
-_OF_VALIDATION = ("validation", "valid", "val", "dev", "eval", "test")
-_BATCH = 1000
-_PIECE = 16 << 20
-
-
-def recorded_rows(path: Path, key: str) -> Iterator[tuple[str, Any]]:
-    """Every record of ``path`` with its place; ``key`` is the setting that names it.
-
-    Raises :class:`ConfigError` naming file and line or row for what cannot be read.
-    """
-    try:
-        if path.is_dir():
-            for file in _files(path, key):
-                yield from _of_file(file, key)
-        else:
-            yield from _of_file(path, key)
-    except OSError as error:
-        raise ConfigError(f"{key}: cannot read {path}: {error.strerror or one_line(error)}") from None
-
-
-def _files(folder: Path, key: str) -> list[Path]:
-    """The files of a folder that hold what ``key`` asks for: its training split, or its validation split."""
-    if (folder / "dataset_dict.json").is_file():
-        splits = _told(folder / "dataset_dict.json", key, "splits")
-        return _files(folder / _chosen(splits, folder, key), key)
-    if (folder / "state.json").is_file():
-        return [folder / name for name in _told(folder / "state.json", key, "_data_files")]
-    within = [place for place in (folder, folder / "data") if place.is_dir()]
-    files = sorted(f for place in within for f in place.iterdir() if f.is_file() and f.name.endswith(ENDINGS))
-    files = [file for file in files if file.name not in ("dataset_info.json", "dataset_infos.json")]
-    if not files:
-        raise ConfigError(
-            f"{key}: {folder} holds no conversations: a file that ends in {', '.join(ENDINGS)}, or what "
-            "Dataset.save_to_disk writes"
-        )
-    by_split: dict[str, list[Path]] = {}
-    for file in files:
-        named = _SPLIT.match(file.name)
-        by_split.setdefault(named[1] if named else "", []).append(file)
-    named_splits = [split for split in by_split if split]
-    return by_split[_chosen(named_splits, folder, key)] if named_splits else files
-
-
-def _chosen(splits: list[str], folder: Path, key: str) -> str:
-    wanted = _OF_VALIDATION if key == "sft.validation" else ("train",)
-    found = next((split for split in wanted if split in splits), None)
-    if found is None and len(splits) == 1 and key != "sft.validation":
-        found = splits[0]
-    if found is None:
-        named = ", ".join(map(printable, splits)) or "none"
-        raise ConfigError(f"{key}: {folder} has the splits {named}; name one of them, such as {folder}/SPLIT")
-    return found
-
-
-def _told(path: Path, key: str, name: str) -> list[str]:
-    """Names of files or folders beside ``path``, which Hugging Face's library wrote."""
-    try:
-        found = json.loads(path.read_bytes())[name]
-        if not isinstance(found, list) or not found:
-            raise ValueError(f"{name} is no list, or empty")
-        names = [entry["filename"] if isinstance(entry, dict) else entry for entry in found]
-        # A name within the folder: a dataset of others must not lead out of its own.
-        if odd := [n for n in names if not isinstance(n, str) or n in ("", ".", "..") or Path(n).name != n]:
-            raise ValueError(f"{name} has {odd[0]!r:.100}, which is no name of a file or folder in it")
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise ConfigError(f"{key}: {path}: not as Dataset.save_to_disk writes it ({one_line(error)})") from None
-    return names
-
-
-def _of_file(path: Path, key: str) -> Iterator[tuple[str, Any]]:
-    with open_file(path) as file:
-        start = file.read(8)
-    if start.startswith(b"PAR1"):
-        yield from _of_table(path, key, parquet=True)
-    elif start.startswith(b"ARROW1") or path.suffix == ".arrow":
-        yield from _of_table(path, key, parquet=False)
-    else:
-        for number, record in records_of_text(path, _text(path, key, packed=start.startswith(b"\x1f\x8b"))):
-            yield f"{path}:{number}", record
-
-
-def _text(path: Path, key: str, *, packed: bool) -> str:
-    data = bytearray()
-    with open_file(path) as file:
-        source = gzip.GzipFile(fileobj=file) if packed else file
-        try:
-            while len(data) <= MAX_BYTES and (piece := source.read(_PIECE)):
-                data += piece
-        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-            raise ConfigError(f"{key}: {path}: damaged gzip file ({one_line(error)}); write it again") from None
-    if len(data) > MAX_BYTES:
-        raise ConfigError(f"{key}: {path} holds more than {MAX_BYTES >> 30} GiB of text; split it")
-    try:
-        return data.decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{key}: {path} is not UTF-8 text (byte {error.start + 1})") from None
-
-
-def _of_table(path: Path, key: str, *, parquet: bool) -> Iterator[tuple[str, Any]]:
-    try:
-        import pyarrow
-    except ImportError:
-        raise ConfigError(f"{key}: {path}: needs pyarrow: pip install 'mua[parquet]'") from None
-    number = 0
-    try:
-        for batch in _batches(path, parquet):
-            for row in batch.to_pylist():
-                number += 1
-                yield f"{path}, row {number}", without_nulls(row)
-    except (pyarrow.ArrowException, ValueError) as error:
-        kind = "Parquet" if parquet else "Arrow"
-        raise ConfigError(f"{key}: {path}: cannot be read as {kind} ({printable(one_line(error), 200)})") from None
-
-
-def _batches(path: Path, parquet: bool) -> Iterator[pyarrow.RecordBatch]:
-    import pyarrow.ipc
-    import pyarrow.parquet
-
-    if parquet:
-        with pyarrow.parquet.ParquetFile(path) as table:
-            yield from table.iter_batches(batch_size=_BATCH)
-        return
-    with pyarrow.memory_map(str(path)) as source:
-        if source.read(6) == b"ARROW1":
-            source.seek(0)
-            reader = pyarrow.ipc.open_file(source)
-            batches = (reader.get_batch(place) for place in range(reader.num_record_batches))
-        else:
-            source.seek(0)
-            batches = iter(pyarrow.ipc.open_stream(source))
-        for batch in batches:
-            yield from (batch.slice(start, _BATCH) for start in range(0, batch.num_rows, _BATCH))
-
-
-def without_nulls(value: Any) -> Any:
-    """A row of a table without the keys that are null in it, at every depth."""
-    if isinstance(value, dict):
-        return {name: without_nulls(inner) for name, inner in value.items() if inner is not None}
-    return [without_nulls(inner) for inner in value] if isinstance(value, list) else value
-
-
-def records_of_text(path: Path, text: str) -> Iterator[tuple[int, Any]]:
-    """Every record with the line it begins on; the elements of an array one by one, so that a fault has its line."""
-
-    def fault(line: int, reason: str) -> ConfigError:
-        return ConfigError(f"{path}:{line}: not a conversation: {reason}")
-
-    if not text.strip():
-        return
-    if not text.lstrip().startswith("["):
-        # Only line feeds end a record: str.splitlines would also cut at U+2028, which JSON strings may hold as it is.
-        for number, line in enumerate(text.removesuffix("\n").split("\n"), 1):
-            try:
-                yield number, read_json(line)
-            except JsonError as error:
-                raise fault(number, f"{error}; write one JSON object a line, or one array of them") from None
-        return
-    feeds = [found.start() for found in re.finditer("\n", text)]
-    at = skip_space(text, text.index("[") + 1)
-    while text[at : at + 1] != "]":
-        number = bisect_left(feeds, at) + 1
-        try:
-            value, end = read_json_at(text, at)
-        except JsonError as error:
-            raise fault(error.line, f"{error.reason} (column {error.column}) in the file's array") from None
-        yield number, value
-        at = skip_space(text, end)
-        if text[at : at + 1] == ",":
-            at = skip_space(text, at + 1)
-        elif text[at : at + 1] != "]":
-            raise fault(bisect_left(feeds, at) + 1, 'the file\'s array wants "," or "]" here')
-    if text[at + 1 :].strip():
-        raise fault(bisect_left(feeds, at) + 1, "text follows the end of the file's array; put all records into it")
-
+from mua.utils.strict_json import JsonError, printable, read_json
 
 Conversations: TypeAlias = list[list[Segment]]
 """The segments of each conversation."""
+
+LOSS_KEYS = {
+    "weight": "OpenAI, Mistral, Fireworks", "loss": "ms-swift", "loss_scale": "ms-swift",
+    "loss_weight": "LLaMA-Factory", "loss_mask": "verl", "step_loss_mask": "slime", "train": "axolotl",
+    "training": "axolotl", "trainable": "others", "masked": "torchtune", "mask": "others", "ignore": "others",
+}  # fmt: skip
+"""What says whether a turn, or a whole record, carries loss: 1 or true, 0 or false; who writes it so."""
+_NO_LOSS_IF_TRUE = ("masked", "mask", "ignore")
+_REASONING = ("reasoning_content", "reasoning", "thinking", "reasoning_details", "thinking_blocks")
+_ROLES = {
+    "system": "system", "developer": "system", "user": "user", "human": "user", "assistant": "assistant",
+    "gpt": "assistant", "function_call": "calls", "tool_call": "calls", "tool": "tool", "observation": "tool",
+    "function": "tool", "tool_response": "tool",
+}  # fmt: skip
+"""Of OpenAI, LLaMA-Factory, axolotl and ms-swift."""
+_TEXT_PARTS = ("text", "input_text", "output_text")
+_REASONING_PARTS = ("thinking", "reasoning", "reasoning_text", "reasoning.text")
+_ANSWERS = ("completion", "response", "answer", "output")
+"""What stands beside ``prompt`` as that which is to be learned."""
+_UNSUPPORTED = {
+    **dict.fromkeys(("images", "videos", "audios", "image", "video", "audio", "objects"), "only text is trained"),
+    **dict.fromkeys(
+        ("input_ids", "labels", "attention_mask", "assistant_masks", "completion_mask", "token_ids"),
+        "it is about tokens, which are made here; give messages alone",
+    ),
+    **dict.fromkeys(
+        ("train_detail", "training_detail", "reasoning_training_detail"),
+        "a turn carries loss as a whole or not at all",
+    ),
+    **dict.fromkeys(("tool_call_errors", "truncated"), "the turn was malformed or cut; exclude it with weight 0"),
+    "refusal": "write it as content, or leave the record out",
+}
+_FORMS = (
+    'a record has "messages" (OpenAI form), "conversations" (ShareGPT form), "prompt" and "completion", or '
+    '"instruction" and "output"; its keys are '
+)
 
 log = logging.getLogger(__name__)
 
@@ -313,15 +146,23 @@ def load_conversations(
 ) -> Conversations:
     """The segments of every conversation in a file; ``key`` is the setting that names it.
 
-    Raises :class:`ConfigError` naming file and line for what cannot be read, and for a conversation longer than
-    ``model.max_length`` unless ``sft.overlong`` leaves it out.
+    What was left out or not read is logged with its count. Raises :class:`ConfigError` naming file and line for what
+    cannot be read, and for a conversation longer than ``model.max_length`` unless ``sft.overlong`` leaves it out.
     """
+    assert config.sft is not None
+    train_on, reader = config.sft.train_on, RecordReader(thinking=family.thinking)
 
-    def read(train_on: Literal["all", "last"]) -> Iterator[tuple[str, list[Segment]]]:
-        for where, record in recorded_rows(path, key):
+    def read() -> Iterator[tuple[str, list[Segment]]]:
+        for where, record in read_records(path, key):
             try:
-                messages, tools = messages_and_tools(record)
-                yield where, Conversation.from_messages(family, messages, tools, train_on=train_on).segments()
+                if (found := reader.read(record)) is not None:
+                    messages, tools, checked, last = found
+                    find_error = partial(find_turn_error, tools=checked or None)
+                    conversation = Conversation.from_messages(
+                        family, messages, tools, train_on="last" if last else train_on, find_error=find_error
+                    )
+                    reader.unchecked += not tools and any("tool_calls" in message for message in messages)
+                    yield where, conversation.segments()
                 continue
             except ConversationError as error:
                 reason = str(error)
@@ -331,8 +172,11 @@ def load_conversations(
                 reason = f"not in OpenAI form ({type(error).__name__}: {error})"
             raise ConfigError(f"{where}: not a conversation: {printable(reason)}")
 
-    assert config.sft is not None
-    return _within_limit(read(config.sft.train_on), config, str(path), f"{key}: {path} holds no conversation")
+    try:
+        return _within_limit(read(), config, str(path), f"{key}: {path} holds no conversation")
+    finally:
+        for note in reader.notes():
+            log.warning("%s: %s: %s", key, path, note)
 
 
 def load_stored(
@@ -415,155 +259,266 @@ def batch_members(pool: Sequence[int], size: int, step: int, seed: int) -> list[
     return chosen
 
 
-_OPEN, _CLOSE = "<tool_response>", "</tool_response>"
+class RecordReader:
+    """Reads the records of one file, and counts what it leaves out and which keys it does not read."""
+
+    def __init__(self, *, thinking: bool) -> None:
+        self._thinking = thinking
+        self._unread = Counter[str]()
+        self._without_loss = 0
+        self.unchecked = 0
+        """Records with calls that list no tools, so that nothing can be said of names and arguments."""
+        self._schemaless: dict[str, str] = {}
+
+    def notes(self) -> Iterator[str]:
+        """What a person has to know of the file, a line each."""
+        if self._without_loss:
+            yield f"{self._without_loss} records carry no loss, as their own keys say, and are left out"
+        if self.unchecked:
+            yield f"{self.unchecked} records have tool calls and list no tools: names and arguments were not checked"
+        for name, reason in self._schemaless.items():
+            yield f"the parameters of {printable(name)} are no JSON Schema ({reason}): its arguments were not checked"
+        if self._unread:
+            keys = ", ".join(f"{printable(name, 60)} ({count})" for name, count in self._unread.most_common(30))
+            yield f"keys that are not read, with how often they occur: {keys}"
+
+    def read(self, record: Any) -> tuple[list[Json], list[ToolSchema], dict[str, ToolSchema], bool] | None:
+        """Messages in OpenAI form, an assistant's with ``"weight": 0`` where it carries no loss; the tools as the
+        prompt has them, and by name as calls are checked by them; and whether the last turn alone is to carry loss.
+        None of a record that is to be left out.
+
+        Raises :class:`ConversationError` (or what a wrong shape raises) for a record of no such form.
+        """
+        if not isinstance(record, dict):
+            raise ConversationError(f"a record is an object, not {type(record).__name__}")
+        record = {name: value for name, value in record.items() if value is not None}
+        masks = {name: record.pop(name) for name in LOSS_KEYS if isinstance(record.get(name), list)}
+        verdicts = {name: record.pop(name) for name in ("label", "kto_tag") if isinstance(record.get(name), bool)}
+        if str(record.get("mask", "")).lower() == "user":  # NeMo's, who is not imitated
+            del record["mask"]
+        if _carries_loss(record) is False or not all(verdicts.values()):
+            self._without_loss += 1
+            return None
+        for name in ("train_on_input", "train_on_inputs", "train_on_prompt"):
+            if record.pop(name, False):
+                raise ConversationError(f'"{name}" is set, and only what the agent says can be trained')
+        asked = record.pop("chat_template_kwargs", {})
+        for place in (record, asked):
+            if (thinking := place.pop("enable_thinking", self._thinking)) != self._thinking:
+                raise ConversationError(f'"enable_thinking" is {thinking!r}, model.thinking {self._thinking}')
+        self._count(asked, "chat_template_kwargs.")
+        tools = [*self._tools(_objects(record, "tools" if "tools" in record else "functions"))]
+        key, entries = _entries(record)
+        _spread(masks, entries)
+        checked = self._checked(tools)
+        messages = self._messages(entries, key, checked)
+        last = bool(record.pop("mask_history", False))
+        self._count(record, "")
+        if not any(one["role"] == "assistant" for one in messages):
+            raise ConversationError("nothing in it is said by the assistant")
+        if all(one.get("weight") == 0 for one in messages if one["role"] == "assistant"):
+            self._without_loss += 1
+            return None
+        return messages, tools, checked, last
+
+    def _checked(self, tools: Sequence[ToolSchema]) -> dict[str, ToolSchema]:
+        """Tools by name; one whose parameters are no JSON Schema takes any arguments, and is noted."""
+        checked = {}
+        for tool in tools:
+            try:
+                validate_arguments(tool, {})
+            except ValueError as error:
+                self._schemaless.setdefault(tool.name, printable(str(error).split("\n")[0], 100))
+                tool = replace(tool, parameters={})
+            checked[tool.name] = tool
+        return checked
+
+    def _count(self, entry: Json, place: str) -> None:
+        """What is left of ``entry`` was not read. Raises for what must not be passed over."""
+        for name, value in entry.items():
+            if value in (None, "", [], {}) or value is False:
+                continue
+            if name in _UNSUPPORTED:
+                raise ConversationError(f'"{place}{name}" is not supported: {_UNSUPPORTED[name]}')
+            self._unread[place + name] += 1
+
+    def _tools(self, listed: list[Json]) -> Iterator[ToolSchema]:
+        """Wrapped as OpenAI does or not; MUA-RL's data wraps them all at once."""
+        for tool in map(without_nulls, listed):
+            inner = tool.pop("function", tool)
+            if tool.pop("type", "function") != "function":
+                raise ConversationError('"tools" has one of another type than "function"')
+            self._count(tool if inner is not tool else {}, "tools[].")
+            for one in inner if isinstance(inner, list) else [inner]:
+                function = dict(one)
+                name, description = function.pop("name"), function.pop("description", "")
+                parameters = next(
+                    (function.pop(key) for key in ("parameters", "input_schema", "inputSchema") if key in function), {}
+                )
+                if isinstance(parameters, str):  # as tables of strings keep what has no one shape
+                    parameters = without_nulls(_json("parameters", parameters))
+                self._count(function, "tools[].function.")
+                yield ToolSchema(name, description, parameters)
+
+    def _messages(self, entries: list[Json], key: str, tools: dict[str, ToolSchema]) -> list[Json]:
+        messages: list[Json] = []
+        for index, entry in enumerate(entries):
+            try:
+                for message in self._message(entry, tools):
+                    unsaid = not message["content"] and "reasoning_content" not in message
+                    last = messages[-1] if messages else {}
+                    # The calls of a message without text belong to the agent's unfinished message before it.
+                    if unsaid and "tool_calls" in message and last.get("role") == "assistant":
+                        if last.get("weight") != message.get("weight"):
+                            raise ConversationError(
+                                "these calls and the text before them are one message; give both the same weight"
+                            )
+                        last.setdefault("tool_calls", []).extend(message["tool_calls"])
+                    elif message["role"] == last.get("role") == "system" and len(messages) == 1:
+                        last["content"] = "\n\n".join(filter(None, (last["content"], message["content"])))
+                    else:
+                        messages.append(message)
+            except ConversationError as error:
+                raise ConversationError(f"{key}[{index}]: {error}") from None
+        for index, message in enumerate(messages):
+            order = {call.get("id"): place for place, call in enumerate(message.get("tool_calls", ()))}
+            results = [*takewhile(lambda one: one["role"] == "tool", messages[index + 1 :])]
+            if order and None not in order and all("tool_call_id" in result for result in results):
+                if strange := [one["tool_call_id"] for one in results if one["tool_call_id"] not in order]:
+                    raise ConversationError(f"a result answers the call {strange[0]!r:.100}, which is not there")
+                # Templates write no ids: a result is told to be a call's by its place alone.
+                results.sort(key=lambda one: order[one["tool_call_id"]])
+                messages[index + 1 : index + 1 + len(results)] = results
+        return messages
+
+    def _message(self, entry: Json, tools: dict[str, ToolSchema]) -> list[Json]:
+        """An entry in OpenAI form; results of several calls in one text are several messages."""
+        entry = {name: value for name, value in entry.items() if value is not None}
+        said = entry.pop("role", None) or entry.pop("from", None)
+        role = _ROLES.get(said) if isinstance(said, str) else None
+        if role is None:
+            raise ConversationError(f"role {said!r:.100}; roles are {', '.join(_ROLES)}")
+        content, thoughts = _split_parts(entry.pop("content", None) or entry.pop("value", None))
+        if role in ("assistant", "calls"):
+            return [self._assistant(entry, content, thoughts, tools, calls=role == "calls")]
+        if content is None or thoughts:
+            raise ConversationError(f"the content of a message of {said} must be a text")
+        answered = {"tool_call_id": entry.pop("tool_call_id")} if role == "tool" and "tool_call_id" in entry else {}
+        for name in LOSS_KEYS:  # only the agent's turns carry loss, whatever these say
+            if entry.get(name) in (0, 1) and not (name == "train" and entry[name]):
+                del entry[name]
+        self._count(entry, f"messages[].{role}.")
+        texts = _results(content) if role == "tool" else [content]
+        return [{"role": role, "content": text, **answered} for text in texts]
+
+    def _assistant(
+        self, entry: Json, content: str | None, thoughts: list[str], tools: dict[str, ToolSchema], *, calls: bool
+    ) -> Json:
+        carries_loss = _carries_loss(entry)
+        listed = _objects(entry, "tool_calls") if "tool_calls" in entry else []
+        listed += [entry.pop("function_call")] if "function_call" in entry else []
+        for name in _REASONING:
+            text, more = _split_parts(entry.pop(name, None))
+            thoughts = [*thoughts, *([text] if text else []), *more]
+        thoughts = list(dict.fromkeys(thoughts))  # some write the same under two names
+        turn = parse_turn(content or "", reasoning=(content or "").lstrip().startswith(THINK_OPEN))
+        if not turn.errors or carries_loss is not False:
+            if turn.errors:
+                raise ConversationError(turn.errors[0].message)
+            content, thoughts = turn.content, [*thoughts, *([turn.reasoning] if turn.reasoning else [])]
+            written = [{"name": call.name, "arguments": call.arguments} for call in turn.tool_calls]
+            if listed and written:
+                raise ConversationError("calls stand both in tool_calls and in the text; write them once")
+            listed += written
+        if calls:
+            found = _json("function call", content or "")
+            content, listed = "", found if isinstance(found, list) else [found]
+            if not listed or not all(isinstance(call, dict) for call in listed):
+                raise ConversationError('a function call is {"name": ..., "arguments": {...}}, or a list of them')
+        if len(thoughts) > 1:
+            raise ConversationError("reasoning stands in several places and is not the same; write it once")
+        message: Json = {"role": "assistant", "content": content or ""}
+        message |= {"reasoning_content": thoughts[0]} if thoughts else {}
+        message |= {"tool_calls": [self._call(call, tools) for call in listed]} if listed else {}
+        message |= {"weight": 0} if carries_loss is False else {}
+        for name in ("tool_call_errors", "truncated") if carries_loss is False else ():
+            entry.pop(name, None)
+        self._count(entry, "messages[].")
+        return message
+
+    def _call(self, call: Json, tools: dict[str, ToolSchema]) -> Json:
+        call = {name: value for name, value in call.items() if value is not None}
+        identity, kind = call.pop("id", None), call.pop("type", "function")
+        if kind != "function":
+            raise ConversationError(f"a tool call is of type {kind!r:.100}; only functions can be called")
+        flat = "function" not in call
+        function = dict(call if flat else call.pop("function"))
+        name, arguments = function.pop("name", None), function.pop("arguments", None)
+        arguments = _json("arguments", arguments) if isinstance(arguments, str) else arguments
+        if not isinstance(name, str) or not isinstance(arguments, dict):
+            raise ConversationError("a call needs a name (a string) and arguments (an object)")
+        self._count({} if flat else call, "tool_calls[].")
+        self._count(function, "tool_calls[].function.")
+        tool = tools.get(name)
+        arguments = without_nulls(arguments, tool and tool.parameters)
+        written = {"name": name, "arguments": fitted(tool, arguments) if tool else arguments}
+        return {**({"id": identity} if identity else {}), "type": "function", "function": written}
 
 
-def openai_messages(record: Json) -> list[Json]:
-    """The ``messages`` of a record with ``conversations`` and, perhaps, ``system``.
-
-    An agent's text and the calls that follow it are one message, and so are calls in a row. Raises
-    :class:`ConversationError` naming the entry for whatever is not of this form.
-    """
-    entries = record["conversations"]
-    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
-        raise ConversationError('"conversations" must be an array of objects')
-    messages: list[Json] = []
-    if system := record.get("system"):
-        messages.append({"role": "system", "content": system})
-    for index, entry in enumerate(entries):
-        try:
-            who, value = entry.get("from"), entry.get("value")
-            reader = _READERS.get(who) if isinstance(who, str) else None
-            if reader is None:
-                raise ConversationError(f'"from" is {who!r}; it must be one of {", ".join(_READERS)}')
-            if not isinstance(value, str):
-                raise ConversationError(f'"value" must be a string, not {type(value).__name__}')
-            weight = {"weight": entry["weight"]} if "weight" in entry else {}
-            for message in reader(value):
-                calls_only = "tool_calls" in message and not message["content"] and "reasoning_content" not in message
-                # The calls of a message without text belong to the agent's unfinished message before it.
-                if not (calls_only and messages and messages[-1]["role"] == "assistant"):
-                    messages.append(message | weight)
-                elif messages[-1].get("weight") != weight.get("weight"):
-                    raise ConversationError(
-                        "these calls and the text before them are one message; give both the same weight"
-                    )
-                else:
-                    messages[-1].setdefault("tool_calls", []).extend(message["tool_calls"])
-        except ConversationError as error:
-            raise ConversationError(f"conversations[{index}]: {error}") from None
-    return messages
+def _carries_loss(entry: Json) -> bool | None:
+    """What :data:`LOSS_KEYS` of ``entry`` say, which are taken out of it; None where there is none."""
+    told: dict[str, bool] = {}
+    for name in LOSS_KEYS:
+        if (value := entry.pop(name, None)) is not None:
+            if value not in (0, 1):
+                raise ConversationError(f"{name} is {value!r:.50}; it must be 0 (no loss) or 1")
+            told[name] = bool(value) != (name in _NO_LOSS_IF_TRUE)
+    if len(set(told.values())) > 1:
+        raise ConversationError(f"{' and '.join(told)} say two things: whether it carries loss must be one")
+    return next(iter(told.values()), None)
 
 
-def _spoken(role: str) -> Callable[[str], list[Json]]:
-    return lambda value: [{"role": role, "content": value}]
+def _spread(masks: dict[str, list[Any]], entries: list[Json]) -> None:
+    """Give each entry what a record's list says of it: one value for every entry, or for every one of the agent."""
+    roles = [_ROLES.get(str(entry.get("role") or entry.get("from"))) for entry in entries]
+    agents = [entry for entry, role in zip(entries, roles, strict=True) if role in ("assistant", "calls")]
+    for name, values in masks.items():
+        chosen = entries if len(values) == len(entries) else agents
+        if len(values) != len(chosen):
+            raise ConversationError(
+                f"{name} has {len(values)} values for {len(entries)} messages, {len(agents)} of them the agent's"
+            )
+        for entry, value in zip(chosen, values, strict=True):
+            if value is not None and entry.setdefault(name, value) != value:
+                raise ConversationError(f"{name} of the record and of a message say two things: {value!r:.50} and "
+                                        f"{entry[name]!r:.50}")  # fmt: skip
 
 
-def _agent(value: str) -> list[Json]:
-    """Text, with the ``<think>`` block and the calls it may hold."""
-    turn = parse_turn(value, reasoning=True)
-    if turn.errors:
-        raise ConversationError(turn.errors[0].message)
-    message: Json = {"role": "assistant", "content": turn.content}
-    if turn.reasoning:
-        message["reasoning_content"] = turn.reasoning
-    if turn.tool_calls:
-        message["tool_calls"] = [_call(call.name, call.arguments) for call in turn.tool_calls]
-    return [message]
-
-
-def _calls(value: str) -> list[Json]:
-    """One call or a list of them as JSON, behind a ``<think>`` block perhaps."""
-    (message,) = _agent(value)
-    try:
-        found = read_json(message["content"])
-    except JsonError as error:
-        raise ConversationError(f"the function call is not valid JSON ({error})") from None
-    listed = found if isinstance(found, list) else [found]
-    if not listed or not all(isinstance(call, dict) and "name" in call for call in listed):
-        raise ConversationError('a function call is an object {"name": ..., "arguments": {...}}, or a list of them')
-    return [message | {"content": "", "tool_calls": [_call(c["name"], c.get("arguments", {})) for c in listed]}]
-
-
-def _call(name: str, arguments: Any) -> Json:
-    return {"type": "function", "function": {"name": name, "arguments": arguments}}
-
-
-def _results(value: str) -> list[Json]:
-    """One result, or those that stand in ``<tool_response>`` blocks: the template puts them into blocks again."""
-    *blocks, rest = [part.strip() if part.isspace() else part.lstrip() for part in value.split(_CLOSE)]
-    whole = blocks and not rest and all(block.startswith(_OPEN) for block in blocks)
-    texts = [block.removeprefix(_OPEN).removeprefix("\n").removesuffix("\n") for block in blocks] if whole else [value]
-    return [{"role": "tool", "content": text} for text in texts]
-
-
-_READERS: dict[str, Callable[[str], list[Json]]] = {
-    "system": _spoken("system"),
-    "human": _spoken("user"),
-    "user": _spoken("user"),
-    "gpt": _agent,
-    "assistant": _agent,
-    "function_call": _calls,
-    "observation": _results,
-    "tool": _results,
-}
-
-
-_ANSWERS = ("completion", "response", "answer", "output")
-"""What stands beside ``prompt`` as that which is to be learned."""
-_TEXT_PARTS = ("text", "input_text", "output_text")
-_FORMS = (
-    'a record has "messages" (OpenAI form), "conversations" (ShareGPT form), "prompt" and "completion", or '
-    '"instruction" and "output"; its keys are '
-)
-
-
-def messages_and_tools(record: Any) -> tuple[list[Json], list[ToolSchema]]:
-    """Raises :class:`ConversationError` (or what a wrong shape raises) for a record of no such form."""
-    if not isinstance(record, dict):
-        raise ConversationError(f"a record is an object, not {type(record).__name__}")
-    return _plain([dict(message) for message in _messages(record)]), _tools(record)
-
-
-def _tools(record: Json) -> list[ToolSchema]:
-    """Wrapped as OpenAI does or not; MUA-RL's data wraps them all at once."""
-    tools = []
-    for tool in _listed(record, "tools" if "tools" in record else "functions"):
-        inner = tool.get("function", tool)
-        for f in inner if isinstance(inner, list) else [inner]:
-            parameters = f.get("parameters", {})
-            if isinstance(parameters, str):  # as tables of strings keep what has no one shape
-                parameters = _json("parameters", parameters)
-            tools.append(ToolSchema(f["name"], f.get("description", ""), parameters))
-    return tools
-
-
-def _messages(record: Json) -> list[Json]:
+def _entries(record: Json) -> tuple[str, list[Json]]:
+    """The messages of a record of any form, taken out of it; and the key that they stand under."""
     for key in ("messages", "conversations"):
         if key in record:
-            entries = _listed(record, key)
-            roles, speakers = (any(name in entry for entry in entries) for name in ("role", "from"))
-            if not roles and (speakers or key == "conversations"):
-                return openai_messages(record | {"conversations": entries})
-            return _with_system(record, entries)
+            return key, _with_system(record, _objects(record, key))
     if "prompt" in record:
-        if (key := next((key for key in _ANSWERS if record.get(key) is not None), "")) == "":
+        if (key := next((key for key in _ANSWERS if key in record), "")) == "":
             raise ConversationError('"prompt" without "completion": there is nothing to learn')
         prompt, answer = _said(record, "prompt", "user"), _said(record, key, "assistant")
         # What stands in the prompt was said before: it carries no loss.
-        prompt = [{**one, "weight": 0} if one.get("role") == "assistant" else one for one in prompt]
+        for entry in prompt:
+            entry |= {"weight": 0} if entry.get("role") == "assistant" else {}
         if not any(message.get("role") == "assistant" for message in answer):
             raise ConversationError(f'"{key}" holds no message of the assistant')
-        return _with_system(record, prompt + answer)
+        return "prompt", _with_system(record, prompt + answer)
     if "instruction" in record and "output" in record:
         turns: list[Json] = []
-        for pair in record.get("history") or []:  # earlier turns, as LLaMA-Factory has them: question and answer
+        for pair in record.pop("history", []):  # earlier turns, as LLaMA-Factory has them: question and answer
             if not isinstance(pair, list) or len(pair) != 2 or not all(isinstance(text, str) for text in pair):
                 raise ConversationError('"history" must be pairs of texts')
             turns += [{"role": "user", "content": pair[0]}, {"role": "assistant", "content": pair[1]}]
         asked = "\n".join(_text_of(record, key) for key in ("instruction", "input") if record.get(key))
-        told = [{"role": "user", "content": asked}, {"role": "assistant", "content": _text_of(record, "output")}]
-        return _with_system(record, turns + told)
+        return "instruction", _with_system(
+            record, [*turns, {"role": "user", "content": asked}, *_said(record, "output", "assistant")]
+        )
     hint = ""
     if "chosen" in record:
         hint = "; of preference pairs only one side can be imitated: write it as messages"
@@ -573,68 +528,65 @@ def _messages(record: Json) -> list[Json]:
 
 
 def _said(record: Json, key: str, role: str) -> list[Json]:
-    """A text as one message of ``role``; messages as they are."""
-    value = record[key]
-    if isinstance(value, dict):
-        return [value]
-    if isinstance(value, list):
-        return _listed(record, key)
-    return [{"role": role, "content": _text_of(record, key)}]
+    """A text as one message of ``role``, with its reasoning if that stands beside it; messages as they are."""
+    if isinstance(record[key], dict):
+        return [record.pop(key)]
+    if isinstance(record[key], list):
+        return _objects(record, key)
+    beside = {name: record.pop(name) for name in _REASONING if role == "assistant" and name in record}
+    return [{"role": role, "content": _text_of(record, key), **beside}]
 
 
-def _with_system(record: Json, messages: list[Json]) -> list[Json]:
-    if record.get("system") and messages and messages[0].get("role") not in ("system", "developer"):
-        return [{"role": "system", "content": _text_of(record, "system")}, *messages]
-    return messages
+def _with_system(record: Json, entries: list[Json]) -> list[Json]:
+    first = (entries[0].get("role") or entries[0].get("from")) if entries else None
+    if record.get("system") and first not in ("system", "developer"):
+        return [{"role": "system", "content": _text_of(record, "system")}, *entries]
+    return entries
 
 
 def _text_of(record: Json, key: str) -> str:
-    if not isinstance(record[key], str):
-        raise ConversationError(f'"{key}" must be a text, not {type(record[key]).__name__}')
-    return str(record[key])
+    if not isinstance(text := record.pop(key), str):
+        raise ConversationError(f'"{key}" must be a text, not {type(text).__name__}')
+    return text
 
 
-def _plain(messages: list[Json]) -> list[Json]:
-    """Roles and contents as a chat template takes them."""
-    for index, message in enumerate(messages):
-        role = message.get("role")
-        if isinstance(message.get("content"), list):
-            message["content"] = _joined(message["content"], index)
-        if role == "developer":
-            message["role"] = "system"
-        elif role == "function":
-            message["role"] = "tool"
-        if role == "assistant" and message.get("function_call") and not message.get("tool_calls"):
-            message["tool_calls"] = [{"type": "function", "function": message.pop("function_call")}]
-    while len(messages) > 1 and messages[0].get("role") == messages[1].get("role") == "system":
-        texts = [str(message.get("content") or "") for message in messages[:2]]
-        messages[:2] = [{"role": "system", "content": "\n\n".join(filter(None, texts))}]
-    return messages
-
-
-def _joined(parts: list[Any], index: int) -> str:
-    """The texts of OpenAI's content parts, one after the other."""
-    texts = []
-    for place, part in enumerate(parts):
-        kind = part.get("type", "text") if isinstance(part, dict) else "text" if isinstance(part, str) else None
-        text = part if isinstance(part, str) else part.get("text") if isinstance(part, dict) else None
-        if kind not in _TEXT_PARTS or not isinstance(text, str):
+def _split_parts(value: Any) -> tuple[str | None, list[str]]:
+    """The text of content, and the reasoning among its parts, of OpenAI's, Anthropic's and LLaMA-Factory's kinds."""
+    if value is None or isinstance(value, str):
+        return value, []
+    if not isinstance(value, list):
+        raise ConversationError(f"content must be a text or a list of parts, not {type(value).__name__}")
+    texts, thoughts = list[str](), list[str]()
+    for place, part in enumerate(value):
+        part = {"text": part} if isinstance(part, str) else part
+        kind = part.get("type") or "text" if isinstance(part, dict) else None
+        names = ("text", "value", "content", "thinking", "reasoning")  # LLaMA-Factory's, axolotl's, Anthropic's
+        text = next((part[name] for name in names if isinstance(part.get(name), str)), None) if kind else None
+        if text is None or kind not in (*_TEXT_PARTS, *_REASONING_PARTS) or _carries_loss(dict(part)) is False:
             raise ConversationError(
-                f"messages[{index}].content[{place}] is a part of type {kind!r}; only text is trained: leave out such "
-                "parts, or the record"
+                f"content[{place}] is a part of type {kind!r:.100}; only whole texts and reasoning are trained: leave "
+                "out such parts, or the record"
             )
-        texts.append(text)
-    return "".join(texts)
+        (texts if kind in _TEXT_PARTS else thoughts).append(text)
+    return "".join(texts) if texts else None, ["\n\n".join(thoughts)] if thoughts else []
 
 
-def _listed(record: Json, key: str) -> list[Json]:
-    """An array of objects; tables of strings (Parquet, CSV) keep it as JSON text."""
-    value = record.get(key) or []
+def _results(value: str) -> list[str]:
+    """One result, or those that stand in ``<tool_response>`` blocks: the template puts them into blocks again."""
+    *blocks, rest = [part.strip() if part.isspace() else part.lstrip() for part in value.split("</tool_response>")]
+    if not blocks or rest or not all(block.startswith("<tool_response>") for block in blocks):
+        return [value]
+    return [block.removeprefix("<tool_response>").removeprefix("\n").removesuffix("\n") for block in blocks]
+
+
+def _objects(record: Json, key: str) -> list[Json]:
+    """An array of objects, taken out of ``record``; tables of strings (Parquet, CSV) keep it as JSON text."""
+    value = record.pop(key, None) or []
     if isinstance(value, str):
         value = _json(key, value)
     if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
         raise ConversationError(f'"{key}" must be an array of objects')
-    return value
+    return [dict(item) for item in value]
 
 
 def _json(key: str, text: str) -> Any:

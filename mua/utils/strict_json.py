@@ -222,5 +222,14 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return result
 
 
-_LENIENT = json.JSONDecoder()
+def _agreeing_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    result = dict(pairs)
+    if len(result) < len(pairs):
+        for key, value in pairs:
+            if value != result[key]:
+                raise ValueError(f"the key {key[:40]!a} has two values, {shown(value)} and {shown(result[key])}")
+    return result
+
+
+_LENIENT = json.JSONDecoder(object_pairs_hook=_agreeing_keys)
 _STRICT = json.JSONDecoder(parse_constant=_finite, parse_float=_finite, object_pairs_hook=_unique_keys)

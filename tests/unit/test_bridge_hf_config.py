@@ -6,13 +6,15 @@ equal transformers' is shown in tests/contract/test_family_contract.py.
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 import transformers
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from megatron_bridge.families import FAMILIES
-from megatron_bridge.hf_config import read_hf_config
+from megatron_bridge.hf_config import context_length, read_hf_config, rotary_parameters, weights_dtype
 from megatron_bridge.plan import gpt_model_kwargs, transformer_config_kwargs
 from mua.utils.errors import BridgeError
 
@@ -78,9 +80,9 @@ def test_which_layers_of_qwen3_moe_have_experts(change, sparse):
         (QWEN3, {"model_type": "mamba"}, "model_type='mamba'"),
         (QWEN3, {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "rope_type='yarn'"),
         (QWEN3, {"rope_scaling": {"type": "linear", "factor": 4.0}}, "rope_type='linear'"),
-        (QWEN3, {"rope_parameters": {"rope_type": "llama3", "rope_theta": 1.0, "factor": 8}}, "'low_freq_factor'"),
+        (QWEN3, {"rope_parameters": {"rope_type": "llama3", "rope_theta": 1e6, "factor": 8}}, "'low_freq_factor'"),
         (QWEN3, {"partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5"),
-        (QWEN3, {"rope_parameters": {"rope_theta": 1.0, "partial_rotary_factor": 0.5}}, "partial_rotary_factor=0.5"),
+        (QWEN3, {"rope_parameters": {"rope_theta": 1e6, "partial_rotary_factor": 0.5}}, "partial_rotary_factor=0.5"),
         (QWEN3, {"rope_theta": None}, "'rope_theta'"),
         (QWEN3, {"head_dim": None}, "'head_dim'"),
         (QWEN3, {"num_key_value_heads": None}, "'num_key_value_heads'"),
@@ -108,3 +110,51 @@ def test_a_broken_or_missing_config_names_the_file(tmp_path, text):
         (tmp_path / "config.json").write_text(text, encoding="utf-8")
     with pytest.raises(BridgeError, match=r"config\.json"):
         read_hf_config(tmp_path)
+
+
+TWO_THINGS = [  # and both values
+    ({"rope_parameters": {"rope_type": "default", "rope_theta": 1e6},
+      "rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "default", "yarn"),
+    ({"rope_parameters": {"rope_theta": 1e6}, "rope_scaling": {"type": "linear", "factor": 4.0}}, "default", "linear"),
+    ({"rope_parameters": {"rope_type": "yarn", "factor": 4.0}, "rope_scaling": {"rope_type": "yarn", "factor": 2.0}},
+     "4.0", "2.0"),
+    ({"rope_parameters": {"rope_type": "yarn", "factor": 4.0}, "rope_scaling": {"rope_type": "yarn"}}, "4.0", "None"),
+    ({"rope_scaling": {"rope_type": "yarn", "type": "linear", "factor": 2.0}}, "yarn", "linear"),
+    ({"rope_parameters": {"rope_theta": 5e5}}, "500000.0", "1000000.0"),
+    ({"rope_parameters": {"partial_rotary_factor": 0.5}, "partial_rotary_factor": 1.0}, "0.5", "1.0"),
+    ({"max_position_embeddings": 4096, "model_max_length": 32768}, "4096", "32768"),
+    ({"max_position_embeddings": 4096, "seq_length": 2048}, "4096", "2048"),
+    ({"dtype": "bfloat16", "torch_dtype": "float32"}, "bfloat16", "float32"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("change", "one", "other"), TWO_THINGS)
+def test_a_config_that_says_two_things_is_refused_with_both(tmp_path, change, one, other):
+    (tmp_path / "config.json").write_text(json.dumps(QWEN3 | change), encoding="utf-8")
+    with pytest.raises(BridgeError) as caught:
+        read_hf_config(tmp_path)
+    assert one in str(caught.value)
+    assert other in str(caught.value)
+
+
+def test_a_key_that_stands_twice_is_refused_unless_it_says_the_same(tmp_path):
+    whole = json.dumps(QWEN3)[:-1]
+    for key, one, other in (("eos_token_id", 1, 2), ("eos_token_id", 1, [1, 2]), ("vocab_size", 9, 8)):
+        (tmp_path / "config.json").write_text(f'{{"{key}": {one}, "{key}": {other}}}', encoding="utf-8")
+        with pytest.raises(BridgeError, match=f"{key}.* two values, {one} and"):
+            read_hf_config(tmp_path)
+    (tmp_path / "config.json").write_text(f'{whole}, "eos_token_id": 3, "eos_token_id": 3}}', encoding="utf-8")
+    assert read_hf_config(tmp_path)["eos_token_id"] == 3
+
+
+def test_what_is_said_twice_alike_is_taken():
+    rope = LLAMA3 | {"original_max_position_embeddings": 64, "rope_theta": 1e6}
+    old = {key: value for key, value in rope.items() if key not in ("rope_type", "rope_theta")} | {"type": "llama3"}
+    both = QWEN3 | {
+        "rope_parameters": rope,
+        "rope_scaling": old,
+        "max_sequence_length": QWEN3["max_position_embeddings"],
+    }
+    assert rotary_parameters(both) == rope
+    assert gpt_model_kwargs(both) == gpt_model_kwargs(QWEN3 | {"rope_scaling": rope})
+    assert (context_length(both), weights_dtype(both)) == (512, None)

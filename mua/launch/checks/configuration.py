@@ -355,12 +355,11 @@ def check_context(start: Start) -> Iterator[Check]:
 def longest_context(hf_config: Mapping[str, Any]) -> int | None:
     """The longest context that SGLang serves a model with (``get_context_length`` of 0.5.23): its positions, times the
     factor of its rotary scaling where that is not counted in already; None where config.json names none."""
-    keys = ("max_sequence_length", "seq_length", "max_seq_len", "model_max_length", "max_position_embeddings")
-    lengths = [hf_config[key] for key in keys if isinstance(hf_config.get(key), int)]
-    rope = hf_config.get("rope_scaling") or hf_config.get("rope_parameters") or {}
-    counted = "original_max_position_embeddings" in rope or rope.get("rope_type") == "llama3"
-    factor = 1 if counted else rope.get("factor") or 1
-    return int(factor * max(lengths)) if lengths else None
+    from megatron_bridge.hf_config import context_length, rotary_parameters
+
+    length, rope = context_length(hf_config), rotary_parameters(hf_config)
+    counted = "original_max_position_embeddings" in rope or rope["rope_type"] == "llama3"
+    return length and int(length * (1 if counted else rope.get("factor", 1)))
 
 
 # ---- layout and schedule
