@@ -142,6 +142,8 @@ class SearchService:
                 found.append(
                     SearchResult(url, title or url, _line(parts.get("snippet"), self._config.snippet_characters))
                 )
+        if listed and not found:
+            return _NoAnswer(f"has no address at {self._config.fields['url']!r} in any result", False)
         return found
 
 

@@ -106,7 +106,7 @@ def on_the_web(url: str, **more: str | float) -> SearchGym:
 
 async def test_a_web_service_is_asked_with_the_key_and_its_results_shown(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("SOME_SEARCH_KEY", "k-123")
-    found = {"organic": [{"title": f"T{number}", "snippet": f"S{number}"} for number in range(8)]}
+    found = {"organic": [{"link": f"u:{n}", "title": f"T{n}", "snippet": f"S{n}"} for n in range(8)]}
     async with serving(raw(json.dumps(found)), path="/v1/search") as server:
         gym = on_the_web(f"{server.url}/search", search_key_env="SOME_SEARCH_KEY")
         results = await played(opened(gym, TEST[0]), act("search", "who"), act("search", "what"))
@@ -120,9 +120,9 @@ async def test_a_web_service_is_asked_with_the_key_and_its_results_shown(monkeyp
     ("handler", "said"),
     [
         (never, "0.2 s"),
-        (fails(503), "HTTP 503"),
-        (raw("hello", "text/plain"), "no list"),
-        (raw('{"organic": [{"title": "T"}]}'), "snippet"),
+        (fails(503), "status 503"),
+        (raw("hello", "text/plain"), "no JSON"),
+        (raw('{"organic": [{"title": "T"}]}'), "no address"),
         (raw('["organic"]'), "no list"),
     ],
     ids=["slow", "broken", "prose", "other_shape", "no_list"],
