@@ -16,6 +16,7 @@ from urllib.parse import quote
 
 import httpx
 
+from environments.servers.fetching import received
 from environments.servers.page_text import PageError
 from environments.servers.web_settings import SearchTool
 from mua.environment.endpoint.services import JsonCache
@@ -116,10 +117,14 @@ class SearchService:
                     again = answer.status_code in _AGAIN
                     return _NoAnswer(f"answers with status {answer.status_code}", again, _retry_after(answer))
                 text = bytearray()
-                async for piece in answer.aiter_bytes(2**16):
-                    text += piece
-                    if len(text) > config.answer_bytes:
-                        return _NoAnswer(f"answers with more than {config.answer_bytes} bytes (answer_bytes)", False)
+                try:
+                    async for piece in received(answer):
+                        text += piece
+                        if len(text) > config.answer_bytes:
+                            told = f"answers with more than {config.answer_bytes} bytes (answer_bytes)"
+                            return _NoAnswer(told, False)
+                except PageError:
+                    return _NoAnswer("answers in pieces too small to be read", False)
         except TimeoutError:
             return _NoAnswer(f"does not answer within {seconds:g} s")
         except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:

@@ -272,7 +272,7 @@ def test_a_plain_file_comes_before_a_packed_one(tmp_path):
 
 def test_options_are_checked(tmp_path):
     folder = write_tau(tmp_path, tau_task())
-    with pytest.raises(ConfigError, match="options.compact: .*known: skip_noop, leave_out, communicate, split"):
+    with pytest.raises(ConfigError, match=r"options.compact: .*known: skip_noop, leave_out, communicate, split"):
         over("retail", folder, compact=True)
     refused("leave_out: 'DB' is none of ACTION, NL_ASSERTION, ENV_ASSERTION", over, "retail", folder, leave_out="DB")
 
