@@ -209,7 +209,7 @@ async def test_a_rule_outside_the_family_makes_the_expert_leave(tmp_path: Path):
 @pytest.mark.parametrize(("snippet", "reward"), [("It was by Ada Holt, in 1820.", 1.0), ("Nobody knows.", 0.0)])
 async def test_a_question_is_looked_up_and_answered_once_the_answer_was_found(snippet: str, reward: float):
     async def answer(request: web.Request) -> web.Response:
-        found = [{"title": "Almanacs", "snippet": snippet}]
+        found = [{"link": "https://a.org/1", "title": "Almanacs", "snippet": snippet}]
         return web.json_response({"organic": found if "Marlow" in (await request.json())["q"] else []})
 
     async with serving(answer, path="/v1/search") as server:
