@@ -179,7 +179,7 @@ def in_group(config: SandboxLimits, launch: Launch) -> Launch:
                 (group / limits[1]).write_text("0" if limits[1] == "memory.swap.max" else str(most), encoding="ascii")
         except OSError:
             continue
-        enter = ["/bin/sh", "-c", 'echo 0 > "$0/cgroup.procs" && exec "$@"', str(group)]
+        enter = ["/bin/sh", "-c", '{ echo 0 > "$0/cgroup.procs"; } 2> /dev/null; exec "$@"', str(group)]
         return replace(launch, command=[*enter, *launch.command], group=group)
     return launch
 
@@ -272,6 +272,8 @@ class Sandbox:
             if greeting is None:
                 raise EnvironmentFault(f"{name} does not start: {await self._said(process)}", passing=True)
             self._know_first(told)
+            if launch.group is not None and not (launch.group / "cgroup.procs").read_bytes():
+                log.warning("%s cannot enter %s: its own first process alone limits its memory", name, launch.group)
             result = await self._run("shell", "exit 7", self._config.start_seconds)
             if result.code != 7:
                 why = result.fault or result.output.strip() or f"exit status {result.code}"
