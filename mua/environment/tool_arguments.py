@@ -222,19 +222,17 @@ def _check_schema(parameters: Json) -> int:
 
 def _too_large(arguments: Any, parts: int, linear: bool) -> bool:
     """Whether to hold ``arguments`` against so many parts could take long."""
-    values = squared = 0
-    waiting = [arguments]
+    values, squared, waiting = 1, 0, [arguments]
     while waiting:
         value = waiting.pop()
-        values += 1
-        if isinstance(value, str):
+        if isinstance(value, dict | list):
+            values += len(value)
+            waiting.extend(value.values() if isinstance(value, dict) else value)
+            if not linear and isinstance(value, dict):
+                waiting.extend(value)
+        elif not linear and isinstance(value, str):
             squared += len(value) ** 2
-        elif isinstance(value, dict):
-            waiting += value.values()
-            squared += sum(len(key) ** 2 for key in value)
-        elif isinstance(value, list):
-            waiting += value
-    return values * parts > _MOST_HELD or (squared > _MOST_SQUARED and not linear)
+    return values * parts > _MOST_HELD or squared > _MOST_SQUARED
 
 
 def _is_listable(root: Json, arguments: Json) -> bool:
@@ -261,7 +259,7 @@ def _is_listable(root: Json, arguments: Json) -> bool:
 
 
 def argument_checker(schema: ToolSchema) -> Checker:
-    """:func:`validate_arguments` of one schema, prepared: about a microsecond a call that fits.
+    """:func:`validate_arguments` of one schema, prepared: some microseconds a call that fits.
 
     Raises ValueError (of the library or of ours) for a schema that is none, or that could take long to check by.
     """
