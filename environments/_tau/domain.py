@@ -12,6 +12,7 @@ from environments._tau.folder import BASES, Form, OfficialData, load_official
 from environments._tau.user import InstructedUser
 from environments.kit.conduct import unsaid
 from environments.kit.database import DatabaseEnvironment, Telling, Tool, verdict
+from environments.kit.options import read_options
 from environments.kit.overlay import Difference
 from mua.config.schema import EnvironmentConfig
 from mua.environment.endpoint.services import Services
@@ -147,8 +148,7 @@ def _line(message: Json) -> str:
 
 ToolsOf = Callable[[Form], Sequence[Tool]]
 """The domain's tools in the order the policy sees them, for tau-bench or tau2-bench."""
-SWITCHES = ("skip_noop", "communicate")
-OPTIONS = ("skip_noop", "leave_out", "communicate", "split")
+OPTIONS: Mapping[str, str | bool] = {"skip_noop": False, "leave_out": "", "communicate": False, "split": ""}
 
 
 def official_domain(
@@ -162,30 +162,10 @@ def official_domain(
 ) -> OfficialDomain:
     """The domain over ``config.data``; raises :class:`ConfigError` for what cannot be had."""
     assert config.data is not None
-    check_options(name, config)
-    data = load_official(name, config.data, tables, wanted_split(config))
+    options = read_options(name, OPTIONS, config)
+    data = load_official(name, config.data, tables, str(options["split"]) or None)
     desk = OfficialDesk(data.base, tools(data.form), reward=config.reward)
     return OfficialDomain(name, data, desk, short_prompt, services).under(config)
-
-
-def check_options(name: str, config: EnvironmentConfig, *more: str) -> None:
-    """ConfigError for an option that there is not (``more``: those of one domain), or of another type."""
-    known = (*OPTIONS, *more)
-    for key, value in config.options.items():
-        if key not in known:
-            raise ConfigError(
-                f"environment.options: {name} has no option {key!r} on official data; known: {', '.join(known)}"
-            )
-        wanted = bool if key in SWITCHES else str
-        if not isinstance(value, wanted):
-            kind = "true or false" if wanted is bool else "a text"
-            raise ConfigError(f"environment.options.{key}: must be {kind}, not {value!r}")
-
-
-def wanted_split(config: EnvironmentConfig) -> str | None:
-    """The option ``split``."""
-    found = config.options.get("split")
-    return None if found is None else str(found)
 
 
 class OfficialDomain:

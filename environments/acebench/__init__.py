@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from environments.acebench.episode import CATEGORIES, LANGUAGES, AceEnvironment, Package, load, milestones
+from environments.kit.options import choices_in, read_options
 from mua.environment.domain import Domain
 from mua.environment.protocol import Environment, Isolation, Move, PromptStyle, Split, Task
 from mua.environment.user import STOP_SIGNAL, User, UserReply
@@ -75,15 +76,9 @@ class AceDomain:
             raise ConfigError(
                 "environment.data: domain 'acebench' has no tasks of its own; give the folder of a checkout of ACEBench"
             )
-        if unknown := sorted(config.options.keys() - {"categories", "language"}):
-            raise ConfigError(f"environment.options.{unknown[0]}: domain 'acebench' knows categories and language")
-        language = str(config.options.get("language", LANGUAGES[0]))
-        if language not in LANGUAGES:
-            raise ConfigError(f"environment.options.language: {language!r}; choose among {', '.join(LANGUAGES)}")
-        chosen = tuple(filter(None, str(config.options.get("categories", ",".join(CATEGORIES))).split(",")))
-        if not chosen or not set(chosen) <= set(CATEGORIES):
-            raise ConfigError(f"environment.options.categories: choose among {', '.join(CATEGORIES)}")
-        return AceDomain(load(config.data, language, chosen))
+        options = read_options(self.name, {"categories": ",".join(CATEGORIES), "language": LANGUAGES[0]}, config)
+        language, *_ = choices_in("language", options["language"], LANGUAGES)
+        return AceDomain(load(config.data, language, choices_in("categories", options["categories"], CATEGORIES)))
 
     def tasks(self, split: Split) -> Sequence[Task]:
         return self._package.tasks if self._package is not None and split == "test" else ()

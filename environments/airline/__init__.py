@@ -25,6 +25,7 @@ from environments.airline.tools import airline_tools, compact
 from environments.airline.verdict import code
 from environments.airline.world import world
 from environments.kit.database import DatabaseEnvironment, RewardForm, ServiceDesk, Tool
+from environments.kit.options import read_options
 from mua.config.schema import EnvironmentConfig
 from mua.environment.domain import Domain
 from mua.environment.endpoint.services import Services
@@ -69,12 +70,8 @@ class AirlineDomain(ServiceDomain):
             raise ConfigError(f"environment.{key}: domain {self.name!r} has nothing to set there; leave it out")
         if config.data is not None:
             return official_domain(self.name, config, services, TABLES, official_tools, short_prompt=_SHORT_PROMPT)
-        if unknown := [key for key in config.options if key != "compact"]:
-            raise ConfigError(f"environment.options: {self.name} has no option {unknown[0]!r}; known: compact")
-        short = config.options.get("compact", False)
-        if not isinstance(short, bool):
-            raise ConfigError(f"environment.options.compact: must be true or false, not {short!r}")
-        return AirlineDomain(config.reward, short)
+        options = read_options(self.name, {"compact": False}, config)
+        return AirlineDomain(config.reward, bool(options["compact"]))
 
 
 def official_tools(form: Form) -> list[Tool]:

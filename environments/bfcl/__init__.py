@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from environments.bfcl.episode import CATEGORIES, BfclEnvironment, Package, gold_move, load, schemas, withheld
+from environments.kit.options import choices_in, read_options
 from mua.environment.domain import Domain
 from mua.environment.protocol import Environment, Isolation, Move, PromptStyle, Split, Task
 from mua.environment.user import STOP_SIGNAL, User, UserReply
@@ -78,13 +79,8 @@ class BfclDomain:
                 "environment.data: domain 'bfcl' has no tasks of its own; give the folder that the package bfcl-eval "
                 "was unpacked into"
             )
-        known = {"categories"}
-        if unknown := sorted(config.options.keys() - known):
-            raise ConfigError(f"environment.options.{unknown[0]}: domain 'bfcl' knows only categories")
-        chosen = tuple(filter(None, str(config.options.get("categories", ",".join(CATEGORIES))).split(",")))
-        if not chosen or not set(chosen) <= set(CATEGORIES):
-            raise ConfigError(f"environment.options.categories: choose among {', '.join(CATEGORIES)}")
-        return BfclDomain(load(config.data, chosen))
+        options = read_options(self.name, {"categories": ",".join(CATEGORIES)}, config)
+        return BfclDomain(load(config.data, choices_in("categories", options["categories"], CATEGORIES)))
 
     def tasks(self, split: Split) -> Sequence[Task]:
         return self._package.tasks if self._package is not None and split == "test" else ()

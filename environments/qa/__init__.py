@@ -15,10 +15,11 @@ from dataclasses import fields
 from typing import TYPE_CHECKING
 
 from environments.kit.canned import Canned
+from environments.kit.options import read_options
 from environments.qa.episode import Asker, QuestionEnvironment
 from environments.qa.own import NAME, other_tasks, own_tasks
 from environments.qa.players import CANNED, moves
-from environments.qa.records import DataOptions, data_options, load, question_of
+from environments.qa.records import DataOptions, load, question_of
 from environments.qa.world import SENTENCES, SPLITS
 from mua.config.environment import AnswerForm, ScorerConfig
 from mua.environment.domain import Domain
@@ -136,26 +137,20 @@ class QuestionDomain:
 
     def configured(self, config: EnvironmentConfig, services: Services) -> Domain:
         """Under ``config``; raises :class:`ConfigError` for what cannot be had."""
-        options, reading = dict(_WHOLE), data_options(config)
-        names = {field.name for field in fields(DataOptions)}
+        of_files = {field.name: field.default for field in fields(DataOptions)}
+        read = read_options(NAME, {**_WHOLE, **of_files}, config)
+        reading = DataOptions(**{name: read.pop(name) for name in of_files})  # type: ignore[arg-type]
+        options = {name: int(value) for name, value in read.items()}
         # In a mix another domain's data may be named.
         data = config.data if config.data is None or NAME in (config.name, config.data.name) else None
-        for key, value in config.options.items():
+        for key in config.options:
             name = key.removeprefix(f"{NAME}.")
-            if name in options:
-                least, most = _RANGES[name]
-                if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
-                    raise ConfigError(f"environment.options.{key}: {value!r} is no whole number from {least} to {most}")
-                if name in _OF_THE_WORLD and data is not None:
-                    raise ConfigError(
-                        f"environment.options.{key}: is about the made-up world, and environment.data is set"
-                    )
-                options[name] = value
-            elif name not in names:
-                raise ConfigError(
-                    f"environment.options.{key}: unknown option; known: {', '.join(sorted({*options, *names}))}"
-                )
-            elif config.data is None:
+            least, most = _RANGES.get(name, (0, 0))
+            if name in options and not least <= options[name] <= most:
+                raise ConfigError(f"environment.options.{key}: must be a whole number from {least} to {most}")
+            if name in _OF_THE_WORLD and data is not None:
+                raise ConfigError(f"environment.options.{key}: is about the made-up world, and environment.data is set")
+            if name in of_files and config.data is None:
                 raise ConfigError(f"environment.options.{key}: says how environment.data is read, which is not set")
         if config.reward != "all_or_nothing" and config.name == NAME:
             raise ConfigError(

@@ -10,12 +10,11 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from environments._tau.folder import MAX_BYTES, read_text
-from mua.config.schema import EnvironmentConfig
 from mua.environment.protocol import Split, Task
 from mua.environment.user import STOP_SIGNAL
 from mua.types import Json
@@ -61,27 +60,9 @@ class DataOptions:
     test: float = 0.0
     """Share of them for test. With neither share all rows are the test split."""
 
-
-def data_options(config: EnvironmentConfig) -> DataOptions:
-    """The options of ``config`` that say how files are read; :class:`ConfigError` for a wrong one."""
-    known = {field.name: field.default for field in fields(DataOptions)}
-    given: dict[str, Any] = {}
-    for key, value in config.options.items():
-        name = key.removeprefix("qa.")
-        if name not in known:
-            continue
-        wanted = type(known[name])
-        if wanted is float and isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1:
-            given[name] = float(value)
-        elif wanted is str and isinstance(value, str):
-            given[name] = value
-        else:
-            form = "a share from 0 to 1" if wanted is float else "the name of a field"
-            raise ConfigError(f"environment.options.{key}: {value!r} is not {form}")
-    options = DataOptions(**given)
-    if options.validation + options.test > 1:
-        raise ConfigError("environment.options: the shares validation and test are more than 1 together")
-    return options
+    def __post_init__(self) -> None:
+        if self.validation + self.test > 1:
+            raise ConfigError("environment.options: the shares validation and test are more than 1 together")
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from pathlib import Path
 from environments._service import ServiceDomain, Sides
 from environments._tau import official_domain
 from environments.kit.database import DatabaseEnvironment, RewardForm, ServiceDesk
+from environments.kit.options import read_options
 from environments.retail.canned import CANNED
 from environments.retail.expert import Expert
 from environments.retail.shop import shop
@@ -26,7 +27,6 @@ from mua.config.schema import EnvironmentConfig
 from mua.environment.domain import Domain
 from mua.environment.endpoint.services import Services
 from mua.environment.protocol import Environment, Move, Split, Task
-from mua.utils.errors import ConfigError
 
 SHORT_PROMPT = "You are the shop's desk."
 
@@ -63,16 +63,8 @@ class RetailDomain(ServiceDomain):
             domain = official_domain(self.name, config, services, TABLES, tools_of, short_prompt=SHORT_PROMPT)
             domain.desk.code = code(binding=False)
             return domain
-        if unknown := [key for key in config.options if key not in ("compact", "practice")]:
-            raise ConfigError(
-                f"environment.options: {self.name} has no option {unknown[0]!r}; known: compact, practice"
-            )
-        short, practice = config.options.get("compact", False), config.options.get("practice", 0)
-        if not isinstance(short, bool):
-            raise ConfigError(f"environment.options.compact: must be true or false, not {short!r}")
-        if not isinstance(practice, int) or isinstance(practice, bool) or practice < 0:
-            raise ConfigError(f"environment.options.practice: must be a whole number from 0, not {practice!r}")
-        return RetailDomain(config.reward, short_answers=short, practice=practice)
+        options = read_options(self.name, {"compact": False, "practice": 0}, config)
+        return RetailDomain(config.reward, short_answers=bool(options["compact"]), practice=int(options["practice"]))
 
 
 @lru_cache(maxsize=8)

@@ -188,7 +188,7 @@ async def _decoded(answer: httpx.Response) -> AsyncIterator[bytes]:
     """The body without its content coding, in pieces of at most :data:`_STEP` bytes whatever it inflates to."""
     coding = answer.headers.get("content-encoding", "identity").strip().lower()
     if coding in ("", "identity"):
-        async for raw in _received(answer):
+        async for raw in received(answer):
             for at in range(0, len(raw), _STEP):
                 yield raw[at : at + _STEP]
         return
@@ -196,7 +196,7 @@ async def _decoded(answer: httpx.Response) -> AsyncIterator[bytes]:
         raise PageError("the host compresses the page in a way that nobody asked for")
     inflater = _Inflater(coding == "deflate")
     try:
-        async for raw in _received(answer):
+        async for raw in received(answer):
             inflater.take(raw)
             while piece := inflater.some():
                 yield piece
@@ -207,7 +207,7 @@ async def _decoded(answer: httpx.Response) -> AsyncIterator[bytes]:
         raise PageError("the connection broke before the page was complete")
 
 
-async def _received(answer: httpx.Response) -> AsyncIterator[bytes]:
+async def received(answer: httpx.Response) -> AsyncIterator[bytes]:
     """The body as it comes. Raises :class:`PageError` for one in chunks of a few bytes, since each chunk costs time."""
     pieces = size = 0
     async for raw in answer.aiter_raw():

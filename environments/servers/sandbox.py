@@ -9,11 +9,12 @@ sandbox ends with it, at once or between two calls: the next call gets a fresh o
 brought about, a sandbox that does not start, is an :class:`EnvironmentFault`.
 
 ============ ================================== =============================== ===================================
-backend      what keeps a program in            memory and processes            gone when our process is killed
+backend      what keeps a program in            memory besides rlimits          gone when our process is killed
 ============ ================================== =============================== ===================================
-bubblewrap   namespaces of a user of its own    counted by the first process    with its parent, and with its input
-docker       a container of ``image``           and by the container's cgroup   with its input (``--rm``)
-apptainer    a container of ``image``           counted by the first process    with its input
+bubblewrap   namespaces of a user of its own    the first process, and a        with its parent, and with its input
+                                                cgroup where we can make one
+docker       a container of ``image``           the same, by Docker's cgroup    with its input (``--rm``)
+apptainer    a container of ``image``           as with bubblewrap              with its input
 ============ ================================== =============================== ===================================
 """
 
@@ -41,6 +42,7 @@ from mua.users.scoring.sandbox import (
     SandboxResult,
     bubblewrap,
     ending,
+    in_group,
     limits_text,
 )  # fmt: skip
 from mua.utils.errors import ConfigError
@@ -196,7 +198,7 @@ def apptainer(config: SandboxLimits, _info: int) -> Launch:
     for key, value in VARIABLES.items():
         command += ["--env", f"{key}={value}"]
     command += [config.image, "python3", "-I", "-c", BOOT, limits_text(config)]
-    return Launch(command, variables)
+    return in_group(config, Launch(command, variables))
 
 
 def _client(name: str) -> tuple[str, dict[str, str]]:

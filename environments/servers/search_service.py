@@ -17,6 +17,7 @@ from urllib.parse import quote
 
 import httpx
 
+from environments.servers.fetching import received
 from environments.servers.page_text import PageError
 from environments.servers.web_settings import SearchTool
 from mua.environment.blame import Blame, blame
@@ -133,10 +134,14 @@ class SearchService:
                         raise PageError("the search refuses this query")
                     return _NoAnswer(f"answers with status {answer.status_code}", again, _retry_after(answer), found)
                 text = bytearray()
-                async for piece in answer.aiter_bytes(2**16):
-                    text += piece
-                    if len(text) > config.answer_bytes:
-                        return _NoAnswer(f"answers with more than {config.answer_bytes} bytes (answer_bytes)", False)
+                try:
+                    async for piece in received(answer):
+                        text += piece
+                        if len(text) > config.answer_bytes:
+                            told = f"answers with more than {config.answer_bytes} bytes (answer_bytes)"
+                            return _NoAnswer(told, False)
+                except PageError:
+                    return _NoAnswer("answers in pieces too small to be read", False)
         except TimeoutError:
             return _NoAnswer(f"does not answer within {seconds:g} s")
         except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
@@ -162,6 +167,8 @@ class SearchService:
                 found.append(
                     SearchResult(url, title or url, _line(parts.get("snippet"), self._config.snippet_characters))
                 )
+        if listed and not found:
+            return _NoAnswer(f"has no address at {self._config.fields['url']!r} in any result", False)
         return found
 
 

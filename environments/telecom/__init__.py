@@ -12,6 +12,7 @@ from pathlib import Path
 
 from environments._service import ServiceDomain, Sides
 from environments.kit.database import RewardForm, ServiceDesk
+from environments.kit.options import read_options
 from environments.telecom.canned import CANNED
 from environments.telecom.environment import TelecomEnvironment, desk
 from environments.telecom.expert import Expert
@@ -57,22 +58,11 @@ class TelecomDomain(ServiceDomain):
         """Takes ``reward`` and the option ``compact``; in a mix, other domains' settings are left to them."""
         if config.data is not None and self.name in (config.name, config.data.name):  # a mix gives PATH/telecom
             return official_telecom(config, services)
-        if config.name == self.name:
-            _refuse_foreign(config)
-        compact = config.options.get("compact", False)
-        if not isinstance(compact, bool):
-            raise ConfigError(f"environment.options.compact: {compact!r} is neither true nor false")
-        return TelecomDomain(config.reward, compact=compact)
-
-
-def _refuse_foreign(config: EnvironmentConfig) -> None:
-    defaults = EnvironmentConfig(name=config.name)
-    for key in ("oracle", "show_reward"):
-        if getattr(config, key) != getattr(defaults, key):
-            raise ConfigError(f"environment.{key}: domain 'telecom' has nothing to set there; leave it out")
-    for key in config.options:
-        if key != "compact":
-            raise ConfigError(f"environment.options.{key}: domain 'telecom' knows only the option compact")
+        if config.oracle != "rule" or config.show_reward:
+            key = "oracle" if config.oracle != "rule" else "show_reward"
+            raise ConfigError(f"environment.{key}: domain {self.name!r} has nothing to set there; leave it out")
+        options = read_options(self.name, {"compact": False}, config)
+        return TelecomDomain(config.reward, compact=bool(options["compact"]))
 
 
 DOMAIN = TelecomDomain()

@@ -1,10 +1,16 @@
-"""Check tool arguments against the tool's JSON Schema, with an answer a model can act on, and fit them to it."""
+"""Check tool arguments against the tool's JSON Schema, with an answer a model can act on, and fit them to it.
+
+Schemas of tool servers are written by others, arguments by policies, and both meet on the event loop. So each step is
+bounded: a schema by its size and by its parts with every reference written out; a call by parts times values; patterns
+by an engine that takes linear time, or by the length of texts where it cannot. Faults are listed where that is cheap.
+"""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import Any, TypeAlias
 from urllib.parse import unquote
@@ -19,6 +25,24 @@ Checker: TypeAlias = Callable[[Any], str | None]
 """None for arguments that fit, else one line that says what does not."""
 _LONGEST = 300
 """Characters of one message: a sentence quotes the whole offending value."""
+
+MOST_CHARACTERS = 200_000
+"""Of one schema as JSON."""
+MOST_PARTS = 20_000
+"""Parts of one schema, each counted wherever a reference puts it; what it refers to from within itself once."""
+_DEEPEST = 100
+"""References and parts inside one another."""
+_MOST_HELD = 500_000
+"""Parts times values of one call."""
+_MOST_COPIED = 20_000
+"""Values that the library may copy to list what is wrong: it copies one for each part that does not fit."""
+_MOST_SQUARED = 100_000_000
+"""Sum of the squared lengths of texts under a pattern that looks around, which takes as long."""
+_COMPILE_SECONDS = 0.2
+"""Processor time for the patterns of one schema."""
+_LIMITS = {"size_limit": 1 << 20, "dfa_size_limit": 1 << 21}
+_LINEAR = jsonschema_rs.RegexOptions(**_LIMITS)
+_LOOKING_AROUND = jsonschema_rs.FancyRegexOptions(backtrack_limit=10_000, **_LIMITS)
 
 _MOST = 4096
 _by_identity: dict[int, tuple[Any, str, Checker]] = {}
@@ -50,7 +74,7 @@ def fitted(schema: ToolSchema, arguments: Json) -> Json:
     """
     if not _has_whole_float(arguments):
         return arguments
-    changed: Json = _fit(schema.parameters, arguments, schema.parameters)
+    changed: Json = _fit([schema.parameters], arguments, schema.parameters, {})
     return changed
 
 
@@ -83,56 +107,66 @@ def _has_whole_float(value: Any) -> bool:
     return isinstance(value, float) and value.is_integer()
 
 
-def _fit(schema: Any, value: Any, root: Any) -> Any:
-    """``value`` as ``schema``, a part of ``root``, wants its numbers. It is no deeper than JSON that was read."""
-    if isinstance(value, float):
-        if not value.is_integer() or abs(value) > 2**53:
-            return value
-        kinds: set[str] = set()
-        for part in _parts(schema, root):
+def _fit(schemas: list[Any], value: Any, root: Any, known: dict[tuple[int, ...], tuple[list[Json], bool]]) -> Any:
+    """``value`` as ``schemas``, parts of ``root`` that all are about it, want its numbers; no deeper than read JSON.
+
+    ``known``: by what stands in the schema, all parts there, and whether they ask for an integer and for no number.
+    """
+    if (place := tuple(map(id, schemas))) not in known:
+        parts, kinds = list(_parts(schemas, root)), set[str]()
+        for part in parts:
             said = part.get("type", ())
             kinds |= {said} if isinstance(said, str) else set(said)
-            known = [*part.get("enum", ()), *([part["const"]] if "const" in part else [])]
-            kinds |= {"integer" if type(one) is int else "number" for one in known if type(one) in (int, float)}
-        return int(value) if "integer" in kinds and "number" not in kinds else value
-    parts = list(_parts(schema, root))
-    if isinstance(value, dict):
-        return {key: _fit_all(_schemas_at(parts, key), item, root) for key, item in value.items()}
+            values = [*part.get("enum", ()), *([part["const"]] if "const" in part else [])]
+            kinds |= {"integer" if type(one) is int else "number" for one in values if type(one) in (int, float)}
+        known[place] = parts, "integer" in kinds and "number" not in kinds
+    parts, whole = known[place]
     if isinstance(value, list):
-        return [_fit_all(_schemas_at(parts, place), item, root) for place, item in enumerate(value)]
-    return value
+        return [_fit(_schemas_at(parts, at), item, root, known) for at, item in enumerate(value)]
+    if isinstance(value, dict):
+        return {key: _fit(_schemas_at(parts, key), item, root, known) for key, item in value.items()}
+    return int(value) if whole and isinstance(value, float) and value.is_integer() and abs(value) <= 2**53 else value
 
 
-def _fit_all(schemas: list[Any], value: Any, root: Any) -> Any:
-    if isinstance(value, float):
-        return _fit({"anyOf": schemas}, value, root) if schemas else value
-    for schema in schemas:
-        value = _fit(schema, value, root)
-    return value
-
-
-def _parts(schema: Any, root: Any) -> Iterator[Json]:
-    """``schema`` and whatever stands in its place or beside it, each once: references, alternatives, branches."""
+def _parts(schemas: Iterable[Any], root: Any) -> Iterator[Json]:
+    """``schemas`` and whatever stands in their place or beside them, each once: references, alternatives, branches."""
     seen: set[int] = set()
-    waiting = [schema]
+    waiting = list(schemas)
     while waiting:
         part = waiting.pop()
-        if not isinstance(part, dict) or id(part) in seen:
-            continue
-        seen.add(id(part))
-        yield part
-        if isinstance(part.get("$ref"), str):
-            reference, found = part["$ref"], root  # one that leads out of ``root`` finds None
-            steps = reference.removeprefix("#/").split("/") if reference.startswith("#/") else ("",)
-            for step in () if reference == "#" else steps:
-                step = unquote(step).replace("~1", "/").replace("~0", "~")
-                found = found.get(step) if isinstance(found, dict) else None
-            waiting.append(found)
-        waiting += [inner for key in ("anyOf", "oneOf", "allOf") for inner in part.get(key, ())]
-        waiting += [part.get(key) for key in ("if", "then", "else")]
+        if isinstance(part, dict) and id(part) not in seen:
+            seen.add(id(part))
+            yield part
+            waiting += _beside(part, root)
 
 
-def _schemas_at(parts: list[Json], key: str | int) -> list[Any]:
+def _beside(part: Json, root: Any) -> list[Any]:
+    """What ``part`` says of the same value by parts of its own."""
+    found = [inner for key in ("anyOf", "oneOf", "allOf") for inner in part.get(key, ())]
+    found += [part[key] for key in ("if", "then", "else") if key in part]
+    return found + [_referred(root, part[key]) for key in _REFERENCES if isinstance(part.get(key), str)]
+
+
+_REFERENCES = ("$ref", "$dynamicRef")
+
+
+def _referred(root: Any, reference: str) -> Any:
+    """What a path within ``root`` leads to; raises ValueError for anything else that a reference may be."""
+    found, steps = root, reference.removeprefix("#").split("/")[1:]
+    for step in steps:
+        step = unquote(step).replace("~1", "/").replace("~0", "~")
+        if isinstance(found, list) and step.isdecimal() and int(step) < len(found):
+            found = found[int(step)]
+        else:
+            found = found.get(step) if isinstance(found, dict) else None
+        if isinstance(found, dict) and isinstance(found.get("$id"), str):
+            found = None  # paths within it are its own
+    if not re.match("#(/|$)", reference) or not isinstance(found, dict | bool):
+        raise ValueError(f"its reference {reference[:100]!r} is no path to a part of it")
+    return found
+
+
+def _schemas_at(parts: Iterable[Json], key: str | int) -> list[Any]:
     """What ``parts`` say of the property, or the item, at ``key``."""
     found = []
     for part in parts:
@@ -143,22 +177,137 @@ def _schemas_at(parts: list[Json], key: str | int) -> list[Any]:
             found += [first[key]] if key < len(first) else [part[others]] if others in part else []
             continue
         own = [part["properties"][key]] if key in part.get("properties", {}) else []
-        own += [inner for pattern, inner in part.get("patternProperties", {}).items() if re.search(pattern, key)]
+        own += [inner for pattern, inner in part.get("patternProperties", {}).items() if _matcher(pattern)(key)]
         found += own or ([part["additionalProperties"]] if "additionalProperties" in part else [])
     return found
 
 
+@lru_cache(maxsize=_MOST)
+def _matcher(pattern: str) -> Callable[[str], bool]:
+    """Whether a text has what ``pattern`` looks for, as the library sees it."""
+    return _validator({"pattern": pattern})[0].is_valid
+
+
+def _validator(parameters: Json) -> tuple[jsonschema_rs.Validator, bool]:
+    """The library's check, and whether its patterns take linear time. Raises for what is no schema.
+
+    It reads the dialect that the schema declares. Without one, or with one that nobody knows, that is 2020-12, or draft
+    7 where it is a schema there alone (a tuple as a list of ``items``).
+    """
+    make: Callable[..., jsonschema_rs.Validator] = jsonschema_rs.validator_for
+    if not _DIALECT.search(str(parameters.get("$schema"))):
+        parameters = {key: value for key, value in parameters.items() if key != "$schema"}
+        make = jsonschema_rs.Draft202012Validator
+        if not jsonschema_rs.meta.is_valid(parameters) and jsonschema_rs.Draft7Validator(_DRAFT_7).is_valid(parameters):
+            make = jsonschema_rs.Draft7Validator
+    try:
+        return make(parameters, retriever=_no_remote, pattern_options=_LINEAR), True
+    except jsonschema_rs.ValidationError:
+        return make(parameters, retriever=_no_remote, pattern_options=_LOOKING_AROUND), False
+
+
+def _count_parts(part: Any, root: Any, known: dict[int, int], patterns: set[str], depth: int = 0) -> int:
+    """Parts of ``part`` with every reference written out; raises ValueError where it cannot be told, or nests too deep.
+
+    ``known`` holds those that were counted, 0 for those under way; ``patterns`` gets all that there are.
+    """
+    if not isinstance(part, dict):
+        return int(isinstance(part, bool))
+    if id(part) not in known:
+        if depth > _DEEPEST:
+            raise ValueError(f"its parts and references are more than {_DEEPEST} inside one another")
+        if depth and isinstance(part.get("$id"), str):
+            raise ValueError(f"a part of it has an $id of its own, {part['$id'][:100]!r}")
+        known[id(part)] = 0
+        inner = _beside(part, root) + [part.get(key) for key in (*_OF_ITEMS, "not", "items", "additionalProperties")]
+        for key in ("prefixItems", "items"):  # a tuple stands in either, by the dialect
+            inner += part[key] if isinstance(part.get(key), list) else []
+        inner += [one for key in _NAMED for one in part.get(key, {}).values()]
+        patterns |= {*part.get("patternProperties", {}), *([part["pattern"]] if "pattern" in part else [])}
+        known[id(part)] = 1 + sum(_count_parts(one, root, known, patterns, depth + 1) for one in inner)
+    return known[id(part)]
+
+
+_OF_ITEMS = ("contains", "propertyNames", "unevaluatedItems", "unevaluatedProperties")
+_NAMED = ("properties", "patternProperties", "dependentSchemas", "dependencies")
+
+
+def _check_schema(parameters: Json) -> int:
+    """How many parts there are; raises ValueError for a schema that could take long, and for none."""
+    if len(json.dumps(parameters)) > MOST_CHARACTERS:
+        raise ValueError(f"it has more than {MOST_CHARACTERS} characters")
+    patterns: set[str] = set()
+    try:
+        count = _count_parts(parameters, parameters, {}, patterns)
+    except (TypeError, AttributeError):
+        raise ValueError("a keyword of it has a value of another type than it takes") from None
+    if count > MOST_PARTS:
+        raise ValueError(f"its references make more than {MOST_PARTS} parts of it")
+    end = time.thread_time() + _COMPILE_SECONDS
+    for pattern in sorted(patterns):
+        _matcher(pattern)
+        if time.thread_time() > end:
+            raise ValueError(f"its patterns take more than {_COMPILE_SECONDS:g} s to prepare")
+    return count
+
+
+def _too_large(arguments: Any, parts: int, linear: bool) -> bool:
+    """Whether to hold ``arguments`` against so many parts could take long."""
+    values, squared, waiting = 1, 0, [arguments]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, dict | list):
+            values += len(value)
+            waiting.extend(value.values() if isinstance(value, dict) else value)
+            if not linear and isinstance(value, dict):
+                waiting.extend(value)
+        elif not linear and isinstance(value, str):
+            squared += len(value) ** 2
+    return values * parts > _MOST_HELD or squared > _MOST_SQUARED
+
+
+def _is_listable(root: Json, arguments: Json) -> bool:
+    """Whether the library can list at once what is wrong: it keeps a copy of a value for each part, of each branch."""
+    left, waiting = _MOST_COPIED, [(root, arguments)]
+    while waiting:
+        part, value = waiting.pop()
+        if not isinstance(part, dict):
+            continue
+        below = [value]
+        while below and left > 0:
+            left -= 1
+            one = below.pop()
+            below += one.values() if isinstance(one, dict) else one if isinstance(one, list) else ()
+        if left <= 0:
+            return False
+        held = [*_beside(part, root), part.get("not"), *part.get("dependentSchemas", {}).values()]
+        waiting += [(inner, value) for inner in held]
+        items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+        for key, item in items:
+            waiting += [(inner, item) for inner in _schemas_at([part], key)]
+            waiting += [(part[name], item) for name in _OF_ITEMS if name in part]
+    return True
+
+
 def argument_checker(schema: ToolSchema) -> Checker:
-    """:func:`validate_arguments` of one schema, prepared: about a microsecond a call that fits."""
-    validator = _validator(schema.parameters)
+    """:func:`validate_arguments` of one schema, prepared: some microseconds a call that fits.
+
+    Raises ValueError (of the library or of ours) for a schema that is none, or that could take long to check by.
+    """
+    parts = _check_schema(schema.parameters)
+    validator, linear = _validator(schema.parameters)
 
     def check(arguments: Any) -> str | None:
         if not isinstance(arguments, dict):
             names = {list: "an array", str: "a string", bool: "a boolean", int: "a number", float: "a number"}
             found = "null" if arguments is None else names.get(type(arguments), type(arguments).__name__)
             return f"arguments of {schema.name} must be a JSON object, not {found}"
+        if _too_large(arguments, parts, linear):
+            return f"invalid arguments for {schema.name}: they are too large or too long for its schema"
         if validator.is_valid(arguments):
             return None
+        if not _is_listable(schema.parameters, arguments):
+            return f"invalid arguments for {schema.name}: they do not fit its schema"
         fault = _most_telling(list(validator.iter_errors(arguments)), schema.parameters, arguments)
         where = "".join(  # as JSONPath writes it
             f".{step}" if re.match(r"[a-zA-Z][a-zA-Z0-9_]*$", str(step)) else f"[{step!r}]"
@@ -170,17 +319,6 @@ def argument_checker(schema: ToolSchema) -> Checker:
         return f"invalid arguments for {schema.name}: {f'{where}: ' if where else ''}{sentence}"
 
     return check
-
-
-def _validator(parameters: Json) -> jsonschema_rs.Validator:
-    """In the dialect that the schema declares. Without one, or with one that nobody knows, it is read as 2020-12, and
-    as draft 7 where it is a schema there alone (a tuple as a list of ``items``)."""
-    if _DIALECT.search(str(parameters.get("$schema"))):
-        return jsonschema_rs.validator_for(parameters, retriever=_no_remote)
-    bare = {key: value for key, value in parameters.items() if key != "$schema"}
-    if not jsonschema_rs.meta.is_valid(bare) and jsonschema_rs.Draft7Validator(_DRAFT_7).is_valid(bare):
-        return jsonschema_rs.Draft7Validator(bare, retriever=_no_remote)
-    return jsonschema_rs.Draft202012Validator(bare, retriever=_no_remote)
 
 
 @lru_cache(maxsize=_MOST)
@@ -255,7 +393,7 @@ def _sentence(fault: jsonschema_rs.ValidationError, root: Json, arguments: Json)
     if keyword == "additionalProperties":
         beside = _at(root, fault.schema_path[:-1])
         patterns, named = beside.get("patternProperties", {}), beside.get("properties", {})
-        extra = sorted(key for key in value if key not in named and not any(re.search(one, key) for one in patterns))
+        extra = sorted(key for key in value if key not in named and not any(_matcher(one)(key) for one in patterns))
         listed, one = ", ".join(map(repr, extra)), len(extra) == 1
         if "patternProperties" in beside:
             known = ", ".join(map(repr, sorted(patterns)))

@@ -194,12 +194,9 @@ def load_recordings(path: Path) -> dict[str, list[list[RecordedTurn]]]:
                         trace: Json = read_json(line, strict=False, depth=MAX_FILE_DEPTH)
                         task_id, turns = _text(trace["task_id"]), user_turns(trace["messages"])
                     except (JsonError, KeyError, TypeError, AttributeError) as error:
-                        fault = "not a trace line; it needs task_id and messages in OpenAI form"
-                        if isinstance(error, JsonError):
-                            fault = f"not a JSON line ({error})"
-                        elif isinstance(error, KeyError):
-                            fault = f"no key {error} in this trace line"
-                        fault = f"user.replay: {file}:{number}: {fault}"
+                        why = f"no key {error}" if isinstance(error, KeyError) else error
+                        form = "it needs task_id and messages in OpenAI form"
+                        fault = f"user.replay: {file}:{number}: not a trace line ({why}); {form}"
                         if line.endswith(b"\n"):
                             raise ConfigError(fault) from error
                         log.warning("%s; the line is unfinished and skipped", fault)

@@ -12,7 +12,6 @@ import asyncio
 import importlib
 import json
 import re
-import time
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -29,13 +28,13 @@ from environments.retail import RetailDomain
 from environments.telecom import TelecomDomain
 from mua.config.schema import EnvironmentConfig
 from mua.environment.domain import Domain
-from mua.environment.protocol import Split, Task, Transcript
+from mua.environment.protocol import Split, Task
 from mua.environment.registry import get_domain
 from mua.environment.selection import Selection
 from mua.environment.user import STOP_SIGNAL
 from mua.users.personas import PERSONAS
 from mua.utils.errors import MuaError
-from tests.desk_support import SPLITS, all_tasks, at_its_end, judged, opened, played, reworded, spoken, with_persona
+from tests.desk_support import SPLITS, all_tasks, judged, opened, played, reworded, spoken, with_persona
 from tests.tables import cases_of, refused
 
 cases = cases_of("desks")
@@ -247,15 +246,3 @@ def test_the_manifest_pins_what_the_generator_makes(name: str, tmp_path: Path):
 @cases
 def test_settings_that_cannot_be_had_are_refused(settings: dict[str, object], message: str):
     refused(message, Selection.from_config, EnvironmentConfig.model_validate(settings))
-
-
-@pytest.mark.parametrize("name", DESKS)
-def test_an_evaluation_is_cheap(name: str):
-    """An order of magnitude above what it takes; a verdict is due after every episode."""
-    task = max(get_domain(name).tasks("test"), key=lambda one: len(one.data["actions"]))
-    environment, found = at_its_end(task)
-    environment.evaluate(Transcript(found.messages))
-    began = time.process_time()
-    for _ in range(20):
-        environment.evaluate(Transcript(found.messages))
-    assert (time.process_time() - began) / 20 < 0.1

@@ -75,10 +75,7 @@ def test_held_out_domains_have_options_of_their_own() -> None:
         ({"domains": ["gyms/seerch"]}, "unknown environment 'gyms/seerch'"),
         ({"domains": ["gyms/search"], "options": {"turtle.max_words": 5}}, r"evaluation\.options\.turtle\.max_words: "),
         ({"domains": ["gyms/search"], "options": {"max_answers": 5}}, r"evaluation\.options\.max_answers: nothing is"),
-        (
-            {"domains": ["gyms/search"], "options": {"search.max_ansers": 5}},
-            r"unknown option; .*did you mean 'max_answers'",
-        ),
+        ({"domains": ["gyms/search"], "options": {"search.max_ansers": 5}}, r"did you mean 'max_answers'"),
     ],
 )
 def test_what_cannot_be_held_out_is_refused(evaluation: dict[str, Any], says: str) -> None:

@@ -18,7 +18,6 @@ from environments.gyms.persuade.players import argument
 from environments.gyms.persuade.topics import LEVELS, SIZES, Note, looked_up, notes, numbers, themes, topics
 from mua.environment.protocol import Task
 from mua.types import Json
-from mua.utils.errors import JudgeFault, UserFault
 from tests.gyms_support import judged, labeled, modeled, opened, real_oracle, say, verdict
 
 TASKS = {split: DOMAIN.tasks(split) for split in SIZES}
@@ -81,13 +80,6 @@ async def test_the_second_argument_that_fails_ends_it_and_ground_is_lost_in_betw
     assert after.details["furthest"] == before.details["stance"]
 
 
-async def test_ground_that_was_lost_is_won_back_by_the_next_argument():
-    task = of("easy")
-    results = await say(opened(DOMAIN, task), met_by(task)[0], *failing(task, 1), met_by(task)[1])
-    assert sum(result.reward for result in results) == pytest.approx(1.0)
-    assert results[-1].terminal
-
-
 async def test_random_talk_never_earns_more_than_one():
     rng = random.Random(5)
     for task in TASKS["test"]:
@@ -110,12 +102,6 @@ async def test_all_notes_at_once_and_bare_keywords_move_nobody():
         everything = " ".join(met_by(task))
         results = await say(opened(DOMAIN, task), everything, "noise homes meals sport", task.data["argument"])
         assert [result.reward for result in results] == [0.0, 0.0, 0.0], task.data
-
-
-async def test_the_turns_are_counted():
-    results = await say(opened(DOMAIN, of("easy")), *["You are wrong."] * 13)
-    assert [result.terminal for result in results] == [False] * 11 + [True, False]
-    assert results[-1].error
 
 
 async def test_what_is_on_the_holders_mind_shines_through_by_difficulty():
@@ -222,31 +208,3 @@ async def test_the_llm_oracle_agrees_with_labels_and_rules():
             as_ruled.append((stance != STANCES[0]) == (by_rule.reward > 0))
     assert sum(same) / len(same) >= 0.8
     assert sum(as_ruled) / len(as_ruled) >= 0.8
-
-
-async def test_with_models_too_only_the_gain_over_the_furthest_stance_is_paid():
-    stances = ["agree", "undecided", "strongly agree", "undecided", "disagree", "strongly disagree"]
-    answers = iter(stances)
-    prompts = []
-
-    def user(body: Json) -> str:
-        prompts.append(body["messages"][-1]["content"])
-        return f"answer {len(prompts)}"
-
-    async with modeled(DOMAIN, user, lambda body: verdict(next(answers))) as gym:
-        results = await say(opened(gym, of("easy")), *[f"argument number {n}" for n in range(6)])
-    assert [round(result.reward * LEVELS) for result in results] == [1, 2, 0, 0, 2, 1]
-    assert sum(result.reward for result in results) == pytest.approx(1.0)
-    assert results[-1].terminal
-    assert "Stance now: agree with" in prompts[0]
-    assert all(f"argument number {n}" in prompts[-1] and f"answer {n + 1}" in prompts[-1] for n in range(5))
-
-
-async def test_models_that_give_nothing_usable_are_faults_and_never_a_stance():
-    for bad in ("rather disagree", verdict("neutral"), '{"verdict": "agree"}', ""):
-        async with modeled(DOMAIN, lambda body: "hm", lambda body, bad=bad: bad) as gym:
-            with pytest.raises(JudgeFault):
-                await say(opened(gym, of("easy")), "An argument")
-    async with modeled(DOMAIN, lambda body: "", lambda body: verdict("agree")) as gym:
-        with pytest.raises(UserFault):
-            await say(opened(gym, of("easy")), "An argument")

@@ -22,7 +22,7 @@ from environments.gyms.search.world import corpus, matches, shared_index
 from environments.kit.ranking import ranking
 from mua.config.schema import EnvironmentConfig
 from mua.environment.endpoint.services import Services
-from mua.utils.errors import EnvironmentFault, JudgeFault
+from mua.utils.errors import EnvironmentFault
 from tests.chat_server import Handler, fails, never, raw, serving
 from tests.counting import operations
 from tests.gyms_support import modeled, opened, played, unasked
@@ -86,12 +86,6 @@ async def test_a_judge_decides_where_words_differ(verdict: str, reward: float):
         assert exact.reward == 1.0
 
 
-async def test_a_verdict_that_cannot_be_read_is_no_reward():
-    async with judging("perhaps") as gym:
-        with pytest.raises(JudgeFault):
-            await played(opened(gym, TEST[0]), act("answer", "something like it"))
-
-
 def test_the_judge_has_to_be_configured():
     refused(r"judge\.llm", DOMAIN.configured, EnvironmentConfig(name="gyms/search", oracle="llm"), Services())
 
@@ -106,7 +100,7 @@ def on_the_web(url: str, **more: str | float) -> SearchGym:
 
 async def test_a_web_service_is_asked_with_the_key_and_its_results_shown(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("SOME_SEARCH_KEY", "k-123")
-    found = {"organic": [{"title": f"T{number}", "snippet": f"S{number}"} for number in range(8)]}
+    found = {"organic": [{"link": f"u:{n}", "title": f"T{n}", "snippet": f"S{n}"} for n in range(8)]}
     async with serving(raw(json.dumps(found)), path="/v1/search") as server:
         gym = on_the_web(f"{server.url}/search", search_key_env="SOME_SEARCH_KEY")
         results = await played(opened(gym, TEST[0]), act("search", "who"), act("search", "what"))
@@ -120,9 +114,9 @@ async def test_a_web_service_is_asked_with_the_key_and_its_results_shown(monkeyp
     ("handler", "said"),
     [
         (never, "0.2 s"),
-        (fails(503), "HTTP 503"),
-        (raw("hello", "text/plain"), "no list"),
-        (raw('{"organic": [{"title": "T"}]}'), "snippet"),
+        (fails(503), "status 503"),
+        (raw("hello", "text/plain"), "no JSON"),
+        (raw('{"organic": [{"title": "T"}]}'), "no address"),
         (raw('["organic"]'), "no list"),
     ],
     ids=["slow", "broken", "prose", "other_shape", "no_list"],
@@ -138,12 +132,6 @@ async def test_a_web_service_that_fails_is_a_fault_of_the_environment(
             await played(opened(gym, TEST[0]), act("search", "who"))
     assert "k-123" not in repr(raised.value)
     assert raised.value.__cause__ is None
-
-
-async def test_a_service_that_is_not_there_is_a_fault_too():
-    gym = on_the_web("http://127.0.0.1:9/search", search_seconds=30.0)
-    with pytest.raises(EnvironmentFault, match="ConnectError"):
-        await played(opened(gym, TEST[0]), act("search", "who"))
 
 
 def test_a_key_that_is_not_set_is_named():

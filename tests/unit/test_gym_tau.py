@@ -30,7 +30,6 @@ from tests.tau_support import official
 
 cases = cases_of("gym_tau")
 
-SPLITS = ("train", "validation", "test")
 DESK = TauGym(inner={"help_desk": get_domain("help_desk")})
 
 
@@ -109,15 +108,6 @@ async def test_an_answer_that_is_no_call_is_refused(content: str, said: str):
     assert not result.terminal
 
 
-async def test_mistakes_in_a_call_are_told_by_the_inner_tool():
-    results = await played(
-        opened(DESK, desk_task("cancel")),
-        act("answer", tool_call("no_such_tool", {})),
-        act("answer", tool_call("get_order", {"number": 3})),
-    )
-    assert all("error" in result.text and result.reward == 0 and not result.terminal for result in results)
-
-
 def before_the_end(task: Task) -> list[Move]:
     """The gold moves without the last text and what follows it."""
     moves = list(DESK.gold(task))
@@ -165,14 +155,6 @@ async def test_only_what_is_said_to_the_customer_counts_as_told():
     for told, expected in ((act("action", text), 1.0), (untold, 0.0)):
         results = await played(opened(DESK, task), *before_the_end(task), told, act("finish"))
         assert sum(result.reward for result in results) == expected
-
-
-def test_closing_closes_the_inner_environment():
-    environment = opened(DESK, desk_task("cancel"))
-    inner = environment.game._environment  # type: ignore[attr-defined]
-    environment.close()
-    assert inner._database is None
-    DESK.environment().close()
 
 
 # Configuration.

@@ -16,7 +16,6 @@ from environments.gyms.turtle import DOMAIN
 from environments.gyms.turtle.players import asking
 from environments.gyms.turtle.stories import Story, answer, asked_about, schemas, score, story, story_of
 from mua.environment.protocol import Task
-from mua.utils.errors import JudgeFault
 from tests.chat_server import says
 from tests.gyms_support import all_tasks, judged, labeled, opened, played, real_oracle, say, served
 from tests.tables import cases_of, table
@@ -124,11 +123,6 @@ async def test_feedback_counts_points_and_quotes_none():
         assert not any(criterion.statement in result.text for criterion in filled.criteria)
 
 
-async def test_long_explanations_are_refused():
-    (result,) = await played(opened(DOMAIN, first_task("egg")), act("answer", "the floor stays whole " * 30))
-    assert (result.error, result.reward) == (True, 0.0)
-
-
 async def test_the_llm_oracle_judges_each_point_alone():
     replies = [says("Yes."), *(says(json.dumps({"reason": "", "verdict": v})) for v in ("full", "none"))]
     async with served(DOMAIN, *replies) as (gym, server):
@@ -142,16 +136,6 @@ async def test_the_llm_oracle_judges_each_point_alone():
     assert len(judges) == 2
     assert all("Is it the sea?" in judge for judge in judges)
     assert all("0.5" not in judge and filled.hidden_story not in judge for judge in judges)
-
-
-async def test_an_unreadable_verdict_on_one_point_is_a_fault_of_the_whole():
-    replies = [says("Yes."), says('{"reason": "", "verdict": "full"}'), says("good answer")]
-    async with served(DOMAIN, *replies) as (gym, _):
-        environment = opened(gym, first_task("lighthouse"))
-        await say(environment, "Is it the sea?")
-        with pytest.raises(JudgeFault):
-            await played(environment, act("answer", "A lighthouse"))
-        assert (await judged(environment)).details["best"] == 0
 
 
 @pytest.mark.timeout(1800)

@@ -27,7 +27,6 @@ from environments.gyms._shared.oracles import (
     labeled,
     one_of,
     pattern,
-    spoken,
 )
 from environments.gyms.function import DOMAIN as FUNCTION
 from mua.config.schema import EnvironmentConfig, LlmConfig
@@ -300,9 +299,3 @@ async def test_a_number_beyond_the_list_is_no_verdict():
     async with endpoint(says('{"reason": "r", "numbers": [4]}')) as judge:
         with pytest.raises(JudgeFault):
             await chosen(judge, "which?", 3, {}, 1)
-
-
-def test_a_text_is_read_on_one_line():
-    assert spoken(" a\n b ") == "a b"
-    with pytest.raises(ValueError, match="empty"):
-        spoken("  ")

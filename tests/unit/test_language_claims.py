@@ -36,10 +36,6 @@ def test_the_labeled_sentences_are_told_apart(name: str):
     assert found.unread <= MOST_UNREAD
 
 
-def test_the_domains_with_sentences_have_a_checker():
-    assert {"help_desk", "retail"} <= set(bench.sets())
-
-
 WORDS = TABLE["WORDS"]
 HERE = Moment(
     {thing: {role: frozenset(values) for role, values in facts.items()} for thing, facts in TABLE["SHEETS"].items()},

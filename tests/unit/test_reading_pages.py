@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-from lxml import etree
 
 from environments.kit.ranking import Ranking, extract, words_of
 from environments.servers.corpus import Corpus
@@ -123,42 +121,6 @@ async def parsing(count: int = 1, seconds: float = 1.0) -> AsyncIterator[Parsers
         yield parsers
     finally:
         await parsers.close()
-
-
-async def test_hostile_html_costs_its_process_and_nobody_else() -> None:
-    attributes = "<a " + " ".join(f"a{number}=1" for number in range(60_000)) + ">x</a>"
-    async with parsing(2, 0.5) as parsers:
-        await parsers.start()
-        longest, last = 0.0, time.perf_counter()
-
-        async def watch() -> None:
-            nonlocal longest, last
-            while True:
-                await asyncio.sleep(0.01)
-                longest, last = max(longest, time.perf_counter() - last), time.perf_counter()
-
-        watching = asyncio.create_task(watch())
-        hostile, *good = await asyncio.gather(
-            parsers.parse(attributes.encode(), html=True),
-            *(parsers.parse(ARTICLE.encode(), html=True) for _ in range(8)),
-            return_exceptions=True,
-        )
-        watching.cancel()
-        assert isinstance(hostile, PageError)
-        assert str(hostile) == "no text can be made of this page: it takes too much time or memory"
-        assert all(one.title == "Returns & refunds" for one in good)  # type: ignore[union-attr]
-        assert (await parsers.parse(b"<p>after", html=True)).text == "after"
-
-
-ODD = ["<div>" * 50_000 + "x", "<b><i>" * 20_000, "<table>" * 3000, "<p>" + "&amp;" * 200_000, "<!--" * 9000,
-       "<" * 90_000, "<svg><script>" * 9000, "<title>" * 9000, "<meta charset=" * 3000, "]]>" * 9000,
-       "<select><option>" * 2000]  # fmt: skip
-
-
-@pytest.mark.parametrize("source", ODD, ids=lambda source: source[:14])
-def test_odd_html_has_some_text_or_none(source: str) -> None:
-    with suppress(etree.LxmlError):  # a page without text to the policy
-        of_html(source)
 
 
 async def test_a_cancelled_page_frees_its_place() -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -19,7 +18,7 @@ from typing import Any
 import mcp_types as types
 import pytest
 from aiohttp import web
-from mcp_support import environment, own_server, some_task
+from mcp_support import environment, own_server
 from pydantic import ValidationError
 
 from environments.help_desk.tasks import generate
@@ -31,7 +30,6 @@ from mua.environment.endpoint.services import Services
 from mua.environment.manager import EnvironmentManager
 from mua.environment.mcp.health import FAULT_KEY, ServerNotStarted
 from mua.environment.mcp.tool_session import text_of
-from mua.environment.registry import get_domain
 from mua.rollout import runner as runner_module
 from mua.rollout.runner import EpisodeRunner
 from mua.types import Json, Outcome, Trajectory
@@ -162,43 +160,6 @@ async def test_a_search_service_that_fails_is_an_environment_error() -> None:
         assert (trajectory.outcome, trajectory.scored) == (Outcome.ENVIRONMENT_ERROR, False)
         assert "answers with status 500" in (trajectory.error or "")
         assert [body["q"] for body in server.received] == ["x", "x", CONTROL]
-
-
-CHUNKS = b"1\r\nx\r\n" * 1_500_000
-"""A page in chunks of one byte."""
-
-
-async def test_a_page_in_tiny_chunks_does_not_hold_up_the_loop_of_rollouts() -> None:
-    """One domain's readers ask for it at once; the loop that plays the rollouts keeps its time meanwhile."""
-    head = b"HTTP/1.1 200 OK\r\ncontent-type: text/plain\r\ntransfer-encoding: chunked\r\n\r\n"
-    late: list[float] = []
-
-    async def watch() -> None:
-        while True:
-            began = time.perf_counter()
-            await asyncio.sleep(0.01)
-            late.append(time.perf_counter() - began - 0.01)
-
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readuntil(b"\r\n\r\n")
-        writer.write(head + CHUNKS)
-        await writer.drain()
-
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    place = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    config = environment(own_server("web", {"read_page": {}, "pages": {"allow_private": [place], "fetch_seconds": 5}}))
-    manager = EnvironmentManager(get_domain("help_desk"), config)
-    try:
-        async with manager.instance(some_task(), 1) as instance:
-            watching, began = asyncio.create_task(watch()), time.perf_counter()
-            result = await instance.call("read_page", {"url": f"http://{place}/"})
-            seconds = time.perf_counter() - began
-            watching.cancel()
-        assert "in pieces too small" in result.text
-    finally:
-        await manager.close()
-        server.close()
-    assert sum(late) < 0.5 * seconds, (sum(late), seconds)
 
 
 # ---- one call at a time, without a process of the server's

@@ -32,7 +32,7 @@ from mua.config.environment import McpServerConfig
 from mua.environment.mcp.servers import Lease, ToolServers
 from mua.environment.protocol import ToolResult
 from mua.users.scoring import sandbox as box_module
-from mua.users.scoring.sandbox import LONGEST_PROGRAM, ProgramKind, Sandbox, SandboxLimits
+from mua.users.scoring.sandbox import LONGEST_PROGRAM, Launch, ProgramKind, Sandbox, SandboxLimits
 from mua.utils.strict_json import unpaired_surrogate
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -147,6 +147,44 @@ def test_attacks_leave_the_sandbox_and_the_host_as_they_were(
     victim.wait()
     assert [name for name, attack in ATTACKS.items() if not withstood(attack, results[name], of_host)] == [], results
     assert not {process.name() for process in below()} & {"bwrap", "setpriv", "bash", "sleep", "yes"}
+
+
+@pytest.mark.parametrize("groups", ["/sys/fs/cgroup", "/nowhere"])
+def test_memory_is_limited_with_a_control_group_and_without(groups: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(box_module, "GROUPS", Path(groups))
+
+    async def play() -> list[Path]:
+        sandbox = Sandbox(CONFIG)
+        await sandbox.start()
+        made = list(Path(groups).rglob(f"mua-sandbox-{os.getpid()}-*"))
+        for name in ("memory of processes without their first thread", "memory bomb of many processes"):
+            result = await sandbox.run("python", ATTACKS[name].program)
+            assert "more than 300 MiB of memory" in result.fault, (name, result)
+        assert (await sandbox.run("python", "print(len(bytearray(2 * 10**8)))")).output == "200000000\n"
+        await sandbox.close()
+        return made
+
+    assert not [group for group in asyncio.run(play()) if group.exists()]
+
+
+def test_a_control_group_is_made_by_either_version(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A tree of files in place of the kernel's, which makes the files of a group itself."""
+    told = tmp_path / "cgroup"
+    monkeypatch.setattr(box_module, "GROUPS", tmp_path)
+    monkeypatch.setattr(box_module, "OWN_GROUPS", told)
+    for line, parent, limit in (
+        ("7:memory:/job/1", "memory/job/1", "memory.limit_in_bytes"), ("0::/app/run.scope", "app", "memory.max")
+    ):  # fmt: skip
+        (tmp_path / parent / "mua-sandbox-4194304-left").mkdir(parents=True)
+        told.write_text(f"1:name=systemd:/x\n{line}\n")
+        launch = box_module.in_group(CONFIG, Launch(["run"], {}))
+        assert launch.group is not None
+        assert launch.group.parent == tmp_path / parent
+        assert (launch.group / limit).read_text() == str((300 + 2 * 8 + 64) << 20)
+        assert launch.command[:2] + launch.command[3:] == ["/bin/sh", "-c", str(launch.group), "run"]
+        assert not (tmp_path / parent / "mua-sandbox-4194304-left").exists()
+    told.write_text("0::/\n")
+    assert box_module.in_group(CONFIG, Launch(["run"], {})) == Launch(["run"], {})
 
 
 def test_the_documentation_lists_each_attack() -> None:

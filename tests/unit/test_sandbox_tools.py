@@ -204,6 +204,7 @@ def after(command: list[str], *words: str) -> list[str]:
 
 def test_command_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "which", lambda name: f"/bin/{name}")
+    monkeypatch.setattr(sandbox_module, "GROUPS", Path("/nowhere"))
     monkeypatch.setenv("APPTAINERENV_SECRET", "xyzzy")
     monkeypatch.setenv("SECRET", "xyzzy")
     limits = {"memory_mib": 100, "disk_mib": 10, "processes": 5}

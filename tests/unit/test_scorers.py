@@ -29,7 +29,7 @@ from mua.environment.selection import Selection
 from mua.users.scoring.extraction import found_answers
 from mua.users.scoring.list_answers import readings
 from mua.users.scoring.scorer import SCORERS, ChecksTogether, Grader, Question, grader, make_scorer
-from mua.users.scoring.written_numbers import digits_of_words, read_number
+from mua.users.scoring.written_numbers import read_number
 from mua.utils.errors import ConfigError, JudgeFault
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -233,28 +233,6 @@ async def test_units_are_converted_where_that_is_asked_for():
     assert not await right("numeric", "5 km", "5", convert=True, units="required")
     with pytest.raises(ConfigError, match="units are ignored"):
         make_scorer("numeric", {"convert": True, "units": "ignore"}, Services())
-
-
-@pytest.mark.parametrize(("text", "digits"), [
-    ("twenty-five", "25"), ("Twenty five km", "25 km"), ("one hundred and five", "105"), ("a hundred", "100"),
-    ("two million three hundred thousand and six", "2300006"), ("three point one four", "3.14"), ("zero", "0"),
-    ("minus seven", "-7"), ("nineteen hundred", "1900"), ("forty two.", "42"), ("fifteen percent", "15 percent"),
-    ("ninety-nine thousand nine hundred ninety-nine", "99999"), ("five hundred twenty thirty", None), ("a", None),
-    ("twenty twenty", None), ("and five", None), ("one hundred and", None), ("thousand", None), ("a cat", None),
-    ("one million thousand", None), ("point five", None), ("seven hundred zero", None), ("ten hundred", None),
-    ("twenty five (25)", None), ("", None), ("one " * 500, None), ("two three", None), ("five point twelve", None),
-])  # fmt: skip
-def test_numbers_in_words(text: str, digits: str | None):
-    assert digits_of_words(text) == digits
-
-
-async def test_number_words_are_an_option():
-    assert await right("numeric", "25", "twenty-five", words=True)
-    assert await right("numeric", "twenty-five", "25", words=True)
-    assert not await right("numeric", "25", "twenty-five")
-    assert not await right("numeric", "5", "five or six", words=True)
-    assert await right("numeric", "5000 m", "five km", words=True, convert=True)
-    assert await right("numeric", "1,5", "one point five", words=True, decimal="comma")
 
 
 async def test_days():

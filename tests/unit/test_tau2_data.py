@@ -184,7 +184,7 @@ def test_policy_kind_and_page_of_the_user():
     assert policy.rstrip().endswith("</tech_support_policy>")
     assert "# By hand" in policy
     assert "# Step by step" in telecom(policy="workflow").system_prompt("full")
-    refused("policy: 'solo' is none of manual, workflow", telecom, policy="solo")
+    refused("policy: choose among manual, workflow", telecom, policy="solo")
     task = by_kind(domain, "[mobile_data_issue]bad_network")
     assert task.data["kind"] == "mobile_data_issue"
     assert domain.persona(task).startswith("Your character: You explain everything twice.")

@@ -19,7 +19,7 @@ import yaml
 
 from environments.kit.database import DatabaseEnvironment
 from environments.kit.demonstrate import demonstrate
-from environments.telecom import DOMAIN, TelecomDomain, carrier_tools
+from environments.telecom import DOMAIN, TelecomDomain
 from environments.telecom.faults import FAULTS, SOLVED
 from environments.telecom.tasks import PINNED
 from environments.telecom.world import PLANS, View
@@ -306,16 +306,6 @@ def test_looking_changes_nothing():
         assert environment.state.changes() == {}
 
 
-def test_tools_of_the_two_sides_are_apart():
-    environment = opened(ALL[0])
-    own, users = {tool.name for tool in environment.tools()}, {tool.name for tool in environment.user_tools()}
-    assert not own & users
-    assert 13 <= len(own) <= 20
-    assert 20 <= len(users) <= 35
-    assert environment.call("restart_phone", {}).error
-    assert environment.user_call("resume_line", {"line_id": "L20000"}).error
-
-
 def test_bad_calls_of_the_user_are_error_results_that_change_nothing():
     environment = opened(ALL[0])
     for name, arguments in TABLE["test_bad_calls_of_the_user_are_error_results_that_change_nothing"]:
@@ -387,20 +377,6 @@ def test_an_llm_user_is_told_what_the_scripted_one_knows():
         assert "{" not in persona
         if "gb" in task.data["wants"]:
             assert f"{task.data['wants']['gb']} GB" in persona
-
-
-def test_the_policy_page_has_the_words_that_count():
-    page = DOMAIN.system_prompt("full")
-    quoted = re.findall(r"`([^`]+)`", page)
-    used = {
-        action["arguments"]["reason"] for t in ALL for action in t.data["actions"] if "reason" in action["arguments"]
-    }
-    assert used <= set(quoted)
-    transfer = next(tool.schema for tool in carrier_tools.TOOLS if tool.terminal)
-    assert set(transfer.parameters["properties"]["reason"]["enum"]) >= used
-    assert {"overdue", "cannot", "roaming", "10 GB", "cannot verify"} <= set(quoted)
-    assert "vela.web" in page
-    assert "mms.vela.example" in page
 
 
 # ---- configuration

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 import random
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal, TypeAlias
+from typing import ClassVar, Literal
 
+from environments.kit.options import Option, read_options
 from mua.config.schema import EnvironmentConfig
 from mua.environment.endpoint.services import ChatClient, Services
 from mua.environment.protocol import Evaluation, Move, Task, ToolResult, Transcript
@@ -56,7 +56,6 @@ def shaped(base: float, step: int, flat: bool, options: Mapping[str, str | int |
 
 Choice = Literal["action", "answer", "search", "finish"]
 Role = Literal["user", "judge"]
-Option: TypeAlias = str | int | float | bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,31 +93,8 @@ def setting_of(
         oracle = "rule"
     if oracle == "llm":
         _need(name, roles, services)
-    options = options_for(name, {**SHAPING, **defaults}, config)
+    options = read_options(name, {**SHAPING, **defaults}, config)
     return Setting(oracle, config.show_reward, options, services.user, services.judge)
-
-
-def options_for(name: str, defaults: Mapping[str, Option], config: EnvironmentConfig) -> dict[str, Option]:
-    """``defaults`` with what ``environment.options`` says, which in a mix is what was said to this gym."""
-    merged, short = dict(defaults), name.rpartition("/")[2]
-    for key, value in config.options.items():
-        option = key.removeprefix(f"{name}.").removeprefix(f"{short}.")
-        merged[option] = _checked(key, option, value, defaults)
-    return merged
-
-
-def _checked(key: str, option: str, value: Option, defaults: Mapping[str, Option]) -> Option:
-    if option not in defaults:
-        near = difflib.get_close_matches(option, list(defaults), n=1)
-        known = ", ".join(sorted(defaults)) or "none"
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise ConfigError(f"environment.options.{key}: unknown option; known: {known}{hint}")
-    wanted = type(defaults[option])
-    if wanted is float and type(value) is int:
-        return float(value)
-    if type(value) is not wanted or (isinstance(value, int | float) and value < 0):
-        raise ConfigError(f"environment.options.{key}: {value!r} is no {wanted.__name__} of at least 0")
-    return value
 
 
 def _need(name: str, roles: Sequence[Role], services: Services) -> None:

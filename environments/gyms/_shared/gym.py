@@ -15,7 +15,6 @@ from environments.gyms._shared.game import (
     Choice,
     Game,
     GymEnvironment,
-    Option,
     Role,
     Setting,
     interact_schema,
@@ -24,6 +23,7 @@ from environments.gyms._shared.game import (
 from environments.gyms._shared.official import load_records, own_data
 from environments.gyms._shared.records import KINDS, GymName
 from environments.kit.canned import Canned, Player
+from environments.kit.options import Option
 from environments.kit.task_manifest import PinnedTasks
 from mua.config.schema import EnvironmentConfig
 from mua.environment.endpoint.services import Services

@@ -14,11 +14,12 @@ from collections.abc import Generator, Mapping, Sequence
 from typing import ClassVar
 
 from environments.gyms._shared import Choice, Game, Gym, act
-from environments.gyms._shared.game import Option, Role
+from environments.gyms._shared.game import Role
 from environments.gyms._shared.records import PersuadeRecord
 from environments.gyms.persuade.game import SAYINGS, Debate, PersuadeGame
 from environments.gyms.persuade.players import PLAYERS, argument, moves
 from environments.gyms.persuade.topics import NAME, generate_tasks, notes
+from environments.kit.options import Option
 from mua.environment.protocol import Move, Task
 from mua.types import Json
 from mua.utils.errors import MuaError

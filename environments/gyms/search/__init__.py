@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import ClassVar
 
 from environments.gyms._shared import Choice, Game, Gym, Reply, Setting, act
-from environments.gyms._shared.game import Option, Role
+from environments.gyms._shared.game import Role
 from environments.gyms._shared.official import has_records
 from environments.gyms._shared.oracles import labeled
 from environments.gyms._shared.records import SearchRecord
 from environments.gyms.search.players import PLAYERS, given_moves, moves
 from environments.gyms.search.web import OPTIONS, WebSearch
 from environments.gyms.search.world import NAME, generate_tasks, load_questions, matches, ready_index
+from environments.kit.options import Option
 from environments.kit.ranking import Document
 from mua.environment.protocol import Move, Split, Task
 from mua.types import Json

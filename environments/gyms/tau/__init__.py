@@ -24,11 +24,12 @@ from functools import cached_property
 from typing import Any, ClassVar, Self
 
 from environments.gyms._shared import Choice, Game, Gym, Setting, act
-from environments.gyms._shared.game import Option, Role, setting_of
+from environments.gyms._shared.game import Role, setting_of
 from environments.gyms.tau.canned import canned_through
 from environments.gyms.tau.game import CustomerUser, NeutralUser, TauEnvironment, TauGame, tool_call
 from environments.gyms.tau.records import checked_folder, databases, domains_of, own_records, tasks_of
 from environments.kit.canned import Canned
+from environments.kit.options import Option
 from mua.config.schema import EnvironmentConfig
 from mua.environment.domain import Configurable, Domain, Expert, PerTaskPrompt, moves_of
 from mua.environment.endpoint.services import ChatClient, Services

@@ -11,13 +11,13 @@ from collections.abc import Generator, Mapping, Sequence
 from typing import ClassVar
 
 from environments.gyms._shared import Choice, Game, Gym, act
-from environments.gyms._shared.game import Option as Setup
 from environments.gyms._shared.game import Role
 from environments.gyms.travel.catalog import catalog, openings, persona
 from environments.gyms.travel.game import TravelGame
 from environments.gyms.travel.players import PLAYERS, moves, query
 from environments.gyms.travel.records import RecordGame, data_of, record_gold, record_moves
 from environments.gyms.travel.scenarios import NAME, generate_tasks
+from environments.kit.options import Option as Setup
 from mua.environment.protocol import Move, Task
 
 

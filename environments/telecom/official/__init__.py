@@ -25,7 +25,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from environments._tau.domain import OfficialDomain, check_options, wanted_split
+from environments._tau.domain import OPTIONS, OfficialDomain
 from environments._tau.folder import (
     OfficialData,
     check_folder,
@@ -36,6 +36,7 @@ from environments._tau.folder import (
     task_of_tau2,
     tau2_tasks,
 )
+from environments.kit.options import choices_in, read_options
 from environments.kit.overlay import Base
 from environments.telecom.official.desk import TelecomDesk, base_of_lists
 from environments.telecom.official.user import DirectedUser
@@ -55,11 +56,9 @@ SHORT_PROMPT = "You are the support of a phone company."
 def official_telecom(config: EnvironmentConfig, services: Services) -> OfficialDomain:
     """The domain over ``config.data``; raises :class:`ConfigError` for what cannot be had."""
     assert config.data is not None
-    check_options("telecom", config, "policy")
-    policy = str(config.options.get("policy", "manual"))
-    if policy not in POLICIES:
-        raise ConfigError(f"environment.options.policy: {policy!r} is none of {', '.join(POLICIES)}")
-    data = load_telecom(config.data, POLICIES[policy], wanted_split(config))
+    options = read_options("telecom", {**OPTIONS, "policy": "manual"}, config)
+    policy, *_ = choices_in("policy", options["policy"], tuple(POLICIES))
+    data = load_telecom(config.data, POLICIES[policy], str(options["split"]) or None)
     desk = TelecomDesk(data.base, reward=config.reward)
     return TelecomOfficial("telecom", data, desk, SHORT_PROMPT, services).under(config)
 

@@ -167,7 +167,9 @@ CLOSE_SECONDS = 5.0
 MOST_PAGES = 100
 _REASON_SECONDS = 2.0
 _RESULT: TypeAdapter[types.CallToolResult] = TypeAdapter(types.CallToolResult)
-_ABSENT = re.compile(r"unknown tool|no such tool|tool\b.*\b(not found|does not exist|unknown|unavailable)", re.I | re.S)
+_ABSENT = re.compile(
+    r"unknown tool|no such tool|tool\b.{0,200}\b(not found|does not exist|unknown|unavailable)", re.I | re.S
+)
 _ANSWER_SECONDS = 5.0
 """For a ping, whatever calls may take."""
 _EMPTY: TypeAdapter[types.EmptyResult] = TypeAdapter(types.EmptyResult)
@@ -342,7 +344,7 @@ class ToolSession:
                     "rollouts cannot be kept apart; set isolation: shared if it has no state, or none that matters"
                 )
             self._client = client
-            self.tools = chosen_tools(self._config, await self._listed())
+            self.tools = await asyncio.to_thread(chosen_tools, self._config, await self._listed())
         except Exception as error:
             self._opened.set_exception(error)
             self.health.over.set()
@@ -367,7 +369,7 @@ class ToolSession:
         seconds = self._config.call_seconds
         try:
             async with asyncio.timeout(seconds):
-                now = chosen_tools(self._config, await self._listed())
+                now = await asyncio.to_thread(chosen_tools, self._config, await self._listed())
         except TimeoutError:
             self.health.lose(ServerFaultKind.HUNG, f"it did not list its tools within {seconds:g} s")
         except ConfigError as error:

@@ -13,7 +13,7 @@ from pydantic import model_validator
 from mua.config.section import NonNegativeFloat, Section
 from mua.environment.endpoint.services import Services
 from mua.users.scoring.scorer import ReadScorer, options_of
-from mua.users.scoring.written_numbers import EXACT, Ratio, WrittenNumber, digits_of_words, near, ratio, read_number
+from mua.users.scoring.written_numbers import EXACT, Ratio, WrittenNumber, near, ratio, read_number
 from mua.utils.errors import ConfigError
 
 
@@ -35,8 +35,6 @@ class NumericOptions(Section):
     where the reference has one; ``ignore``: units do not count."""
     convert: bool = False
     """Units of one kind are converted: 5 km are 5000 m. Needs sympy (extra ``tools``)."""
-    words: bool = False
-    """Numbers in English words are read, too: twenty-five."""
 
     @model_validator(mode="after")
     def _units_count(self) -> Self:
@@ -74,7 +72,7 @@ class NumericScorer(ReadScorer[WrittenNumber]):
         return False
 
     def read(self, text: str) -> WrittenNumber | None:
-        return _number(text, self._point, self.options.words)
+        return _read(text, self._point)
 
     def _readings(self, number: WrittenNumber, other: WrittenNumber) -> list[Ratio]:
         """What ``number`` may mean beside ``other``."""
@@ -85,9 +83,4 @@ class NumericScorer(ReadScorer[WrittenNumber]):
         return [plain, number.as_fraction()] if hedged else [number.as_fraction()]
 
 
-@lru_cache(maxsize=4096)
-def _number(text: str, point: str, words: bool) -> WrittenNumber | None:
-    found = read_number(text, point)
-    if found is None and words and (digits := digits_of_words(text)) is not None:
-        return read_number(digits.replace(".", point), point)
-    return found
+_read = lru_cache(maxsize=4096)(read_number)

@@ -22,7 +22,7 @@ import signal
 import sys
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Literal, TypeAlias
 
@@ -66,9 +66,12 @@ except OSError:
     pass
 print(made)
 """
+GROUPS, OWN_GROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 _GRACE = 5.0
 """Seconds beyond a call's deadline after which the sandbox itself is taken for dead."""
 _END_SECONDS = 10.0
+_LEAVES = 100
+"""How often the group of a sandbox that has ended is tried to be removed."""
 _LONGEST_ANSWER = 16 * 1024 * 1024
 
 
@@ -94,7 +97,8 @@ class SandboxLimits(Section):
     cpu_seconds: Positive = 20
     """Processor time of each process."""
     memory_mib: Positive = 512
-    """Memory of all processes together, looked at every 50 ms, and the limit of each process's address space."""
+    """Memory of all processes and sockets together, looked at every 50 ms, and the limit of each address
+    space. In a control group, where the machine lets us have one, the kernel keeps it to this and the folders."""
     processes: Positive = 64
     """Processes and threads at once."""
     disk_mib: Positive = 64
@@ -118,6 +122,8 @@ class Launch:
     """What ends it where killing the command is not enough."""
     inherits: tuple[int, ...] = ()
     """File descriptors that the command needs."""
+    group: Path | None = None
+    """The control group that all of it is in; see :func:`in_group`."""
 
 
 def check_bubblewrap() -> str:
@@ -141,6 +147,43 @@ def limits_text(limits: SandboxLimits, *, counted: bool = True) -> str:
     })  # fmt: skip
 
 
+def in_group(config: SandboxLimits, launch: Launch) -> Launch:
+    """``launch`` in a control group of its own, where this machine lets us make one, else as it is.
+
+    The kernel then counts all memory of the sandbox, its folders and what it takes for sockets and the like included,
+    and ends a process where it would be more. cgroup v1 needs our group to be writable, v2 the one above it.
+    """
+    most = (config.memory_mib + 2 * config.disk_mib + 64) * MIB
+    for line in OWN_GROUPS.read_text(encoding="ascii").splitlines() if OWN_GROUPS.exists() else ():
+        _, controllers, own = line.split(":", 2)
+        own = own.lstrip("/")
+        if "memory" in controllers.split(","):
+            parent, limits = GROUPS / "memory" / own, ("memory.limit_in_bytes", "memory.memsw.limit_in_bytes")
+        elif not controllers and own:
+            parent, limits = (GROUPS / own).parent, ("memory.max", "memory.swap.max")
+        else:
+            continue
+        group = parent / f"mua-sandbox-{os.getpid()}-{random.SystemRandom().getrandbits(32):08x}"
+        try:
+            for left in parent.glob("mua-sandbox-*"):
+                if not Path(f"/proc/{left.name.split('-')[2]}").exists():  # its run was killed
+                    with suppress(OSError):
+                        left.rmdir()
+            group.mkdir()
+            try:
+                (group / limits[0]).write_text(str(most), encoding="ascii")
+            except OSError:
+                group.rmdir()
+                raise
+            with suppress(OSError):  # there may be no swap to count
+                (group / limits[1]).write_text("0" if limits[1] == "memory.swap.max" else str(most), encoding="ascii")
+        except OSError:
+            continue
+        enter = ["/bin/sh", "-c", '{ echo 0 > "$0/cgroup.procs"; } 2> /dev/null; exec "$@"', str(group)]
+        return replace(launch, command=[*enter, *launch.command], group=group)
+    return launch
+
+
 def bubblewrap(config: SandboxLimits, info: int) -> Launch:
     """Nothing of the machine but its system, read-only, is in it. Raises as :func:`check_bubblewrap`.
 
@@ -157,7 +200,9 @@ def bubblewrap(config: SandboxLimits, info: int) -> Launch:
         elif Path(path).exists():
             command += ["--ro-bind", path, path]
     size = str(config.disk_mib * MIB)
-    command += ["--proc", "/proc", "--dev", "/dev", "--size", "1048576", "--tmpfs", "/dev/shm"]
+    # /dev/full gives zeros too, and cannot be mapped: shared mappings of /dev/zero are memory that nothing counts.
+    command += ["--proc", "/proc", "--dev", "/dev", "--dev-bind", "/dev/full", "/dev/zero"]
+    command += ["--size", "1048576", "--tmpfs", "/dev/shm"]
     command += ["--size", size, "--tmpfs", "/tmp", "--size", size, "--tmpfs", "/work", "--chdir", "/work"]
     for name, value in VARIABLES.items():
         command += ["--setenv", name, value]
@@ -166,7 +211,7 @@ def bubblewrap(config: SandboxLimits, info: int) -> Launch:
     if os.geteuid() == 0 and user is not None and group is not None:
         identity = ["--reuid", str(user), "--regid", str(group), "--clear-groups"]
         command = [str(shutil.which("setpriv")), *identity, "--", *command]
-    return Launch(command, {}, inherits=(info,))
+    return in_group(config, Launch(command, {}, inherits=(info,)))
 
 
 def _unused(ids: Path) -> int | None:
@@ -227,6 +272,8 @@ class Sandbox:
             if greeting is None:
                 raise EnvironmentFault(f"{name} does not start: {await self._said(process)}", passing=True)
             self._know_first(told)
+            if launch.group is not None and not (launch.group / "cgroup.procs").read_bytes():
+                log.warning("%s cannot enter %s: its own first process alone limits its memory", name, launch.group)
             result = await self._run("shell", "exit 7", self._config.start_seconds)
             if result.code != 7:
                 why = result.fault or result.output.strip() or f"exit status {result.code}"
@@ -294,6 +341,12 @@ class Sandbox:
         finally:
             if first >= 0:
                 os.close(first)
+            for _ in range(_LEAVES):
+                if self._launch is None or self._launch.group is None or not self._launch.group.exists():
+                    break
+                with suppress(OSError):  # its last process may still be on its way out
+                    self._launch.group.rmdir()
+                await asyncio.sleep(0.01)
 
     # ---- inside
 
@@ -310,6 +363,7 @@ class Sandbox:
         self._number += 1
         number = self._number
         request = {"id": number, "kind": kind, "text": text, "seconds": seconds}
+        killed_before = self._killed_for_memory()
         try:
             process.stdin.write(json.dumps(request | {"output": config.output_bytes}).encode() + b"\n")
             async with asyncio.timeout(seconds + _GRACE):
@@ -325,6 +379,8 @@ class Sandbox:
                     "memory": f"killed: its processes held more than {config.memory_mib} MiB of memory",
                     "stopped": "stopped",
                 }
+                if self._killed_for_memory() > killed_before:
+                    killed = "memory"
                 if killed:
                     return SandboxResult(output, None, told[killed])
                 too_long = f"killed after {config.cpu_seconds} s of processor time" if code == -signal.SIGXCPU else ""
@@ -339,6 +395,15 @@ class Sandbox:
             why = f"what it says cannot be read ({type(error).__name__})"
         await self._kill(process, self._first)
         return SandboxResult("", None, f"the sandbox has ended: {why}", lost=True)
+
+    def _killed_for_memory(self) -> int:
+        """How many processes the kernel has ended at the limit of the sandbox's group."""
+        group = self._launch.group if self._launch is not None else None
+        for name in ("memory.events", "memory.oom_control") if group is not None else ():
+            with suppress(OSError):
+                lines = (group / name).read_text(encoding="ascii").splitlines()
+                return sum(int(line.split()[1]) for line in lines if line.startswith("oom_kill "))
+        return 0
 
     async def _answer(self, process: asyncio.subprocess.Process, number: int) -> Json | None:
         """The answer to a request; those to earlier ones, which nobody waits for any more, are dropped."""

@@ -30,14 +30,17 @@ LOOK = 0.05
 """Seconds between two looks at memory, files and the clock."""
 FOLDERS = ("/work", "/tmp", "/dev/shm")
 REFUSED = {
-    # memfd_create, memfd_secret, shmget, msgget, semget, prlimit64 (of others), keyctl, add_key, request_key, bpf,
-    # perf_event_open, userfaultfd, io_uring_setup, io_uring_enter, io_uring_register, unshare, setns
-    "x86_64": (319, 447, 29, 68, 64, 250, 248, 249, 321, 298, 323, 425, 426, 427, 272, 308),
-    "aarch64": (279, 447, 194, 186, 190, 219, 217, 218, 280, 241, 282, 425, 426, 427, 97, 268),
+    # memfd_create, memfd_secret, shmget, msgget, semget, keyctl, add_key, request_key, bpf, perf_event_open,
+    # userfaultfd, io_uring_setup, io_uring_enter, io_uring_register, unshare, setns, vmsplice
+    "x86_64": (319, 447, 29, 68, 64, 250, 248, 249, 321, 298, 323, 425, 426, 427, 272, 308, 278),
+    "aarch64": (279, 447, 194, 186, 190, 219, 217, 218, 280, 241, 282, 425, 426, 427, 97, 268, 75),
 }
 """System calls that take memory which no limit counts, make namespaces, or reach into the kernel for no good."""
-ARCHITECTURES = {"x86_64": (0xC000003E, 56, 435, 302), "aarch64": (0xC00000B7, 220, 435, 261)}
-"""AUDIT_ARCH and the numbers of clone, clone3 and prlimit64."""
+ARCHITECTURES = {"x86_64": (0xC000003E, 56, 435, 302, 9), "aarch64": (0xC00000B7, 220, 435, 261, 222)}
+"""AUDIT_ARCH and the numbers of clone, clone3, prlimit64 and mmap."""
+OF_PROCESS = ("RssAnon:", "RssShmem:", "VmSwap:", "VmPTE:")
+SOCKET_BYTES = 425_984
+"""What the buffers of a socket hold at most, by the kernel's defaults; those of TCP tell what they hold."""
 
 
 def guard() -> None:
@@ -60,18 +63,20 @@ def guard() -> None:
 
 def filter_of(machine: str) -> bytes:
     """The filter as classic BPF; what it refuses fails with EPERM, clone3 with ENOSYS, so that libraries use clone."""
-    audit, clone, clone3, prlimit = ARCHITECTURES[machine]
+    audit, clone, clone3, prlimit, mmap = ARCHITECTURES[machine]
     load, equal, above, bits, give = 0x20, 0x15, 0x35, 0x45, 0x06
     refuse, unknown = (give, 0, 0, 0x00050001), (give, 0, 0, 0x00050026)
     allow = (give, 0, 0, 0x7FFF0000)
-    number, architecture, first = 0, 4, 16
+    number, architecture, first, fourth = 0, 4, 16, 40
     code = [(load, 0, 0, architecture), (equal, 1, 0, audit), refuse, (load, 0, 0, number)]
     code += [(above, 0, 1, 0x40000000), refuse]  # the numbers of x32
     for one in REFUSED[machine]:
         code += [(equal, 0, 1, one), refuse]
     code += [(equal, 0, 1, clone3), unknown]
     code += [(equal, 0, 4, clone), (load, 0, 0, first), (bits, 0, 1, 0x10000000), refuse, allow]  # CLONE_NEWUSER
-    code += [(equal, 0, 4, prlimit), (load, 0, 0, first), (equal, 1, 0, 0), refuse, allow]
+    code += [(equal, 0, 4, prlimit), (load, 0, 0, first), (equal, 1, 0, 0), refuse, allow]  # of others
+    # Shared memory without a name stays when it is not mapped any more but for a page: MAP_ANONYMOUS with MAP_SHARED.
+    code += [(equal, 0, 4, mmap), (load, 0, 0, fourth), (bits, 0, 2, 0x20), (bits, 0, 1, 0x01), refuse]
     return b"".join(struct.pack("HBBI", *one) for one in [*code, allow])
 
 
@@ -97,26 +102,44 @@ def others() -> list:
 
 
 def memory_used(most: int) -> int:
-    """Bytes of all programs together; shared pages once, where the sum of all would be more than ``most``."""
+    """Bytes of all programs and their sockets; pages that several share once, where the sum is more than ``most``.
+
+    Each thread is asked until one tells: a process whose first thread has ended tells nothing by itself.
+    """
+    sockets, total, every = in_sockets(), 0, others()
+    for pid in every:
+        total += _of_threads(pid, "status", OF_PROCESS)
+    if total + sockets <= most:
+        return total + sockets
     total = 0
-    for pid in others():
-        with suppress(OSError):
-            total += _sum(f"/proc/{pid}/status", ("RssAnon:", "RssShmem:", "VmSwap:"))
-    if total <= most:
-        return total
-    total = 0
-    for pid in others():
-        with suppress(OSError):
-            try:
-                total += _sum(f"/proc/{pid}/smaps_rollup", ("Pss_Anon:", "Pss_Shmem:", "SwapPss:"))
-            except PermissionError:  # it made itself unreadable
-                total += _sum(f"/proc/{pid}/status", ("RssAnon:", "RssShmem:", "VmSwap:"))
-    return total
+    for pid in every:  # what made itself unreadable tells its status still
+        shared_once = _of_threads(pid, "smaps_rollup", ("Pss_Anon:", "Pss_Shmem:", "SwapPss:"))
+        total += shared_once or _of_threads(pid, "status", OF_PROCESS)
+    return total + sockets
 
 
-def _sum(path: str, names: tuple) -> int:
-    with open(path) as file:
-        return sum(1024 * int(line.split()[1]) for line in file if line.startswith(names))
+def _of_threads(pid: int, name: str, fields: tuple) -> int:
+    """The sum of ``fields`` in a file of the first thread that has them; they are the same in all."""
+    with suppress(OSError):
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with suppress(OSError), open(f"/proc/{pid}/task/{thread}/{name}") as file:
+                if found := [1024 * int(line.split()[1]) for line in file if line.startswith(fields)]:
+                    return sum(found)
+    return 0
+
+
+def in_sockets() -> int:
+    """Bytes that the sockets of the namespace may hold: of TCP what is in its queues, of others their buffers."""
+    used = queued = 0
+    for name in ("sockstat", "tcp", "tcp6"):
+        with suppress(OSError), open(f"/proc/net/{name}") as file:
+            lines = [line.split() for line in file]
+            if name == "sockstat":
+                used = sum(int(line[2]) for line in lines if line[0] == "sockets:")
+            else:
+                used -= len(lines) - 1
+                queued += sum(int(half, 16) for line in lines[1:] for half in line[4].split(":"))
+    return max(0, used) * SOCKET_BYTES + queued
 
 
 def files_used() -> int:

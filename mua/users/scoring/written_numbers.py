@@ -179,18 +179,16 @@ def near(ours: Ratio, theirs: Ratio, relative: float, absolute: float) -> bool:
 
 # ---- units that are multiples of each other, by sympy's table, exactly: no temperatures, currencies, years and months
 
+_PREFIXES = frozenset("GMkhdcmµunp")
 _PREFIXED = {
-    "m": ("meter", "kcmµun"), "g": ("gram", "kmµun"), "l": ("liter", "cmdµ"), "s": ("second", "mµun"),
-    "Hz": ("hertz", "kMG"), "N": ("newton", "kmM"), "J": ("joule", "kmMG"), "W": ("watt", "kmMG"),
-    "Pa": ("pascal", "khMG"), "V": ("volt", "kmµM"), "A": ("ampere", "mµk"), "Ω": ("ohm", "kmM"),
-    "C": ("coulomb", "mµ"), "F": ("farad", "mµunp"), "T": ("tesla", "mµ"), "mol": ("mole", "mµk"),
+    **{name: name for name in ("m", "g", "l", "s", "Hz", "N", "J", "W", "Pa", "V", "A", "C", "F", "T", "mol")},
+    "L": "l", "Ω": "ohm",
 }  # fmt: skip
-_PREFIXES = {"G": 9, "M": 6, "k": 3, "h": 2, "d": -1, "c": -2, "m": -3, "u": -6, "µ": -6, "n": -9, "p": -12}
-_SI_NAMES = {
-    "min": "minute", "h": "hour", "d": "day", "ft": "foot", "in": "inch", "yard": "yard", "yd": "yard",
+_QUANTITIES = _PREFIXED | {
+    "h": "hour", "min": "minute", "d": "day", "foot": "foot", "ft": "foot", "in": "inch", "yard": "yard", "yd": "yard",
     "mi": "mile", "lb": "pound", "bar": "bar", "tonne": "tonne", "t": "tonne",
 }  # fmt: skip
-_LITERS = {"mL": "ml", "cL": "cl", "dL": "dl"}
+"""Names that sympy has for units; those of ``_PREFIXED`` may have a prefix."""
 
 
 def ratio(unit: str, other: str) -> Ratio | None:
@@ -210,6 +208,7 @@ def _size(unit: str) -> tuple[Any, Any] | None:
     """The unit in units of SI, a rational number, and its dimensions."""
     from sympy import Integer, Rational
     from sympy.physics import units
+    from sympy.physics.units.prefixes import PREFIXES
     from sympy.physics.units.systems.si import SI, dimsys_SI
 
     size, dimensions, sign = Integer(1), Counter[Any](), 1
@@ -218,64 +217,15 @@ def _size(unit: str) -> tuple[Any, Any] | None:
             sign = -1 if part == "/" else 1
             continue
         name, _, power = part.partition("^")
-        name = _LITERS.get(name, name)
-        exponent, quantity = 0, _SI_NAMES.get(name) or _PREFIXED.get(name, ("", ""))[0]
-        if not quantity and name[1:] in _PREFIXED and name[0] in _PREFIXED[name[1:]][1]:
-            exponent, quantity = _PREFIXES[name[0]], _PREFIXED[name[1:]][0]
-        if not quantity or len(power) > 2:
+        quantity, prefix = _QUANTITIES.get(name), Integer(1)
+        if quantity is None and name[:1] in _PREFIXES and (quantity := _PREFIXED.get(name[1:])):
+            prefix = PREFIXES["mu" if name[0] in "µu" else name[0]].scale_factor
+        if quantity is None or len(power) > 2:
             return None
         times, found = sign * int(power or 1), getattr(units, quantity)
-        size *= (SI.get_quantity_scale_factor(found) * Rational(10) ** exponent) ** times
+        size *= (SI.get_quantity_scale_factor(found) * prefix) ** times
         for dimension, count in dimsys_SI.get_dimensional_dependencies(SI.get_quantity_dimension(found)).items():
             dimensions[dimension] += times * int(count)
         sign = 1
     kept = frozenset((dimension, count) for dimension, count in dimensions.items() if count)
     return (size, kept) if isinstance(size, Rational) and kept else None
-
-
-# ---- numbers in English words: as a whole, in the order that English has, or none
-
-LONGEST_WORDS = 300
-"""Characters."""
-_ONES = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
-_TEENS = ["ten", "eleven", "twelve", "thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen"]
-_TENS = ["twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"]
-_SCALE_WORDS = {"trillion": 10**12, "billion": 10**9, "million": 10**6, "thousand": 10**3}
-_VALUES = {word: value for value, word in enumerate(["zero", *_ONES, *_TEENS])} | {"a": 1}
-_VALUES |= {word: value for value, word in zip(range(20, 100, 10), _TENS, strict=True)}
-_BELOW_100 = rf"(?:(?:{'|'.join(_TENS)})(?: (?:{'|'.join(_ONES)}))?|{'|'.join(_TEENS + _ONES)})"
-_BELOW_1000 = rf"(?:(?:a|{'|'.join(_ONES + _TEENS[1:])}) hundred(?: (?:and )?{_BELOW_100})?|{_BELOW_100})"
-_GROUPS = "".join(rf"(?:(?:^|\b)(?:a|{_BELOW_1000}) {scale}\b ?)?" for scale in _SCALE_WORDS)
-_IN_WORDS = re.compile(
-    rf"(?P<sign>(?:minus|negative) )?(?P<whole>zero|{_GROUPS}(?:{_BELOW_1000}|(?<= )and {_BELOW_100})?)"
-    rf"(?: point (?P<decimals>(?:zero|{'|'.join(_ONES)})(?: (?:zero|{'|'.join(_ONES)}))*))?(?P<rest>(?: .*)?)"
-)
-
-
-def digits_of_words(text: str) -> str | None:
-    """``text`` in digits, a unit behind it kept; None where it does not begin with a number in words, or is none."""
-    if len(text) > LONGEST_WORDS:
-        return None
-    words = re.findall(
-        r"[a-z]+|\d+|\S", text.strip().removesuffix(".").casefold().replace("-", " ").replace("\u2010", " ")
-    )
-    found = _IN_WORDS.fullmatch(" ".join(words))
-    rest = found["rest"].split() if found else []
-    known = {*_VALUES, *_SCALE_WORDS, "hundred", "and", "point"}
-    if (
-        found is None
-        or not found["whole"].strip()
-        or (rest and (rest[0] in known or not re.fullmatch("[a-z%°$€£¥]+", rest[0])))
-    ):
-        return None
-    total = group = 0
-    for word in found["whole"].split():
-        if word in _SCALE_WORDS:
-            total, group = total + group * _SCALE_WORDS[word], 0
-        elif word == "hundred":
-            group *= 100
-        else:
-            group += _VALUES.get(word, 0)  # "and" adds nothing
-    decimals = "".join(str(_VALUES[word]) for word in (found["decimals"] or "").split())
-    number = f"{'-' if found['sign'] else ''}{total + group}" + (f".{decimals}" if decimals else "")
-    return " ".join([number, *rest])
