@@ -10,7 +10,7 @@ from mua.observe.progress import Progress
 from mua.observe.transcript import render_trajectory
 from mua.rollout.runner import require_scored
 from mua.rollout.service import RolloutService
-from mua.store.traces import TraceWriter
+from mua.store.traces import trace_file, write_traces
 from mua.types import Group, Json
 
 
@@ -27,7 +27,8 @@ def show_rollout(config: ExperimentConfig) -> Json:
                 tasks, samples=chosen.samples, temperature=config.rollout.temperature, on_episode=stage.advance
             )
         family = rollouts.family
-    path = TraceWriter(config.output / "traces").write(0, trajectories)
+    path = trace_file(config.output / "traces", 0)
+    write_traces(path, trajectories)
     scored = [t for t in require_scored(trajectories) if t.scored]
     console = Console()
     console.print(render_trajectory(scored[0], family.decode))

@@ -14,12 +14,9 @@ import sqlalchemy as sa
 import yaml
 from rich.console import Console
 from rich.table import Table
-from sqlalchemy.engine import Connection
 
 from mua.config.load import dump_config, load_config
 from mua.config.storage import StoreConfig
-from mua.observe.transcript import render_trajectory
-from mua.store.blobs import unpack_messages
 from mua.store.database import HEAD, Store
 from mua.store.faults import StoreError, shown
 from mua.store.queries import (
@@ -33,13 +30,11 @@ from mua.store.queries import (
     trajectory_ids,
 )
 from mua.store.retention import checkpoint_steps, prune
-from mua.store.tables import json_text, requests, runs, scores, tool_calls, trajectories, uses
+from mua.store.tables import json_text, requests, runs, trajectories, uses
 from mua.store.traces import exporter, import_writes
 from mua.store.trajectories import read_trajectories
 from mua.store.verification import verify
 from mua.store.writer import execute
-from mua.tokens.chat_family import load_family
-from mua.utils.errors import MuaError
 from mua.utils.strict_json import printable
 
 TABLES = ("runs", "steps", "tasks", "trajectories")
@@ -72,39 +67,6 @@ def list_table(url: str, table: str, chosen: TrajectoryFilter, limit: int | None
         shown.add_row(*(_cell(name, row[name]) for name in _COLUMNS[table]))
     _console().print(shown)
     print(f"{len(rows)} {table}" + (f" (at most {limit}; --limit shows more)" if len(rows) == limit else ""))
-
-
-def show_trajectory(url: str, name: str, model: Path | None, as_json: bool) -> None:
-    """Print one trajectory: its conversation with what carries loss, its requests, and the steps it was trained in."""
-    with _opened(url) as store, store.read() as connection:
-        row = connection.execute(sa.select(trajectories).where(trajectories.c.id == name)).mappings().one_or_none()
-        if row is None:
-            raise StoreError(
-                f"trajectory {name}: not in store {store.name}; mua store ls {shown(url)} trajectories lists them"
-            )
-        beside = {
-            "requests": _of_trajectory(connection, requests, name, (requests.c.role, requests.c.number)),
-            "tool_calls": _of_trajectory(connection, tool_calls, name, (tool_calls.c.number,)),
-            "scores": _of_trajectory(connection, scores, name, (scores.c.scorer,)),
-            "uses": _of_trajectory(connection, uses, name, (uses.c.step, uses.c.epoch, uses.c.segment)),
-        }
-        if as_json:
-            messages = None if row["messages"] is None else unpack_messages(row["messages"])
-            _print_json(dict(row) | {"messages": messages} | beside)
-            return
-        found = next(read_trajectories(connection, [name]))
-        folder = model or _model_folder(connection, row["run_id"])
-    try:
-        family = load_family(folder, thinking=False)
-    except (MuaError, OSError) as error:
-        raise StoreError(
-            f"trajectory {name}: no tokenizer in {folder} ({error}); name its folder with --model"
-        ) from None
-    console = _console()
-    console.print(render_trajectory(found, family.decode))
-    for title, rows in beside.items():
-        if rows:
-            console.print(_beside(title, rows))
 
 
 def export(url: str, chosen: TrajectoryFilter, out: Path, as_json: bool) -> None:
@@ -197,36 +159,6 @@ def migrate_store(url: str) -> str:
 
 def _opened(url: str) -> Store:
     return Store.open(url, create=False, write=False)
-
-
-def _of_trajectory(
-    connection: Connection, table: sa.Table, name: str, order: Sequence[sa.Column[Any]]
-) -> list[dict[str, Any]]:
-    columns = [column for column in table.c if column.name != "arrays"]
-    chosen = sa.select(*columns).where(table.c.trajectory_id == name).order_by(*order)
-    return [dict(row) for row in connection.execute(chosen).mappings()]
-
-
-def _model_folder(connection: Connection, run: str) -> Path:
-    config = connection.execute(sa.select(runs.c.config).where(runs.c.id == run)).scalar()
-    path = config.get("model", {}).get("path") if isinstance(config, dict) else None
-    if path is None:
-        raise StoreError(f"run {run}: says no model.path; name the tokenizer's folder with --model")
-    return Path(path)
-
-
-def _beside(title: str, rows: list[dict[str, Any]]) -> Table:
-    chosen = {
-        "requests": ("role", "number", "turn", "endpoint", "version", "prompt_tokens", "cached_tokens",
-                     "completion_tokens", "seconds", "error"),
-        "tool_calls": ("number", "turn", "name", "arguments", "reward", "by_user", "seconds", "error"),
-        "scores": ("scorer", "value", "details"),
-        "uses": ("run_id", "step", "part", "epoch", "segment", "tokens"),
-    }[title]  # fmt: skip
-    table = Table(*chosen, title=title.replace("_", " "), title_justify="left")
-    for row in rows:
-        table.add_row(*(_cell(name, row[name]) for name in chosen))
-    return table
 
 
 def _cell(name: str, value: Any) -> str:

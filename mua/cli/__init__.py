@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, ParamSpec, 
 import typer
 
 import mua
+import mua.config.load
 from mua.config.load import config_file, dump_config, load_config, read_config
 from mua.config.schema import ExperimentConfig
 from mua.observe.logs import logging_to
@@ -46,13 +47,6 @@ def option(flag: str, help: str) -> Any:
     return typer.Option(flag, help=help)
 
 
-def _recipe_names(incomplete: str) -> list[str]:
-    """For completion: recipes; a shell adds files by itself where none fits."""
-    from mua.config.load import recipes
-
-    return [recipe.name for recipe in recipes() if recipe.name.startswith(incomplete)]
-
-
 def _keys(incomplete: str) -> list[str]:
     """For completion: keys of the configuration, section by section."""
     from mua.config.section import all_keys
@@ -64,14 +58,18 @@ def _keys(incomplete: str) -> list[str]:
 
 
 def _domain_names(incomplete: str) -> list[str]:
-    """For completion."""
     from mua.environment.registry import domain_names
 
     return [name for name in domain_names() if name.startswith(incomplete)]
 
 
 ConfigFile = Annotated[
-    Path, argument("CONFIG", "configuration file (YAML), or a recipe's name: mua recipes", _recipe_names)
+    Path,
+    argument(
+        "CONFIG",
+        "configuration file (YAML), or a recipe's name: mua recipes",
+        lambda incomplete: [r.name for r in mua.config.load.recipes() if r.name.startswith(incomplete)],
+    ),
 ]
 Overrides = Annotated[list[str] | None, argument("KEY=VALUE", "overrides, such as trainer.steps=10", _keys)]
 
@@ -288,12 +286,10 @@ def recipes(
     name: Annotated[str | None, argument("NAME", "print this one's file")] = None, as_json: AsJson = False
 ) -> None:
     """List the recipes, whose names stand wherever CONFIG is asked for."""
-    import mua.config.load as listing
-
     if name is not None:
-        print(listing.config_file(Path(name)).read_text(encoding="utf-8"), end="")
+        print(config_file(Path(name)).read_text(encoding="utf-8"), end="")
         return
-    found = listing.recipes()
+    found = mua.config.load.recipes()
     if as_json:
         print(json.dumps([{"name": one.name, "about": one.about, "file": str(one.path)} for one in found], indent=2))
         return
@@ -782,19 +778,6 @@ def store_ls(
     import workbench.stored
 
     workbench.stored.list_table(store, table, _chosen(run, only), limit, as_json)
-
-
-@command(store_app, "show")
-def store_show(
-    store: StorePlace,
-    trajectory: Annotated[str, argument("TRAJECTORY", "its id, see mua store ls STORE trajectories")],
-    model: Annotated[Path | None, option("--model", "folder with the tokenizer; by default the run's")] = None,
-    as_json: AsJson = False,
-) -> None:
-    """Print one trajectory as a conversation, with its requests, tool calls, scores and uses."""
-    import workbench.stored
-
-    workbench.stored.show_trajectory(store, trajectory, model, as_json)
 
 
 @command(store_app, "export")

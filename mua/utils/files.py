@@ -15,10 +15,10 @@ from mua.utils.errors import DiskError
 class LineFile:
     """A file that lines are added to, each of them whole or not at all. Use as a context manager or :meth:`close`."""
 
-    def __init__(self, path: Path, *, replace: bool = False) -> None:
+    def __init__(self, path: Path) -> None:
         """Raises :class:`DiskError` where the file cannot be opened."""
         self.path = path
-        flags = os.O_CREAT | os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | (os.O_TRUNC if replace else 0)
+        flags = os.O_CREAT | os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC
         with naming(path):
             self._descriptor = os.open(path, flags, 0o666)
 

@@ -164,18 +164,6 @@ def test_what_a_service_did_not_take_is_tried_again_in_order(tmp_path: Path, mon
     service.close.assert_called_once_with("finished")
 
 
-def answered(status: int) -> Exception:
-    """As MLflow's errors are: with the status of what a server answered."""
-    error = Exception()
-    error.get_http_status_code = lambda: status  # type: ignore[attr-defined]
-    return error
-
-
-def test_what_may_pass_is_told_from_what_is_refused() -> None:
-    errors = [answered(500), answered(429), ConnectionError(), answered(400), answered(403), TypeError()]
-    assert [metric_sinks.refused(error) for error in errors] == [False, False, False, True, True, True]
-
-
 @pytest.mark.parametrize(("error", "ending", "status", "code"), [
     (None, "finished", "FINISHED", 0), (Preempted("a signal"), "left", "KILLED", 1),
     (MuaError("x"), "failed", "FAILED", 1),

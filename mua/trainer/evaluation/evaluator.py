@@ -28,7 +28,7 @@ from mua.rollout.agent import ChatPolicy
 from mua.rollout.runner import EpisodeRunner, Placed, evaluation_places, require_scored, without_gc_pauses
 from mua.rollout.service import RolloutService
 from mua.store.recorder import Recorder
-from mua.store.traces import TraceWriter
+from mua.store.traces import trace_file, write_traces
 from mua.trainer.evaluation.report import TaskResult, console_table, draw, markdown, summarize, training_metrics
 from mua.trainer.evaluation.store import (
     FILE,
@@ -151,7 +151,7 @@ def evaluate_in_training(
         stage.advance(0, note=said)
     log.info("evaluation on %s after %d steps: %s", split, step, said)
     if config.writes_traces:
-        TraceWriter(config.output / "evaluations" / split).write(step, trajectories)
+        write_traces(trace_file(config.output / "evaluations" / split, step), trajectories)
     require_scored([t for t in trajectories if t.domain in config.environment.shares])
     return found
 
@@ -187,7 +187,7 @@ def evaluated(config: ExperimentConfig, play: Play | None = None) -> Json:
         "setting": setting,
     }
     if config.observe.traces is not False:
-        TraceWriter(config.output / "traces").write(0, episodes)
+        write_traces(trace_file(config.output / "traces", 0), episodes)
     folder, outputs = config.output, config.evaluation.outputs
     if "json" in outputs:
         replace_text(folder / RESULT, json.dumps(result, indent=2) + "\n")
