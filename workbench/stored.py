@@ -29,7 +29,7 @@ from mua.store.queries import (
     stored_bytes,
     trajectory_ids,
 )
-from mua.store.retention import checkpoint_steps, prune
+from mua.store.retention import oldest_checkpoint, prune
 from mua.store.tables import json_text, requests, runs, trajectories, uses
 from mua.store.traces import exporter, import_writes
 from mua.store.trajectories import read_trajectories
@@ -121,14 +121,20 @@ def verify_store(url: str, as_json: bool) -> int:
     return len(found)
 
 
-def prune_store(url: str, run: str | None, rules: StoreConfig, dry: bool, as_json: bool) -> None:
-    """Drop what ``rules`` do not keep of a run's blobs, and give the room back to the disk."""
+def prune_store(
+    url: str, run: str | None, rules: StoreConfig, dry: bool, as_json: bool, *, output: Path | None, checkpoints: bool
+) -> None:
+    """Drop what ``rules`` do not keep of a run's blobs, and give the room back to the disk.
+
+    ``output`` is the run's folder, by default ``url`` if that is one; without ``checkpoints`` none is looked for.
+    """
+    if output is None and "://" not in url and Path(url).is_dir():
+        output = Path(url)
     with Store.open(url, create=False) as store:
         with store.read() as connection:
             name = single_run(connection, run)
-            output = connection.execute(sa.select(runs.c.output).where(runs.c.id == name)).scalar_one()
             before = stored_bytes(connection)
-        protect = min(checkpoint_steps(Path(output)), default=None)
+            protect = oldest_checkpoint(connection, name, output) if checkpoints else None
         with store.read() if dry else store.begin() as connection:
             dropped = prune(connection, name, rules, protect=protect, dry=dry)
         with store.read() as connection:

@@ -826,6 +826,8 @@ def store_prune(
     keep_arrays_steps: Annotated[int | None, option("--keep-arrays-steps", "see store.keep_arrays_steps")] = None,
     keep_successes: Annotated[bool, typer.Option(help="see store.keep_successes")] = True,
     keep_failed_attempts: Annotated[bool, typer.Option(help="see store.keep_failed_attempts")] = True,
+    output: Annotated[Path | None, option("--output", "the run's folder, where STORE is not: its checkpoints")] = None,
+    checkpoints: Annotated[bool, typer.Option(help="keep what the run's checkpoints may need")] = True,
     dry_run: Annotated[bool, option("--dry-run", "only say what would be dropped")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -838,7 +840,7 @@ def store_prune(
     )  # fmt: skip
     import workbench.stored
 
-    workbench.stored.prune_store(store, run, rules, dry_run, as_json)
+    workbench.stored.prune_store(store, run, rules, dry_run, as_json, output=output, checkpoints=checkpoints)
 
 
 @command(store_app, "migrate")

@@ -313,13 +313,8 @@ class RolloutWorker:
         self._began = time.time()
         self._playing: dict[asyncio.Task[None], EpisodeLease] = {}
         self._failure: BaseException | None = None
-        writer = Writer(
-            store,
-            every_seconds=_WRITE_SECONDS,
-            queue_bytes=config.store.queue_megabytes * 2**20,
-            outage_seconds=config.store.outage_seconds,
-            name=self.name,
-        )
+        chosen = config.store.model_copy(update={"write_seconds": _WRITE_SECONDS})
+        writer = Writer.of(store, chosen, self.name)
         self.recorder = LeasedRecorder(writer, run, part, self.name)
 
     async def work(self, ended: Callable[[], str | None], leaving: Callable[[], bool] = lambda: False) -> str:

@@ -227,6 +227,13 @@ class Store:
                 logger.setLevel(before)
 
 
+def database_clock(connection: Connection) -> float:
+    """Seconds since 1970 by the clock that leases run by."""
+    if connection.dialect.name == "postgresql":
+        return float(connection.execute(sa.text("SELECT extract(epoch FROM clock_timestamp())")).scalar_one())
+    return time.time()  # SQLite is shared by the processes of one machine
+
+
 def store_url(output: Path, config: StoreConfig) -> str:
     """Where a run's store is: ``store.url``, or else the file in its output folder."""
     return str(output / FILE) if config.url is None else config.url.get_secret_value()
