@@ -263,11 +263,18 @@ trajectories = Table(
     Column("sampler", Text),
     Column("started_at", Seconds),
     Column("ended_at", Seconds, nullable=False),
+    Column("seconds", Double, nullable=False, server_default=text("0")),  # of the episode
     Column("pruned", Text),  # null | experts | arrays
     UniqueConstraint("run_id", "part", "round", "ordinal", "sample", "attempt"),
     Index(None, "run_id", "round", "ordinal", "sample"),
     Index(None, "run_id", "success", "reward"),
     Index(None, "run_id", "domain", "task_id"),
+    # Of each order of a list, so that a page costs the same whatever the run has.
+    Index(None, "run_id", "ended_at", "id"),
+    Index(None, "run_id", "reward", "id"),
+    Index(None, "run_id", "tokens", "id"),
+    Index(None, "run_id", "turns", "id"),
+    Index(None, "run_id", "seconds", "id"),
 )  # fmt: skip
 segments = Table(
     "segments", metadata,

@@ -91,6 +91,7 @@ def trajectory_inserts(
         "sampler": sampler,
         "started_at": started_at,
         "ended_at": ended_at,
+        "seconds": 0.0 if started_at is None else ended_at - started_at,
         "pruned": None,
     } | {name: getattr(trajectory, name) for name in _AS_THEY_ARE}  # fmt: skip
     rows = [segment_row(key.trajectory_id, n, segment) for n, segment in enumerate(trajectory.segments)]

@@ -106,7 +106,7 @@ def test_what_the_view_asks_is_answered_by_both_databases(store: Store) -> None:
     assert len(ask("trajectory", id=ONE)["requests"]) == 3
     assert len(ask("tokens", id=ONE, segment="0")["columns"]["weights"]) == 12
     assert ask("compare", a="r", b="s", ra="0", rb="0")["common"] == 2
-    assert ask("changes")["steps"] == 4
+    assert ask("changes")["step"] == 3
 
 
 _NAN = pack_arrays({"weights": np.full(12, np.nan, np.float32)})
