@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from rich.console import Console
-
 from mua.algorithms.rollout_metrics import rollout_metrics
 from mua.config.schema import ExperimentConfig
 from mua.observe.progress import Progress
+from mua.observe.terminal import SafeConsole
 from mua.observe.transcript import render_trajectory
 from mua.rollout.runner import require_scored
 from mua.rollout.service import RolloutService
@@ -30,7 +29,7 @@ def show_rollout(config: ExperimentConfig) -> Json:
     path = trace_file(config.output / "traces", 0)
     write_traces(path, trajectories)
     scored = [t for t in require_scored(trajectories) if t.scored]
-    console = Console()
+    console = SafeConsole()
     console.print(render_trajectory(scored[0], family.decode))
     metrics = rollout_metrics([Group(0, "all", trajectories)])
     console.print(f"{len(trajectories)} episodes, success {metrics['rollout/success']:.3f}, traces in {path}")

@@ -12,11 +12,11 @@ from typing import Any
 
 import sqlalchemy as sa
 import yaml
-from rich.console import Console
 from rich.table import Table
 
 from mua.config.load import dump_config, load_config
 from mua.config.storage import StoreConfig
+from mua.observe.terminal import SafeConsole
 from mua.store.database import HEAD, Store
 from mua.store.faults import StoreError, shown
 from mua.store.queries import (
@@ -187,5 +187,5 @@ def _no_blobs(value: object) -> object:
     return str(value)
 
 
-def _console() -> Console:
-    return Console(width=None if sys.stdout.isatty() else 200)
+def _console() -> SafeConsole:
+    return SafeConsole(width=None if sys.stdout.isatty() else 200)

@@ -21,7 +21,7 @@ from environments.servers.web_settings import SearchTool
 from mua.environment.endpoint.services import JsonCache
 from mua.types import Json
 from mua.utils.errors import EnvironmentFault
-from mua.utils.masking import mask_credentials
+from mua.utils.masking import mask_secrets
 from mua.utils.strict_json import JsonError, printable, read_json
 
 log = logging.getLogger(__name__)
@@ -67,7 +67,7 @@ class SearchService:
 
     async def search(self, query: str, count: int) -> list[SearchResult]:
         """The results in the service's order. Raises :class:`PageError` and :class:`EnvironmentFault`."""
-        asked: Json = {"search": mask_credentials(self._config.url), "body": self._config.body, "query": query,
+        asked: Json = {"search": mask_secrets(self._config.url), "body": self._config.body, "query": query,
                        "count": count, "results": self._config.results, "fields": self._config.fields}  # fmt: skip
         if self._cache is not None and (kept := await self._cache.get(asked)) is not None:
             return [SearchResult(*one) for one in kept["found"]]
@@ -94,7 +94,7 @@ class SearchService:
             log.info("%s: %s", self._key, trouble.reason)
             if not trouble.again:
                 break
-        named = mask_credentials(self._config.url.partition("?")[0])
+        named = mask_secrets(self._config.url.partition("?")[0])
         raise EnvironmentFault(
             f"{self._key}: the search service {named} {trouble.reason}; check {self._key}.url, headers and results",
             passing=trouble.again,

@@ -27,9 +27,10 @@ from mua.config.load import config_file, dump_config, load_config, read_config
 from mua.config.schema import ExperimentConfig
 from mua.observe.logs import logging_to
 from mua.observe.output import CONFIG_FILE, output_of, prepare_output
+from mua.observe.terminal import SafeStream, safe_output
 from mua.trainer.preempt import Preemption
 from mua.utils.errors import INTERRUPTED, MISTAKE, PASSING, ConfigError, Preempted, describe_error, exit_status
-from mua.utils.masking import masked_tree
+from mua.utils.masking import mask_secrets, masked_tree
 
 if TYPE_CHECKING:
     from mua.launch.checks.configuration import Checked
@@ -110,21 +111,22 @@ def verb(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]
 
     @functools.wraps(function)
     def run(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
-        try:
-            return function(*args, **kwargs)
-        except KeyboardInterrupt:
-            print("mua: interrupted", file=sys.stderr)
-            raise typer.Exit(INTERRUPTED) from None
-        except Preempted as error:
-            print(f"mua: {error}; the run is not finished, the same command continues it", file=sys.stderr)
-            raise typer.Exit(PASSING) from None
-        except Exception as error:
-            lines = list(describe_error(error))
-            if not lines or os.environ.get("MUA_TRACEBACK") == "1":
-                raise
-            who = f"mua (rank {rank})" if (rank := os.environ.get("RANK", "0")) != "0" else "mua"
-            print("\n".join(f"{who}: {line}" for line in lines), file=sys.stderr)
-            raise typer.Exit(exit_status(error)) from None
+        with safe_output():
+            try:
+                return function(*args, **kwargs)
+            except KeyboardInterrupt:
+                print("mua: interrupted", file=sys.stderr)
+                raise typer.Exit(INTERRUPTED) from None
+            except Preempted as error:
+                print(f"mua: {error}; the run is not finished, the same command continues it", file=sys.stderr)
+                raise typer.Exit(PASSING) from None
+            except Exception as error:
+                lines = list(describe_error(error))
+                if not lines or os.environ.get("MUA_TRACEBACK") == "1":
+                    raise
+                who = f"mua (rank {rank})" if (rank := os.environ.get("RANK", "0")) != "0" else "mua"
+                print(mask_secrets("\n".join(f"{who}: {line}" for line in lines)), file=sys.stderr)
+                raise typer.Exit(exit_status(error)) from None
 
     return run
 
@@ -942,6 +944,8 @@ def main() -> None:
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "2000")
     status: str | int | None = 1
+    safe: Any = SafeStream(sys.stderr)
+    sys.stderr = safe  # for tracebacks
     try:
         for word in sys.argv[1:]:
             key, _, value = word.removeprefix("--").partition("=")

@@ -70,6 +70,7 @@ class TensorBoardSink:
         self._folder = folder
         self._compared = compared
         with naming(folder):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # texts of episodes stand in it
             self._board: Any = SummaryWriter(str(folder), purge_step=purge_step, flush_secs=30)
 
     def write(self, kind: Kind, step: int, values: Mapping[str, Any], at: float | None = None) -> None:
@@ -198,6 +199,7 @@ class _Wandb:
 
     def __init__(self, wandb: Any, config: Any, name: str | None, output: Path, run: str) -> None:
         self._wandb = wandb
+        (output / "wandb").mkdir(mode=0o700, exist_ok=True)
         # The package's own variable wins, as its users know it.
         mode = os.environ.get("WANDB_MODE") or config.mode
 

@@ -21,6 +21,7 @@ from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
 from mua.config.storage import StoreConfig
 from mua.store.faults import NoStore, StoreError, StoreUnreachable, explained, shown
 from mua.store.tables import metadata
+from mua.utils.files import PRIVATE
 
 FILE = "store.sqlite"
 """In the output folder of a run."""
@@ -309,6 +310,15 @@ def _sqlite_engine(path: Path, create: bool, write: bool, busy_seconds: float) -
     if not write and not (wal.exists() and wal.stat().st_size) and not os.access(path.parent, os.W_OK):
         mode = "ro&immutable=1"  # what a reader of a WAL needs beside the file cannot be made here
     file = f"file:{quote(str(path.absolute()))}?mode={mode}"
+
+    if write:
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, PRIVATE)
+            if (found := os.fstat(descriptor)).st_uid == os.geteuid():
+                os.fchmod(descriptor, found.st_mode & ~0o077)  # and of what SQLite puts beside it
+            os.close(descriptor)
+        except OSError as error:
+            raise StoreError(f"store {path}: cannot be opened or written ({error.strerror})") from None
 
     def connect() -> Any:
         import sqlite3

@@ -36,7 +36,7 @@ from mua.store.writer import Insert, Write
 from mua.types import EVALUATION_ORDINALS, Json, Outcome, Provenance, Segment, Trajectory
 from mua.utils.atomic import replacing
 from mua.utils.errors import ConfigError, MuaError
-from mua.utils.files import naming
+from mua.utils.files import naming, private_opener
 from mua.utils.strict_json import MAX_FILE_DEPTH, is_number, open_file, printable, read_json
 
 log = logging.getLogger(__name__)
@@ -196,9 +196,9 @@ def write_traces(path: Path, found: Iterable[Trajectory]) -> int:
     with (
         naming(path),
         replacing(path) as new,
-        new.open("w", encoding="ascii") as file,
+        open(new, "w", encoding="ascii", opener=private_opener) as file,
         replacing(beside) as other,
-        other.open("wb") as experts,
+        open(other, "wb", opener=private_opener) as experts,
     ):
         for trajectory in found:
             file.write(encode_trajectory(trajectory, experts) + "\n")
@@ -239,7 +239,12 @@ def export_parquet(path: Path, found: Iterable[Trajectory]) -> int:
         return values
 
     count, rest = 0, iter(found)
-    with naming(path), replacing(path) as new, pq.ParquetWriter(new, schema, compression="zstd") as writer:
+    with (
+        naming(path),
+        replacing(path) as new,
+        open(new, "wb", opener=private_opener) as file,
+        pq.ParquetWriter(file, schema, compression="zstd") as writer,
+    ):
         while some := list(itertools.islice(rest, _ROWS)):
             writer.write_table(pa.Table.from_pylist([row(trajectory) for trajectory in some], schema=schema))
             count += len(some)

@@ -11,6 +11,14 @@ from typing import Self
 
 from mua.utils.errors import DiskError
 
+PRIVATE = 0o600
+"""Mode of files that hold conversations or keys: their owner reads them, and nobody else."""
+
+
+def private_opener(name: str, flags: int) -> int:
+    """For :func:`open`: a file that it makes is :data:`PRIVATE`."""
+    return os.open(name, flags | os.O_CLOEXEC, PRIVATE)
+
 
 class LineFile:
     """A file that lines are added to, each of them whole or not at all. Use as a context manager or :meth:`close`."""
@@ -20,7 +28,7 @@ class LineFile:
         self.path = path
         flags = os.O_CREAT | os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC
         with naming(path):
-            self._descriptor = os.open(path, flags, 0o666)
+            self._descriptor = os.open(path, flags, PRIVATE)
 
     def write(self, line: str) -> None:
         """Add ``line``; it is with the operating system when this returns.

@@ -8,10 +8,11 @@ import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from mua.observe.terminal import SafeConsole
 from mua.observe.transcript import render_trajectory
 from mua.store.queries import TrajectoryFilter
 from mua.store.trajectories import read_trajectories
@@ -55,8 +56,8 @@ def show(
     for row in found["scores"]:
         value = "none" if row["value"] is None else f"{row['value']:.6g}"
         verdict.add_row(printable(row["scorer"]), value, printable(json.dumps(row["details"], ensure_ascii=False), 400))
-    console = Console(width=None if sys.stdout.isatty() else 160)
-    console.print(Text(printable(name), style="bold"))
+    console = SafeConsole(width=None if sys.stdout.isatty() else 160)
+    console.print(Text(name, style="bold"))
     shown = render_trajectory(played, chosen.token_texts.decode)
     console.print(Group(shown, *_trained(uses), *([verdict] if verdict.row_count else ())))
 

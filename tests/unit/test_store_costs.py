@@ -5,7 +5,6 @@ PostgreSQL plans to read. Not here: overviews, which are of everything, and how 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -116,5 +115,5 @@ def test_postgresql_reads_a_page_from_an_index(postgres: PostgresServer, order: 
             changes(connection, "r")
             for statement in list(statements):
                 text = connection.exec_driver_sql("EXPLAIN (FORMAT JSON) " + statement.replace("%", "%%")).scalar()
-                plan = json.dumps(text)
-                assert not re.search(r'"Seq Scan"[^{}]*"Relation Name": "trajectories"', plan), plan
+                (plan,) = text if isinstance(text, list) else json.loads(str(text))
+                assert plan["Plan"]["Total Cost"] < 300, plan  # to read them all costs 500

@@ -18,7 +18,7 @@ import httpx
 from environments.gyms._shared.game import Option
 from environments.kit.ranking import Document
 from mua.utils.errors import ConfigError, EnvironmentFault
-from mua.utils.masking import mask_credentials
+from mua.utils.masking import mask_secrets
 
 OPTIONS: Mapping[str, Option] = {
     "search_url": "",
@@ -66,10 +66,10 @@ class WebSearch:
         except (ValueError, KeyError, TypeError) as error:
             passing = False
             trouble = f"no list {self._field!r} of results with title and snippet in the answer ({error!r})"
-        raise EnvironmentFault(f"{self}: {mask_credentials(trouble)}", passing=passing)
+        raise EnvironmentFault(f"{self}: {mask_secrets(trouble)}", passing=passing)
 
     def __str__(self) -> str:
-        return f"search service {mask_credentials(self._url)}"
+        return f"search service {mask_secrets(self._url)}"
 
     def _client(self) -> httpx.AsyncClient:
         loop = asyncio.get_running_loop()

@@ -46,7 +46,7 @@ from mua.environment.endpoint.chat import (
     too_long,
     unreadable,
 )
-from mua.utils.masking import HIDDEN, below, credentials, mask_credentials
+from mua.utils.masking import HIDDEN, below, credentials, mask_secrets
 
 log = logging.getLogger(__name__)
 
@@ -116,7 +116,7 @@ class Connection:
         # What may be secret of the address stays in the transport, because httpx logs the addresses it asks. Retries
         # are the client's, which may turn to another endpoint; a request's time is bounded in one place, below.
         self._client = openai.AsyncOpenAI(
-            base_url=mask_credentials(config.base_url).partition("?")[0],
+            base_url=mask_secrets(config.base_url).partition("?")[0],
             api_key=config.api_key.get_secret_value() or "none",
             max_retries=0,
             timeout=None,
@@ -125,12 +125,12 @@ class Connection:
         self.breaker = Breaker(config.breaker_faults, config.breaker_seconds, monotonic)
 
     def __repr__(self) -> str:
-        return f"{mask_credentials(self._config.base_url)} (model {self._config.model})"
+        return f"{mask_secrets(self._config.base_url)} (model {self._config.model})"
 
     @property
     def named(self) -> tuple[str, str]:
         """Address without credentials, and model."""
-        return mask_credentials(self._config.base_url), self._config.model
+        return mask_secrets(self._config.base_url), self._config.model
 
     def wait(self, request: ChatRequest) -> float:
         """Seconds until ``request`` would have its place under the rate limits."""
@@ -185,7 +185,7 @@ class Connection:
 
     def clean(self, text: str) -> str:
         """One line, shortened, without keys and passwords: some endpoints quote them in their refusal."""
-        text, secrets = mask_credentials(text), {self._config.api_key.get_secret_value(): "<api key>"}
+        text, secrets = mask_secrets(text), {self._config.api_key.get_secret_value(): "<api key>"}
         for secret, shown in (secrets | dict.fromkeys(credentials(self._config.base_url), HIDDEN)).items():
             if len(secret) >= _SHORTEST_SECRET:
                 text = text.replace(secret, shown)

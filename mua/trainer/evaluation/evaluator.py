@@ -17,13 +17,12 @@ from contextlib import suppress
 from time import monotonic
 from typing import TypeAlias
 
-from rich.console import Console
-
 from mua.config.schema import ExperimentConfig
 from mua.environment.endpoint.services import ChatClient, Services
 from mua.environment.protocol import Split, Task
 from mua.environment.selection import Selection, environment_of
 from mua.observe.progress import Progress
+from mua.observe.terminal import SafeConsole
 from mua.rollout.agent import ChatPolicy
 from mua.rollout.runner import EpisodeRunner, Placed, evaluation_places, require_scored, without_gc_pauses
 from mua.rollout.service import RolloutService
@@ -123,7 +122,7 @@ def evaluate(config: ExperimentConfig) -> Json:
     one episode could be scored.
     """
     result = evaluated(servable(config))
-    Console().print(console_table(result))
+    SafeConsole().print(console_table(result))
     if result["unscored"]:
         first = result["errors"][0]
         print(
