@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from typing import Any
 import sqlalchemy as sa
 import yaml
 from rich.table import Table
+from sqlalchemy.engine import Connection
 
 from mua.config.load import dump_config, load_config
 from mua.config.storage import StoreConfig
@@ -30,11 +31,12 @@ from mua.store.queries import (
     trajectory_ids,
 )
 from mua.store.retention import oldest_checkpoint, prune
-from mua.store.tables import json_text, requests, runs, trajectories, uses
+from mua.store.tables import json_text, reading_on, requests, runs, trajectories, uses
 from mua.store.traces import exporter, import_writes
 from mua.store.trajectories import read_trajectories
 from mua.store.verification import verify
 from mua.store.writer import execute
+from mua.types import Trajectory
 from mua.utils.strict_json import printable
 
 TABLES = ("runs", "steps", "tasks", "trajectories")
@@ -69,15 +71,29 @@ def list_table(url: str, table: str, chosen: TrajectoryFilter, limit: int | None
     print(f"{len(rows)} {table}" + (f" (at most {limit}; --limit shows more)" if len(rows) == limit else ""))
 
 
-def export(url: str, chosen: TrajectoryFilter, out: Path, as_json: bool) -> None:
-    """Write the trajectories of a filter into ``out`` (``.jsonl`` or ``.parquet``)."""
-    write = exporter(out)
+def export(url: str, chosen: TrajectoryFilter, out: Path, as_json: bool) -> int:
+    """Write the trajectories of a filter into ``out`` (``.jsonl`` or ``.parquet``); how many were left out, because
+    they are damaged or were pruned."""
+    write, left_out = exporter(out), list[str]()
+
+    def readable(connection: Connection) -> Iterator[Trajectory]:
+        with reading_on():
+            ids = trajectory_ids(connection, chosen)
+        for name in ids:
+            try:
+                yield next(read_trajectories(connection, [name]))
+            except StoreError as error:
+                left_out.append(f"{name}: {error}")
+
     with _opened(url) as store, store.read() as connection:
-        count = write(out, read_trajectories(connection, trajectory_ids(connection, chosen)))
+        count = write(out, readable(connection))
+    for line in left_out:
+        print(f"mua: left out {printable(line)}", file=sys.stderr)
     if as_json:
-        _print_json({"trajectories": count, "file": str(out)})
+        _print_json({"trajectories": count, "left_out": len(left_out), "file": str(out)})
     else:
         print(f"{count} trajectories written to {out}")
+    return len(left_out)
 
 
 def import_traces(url: str, files: Sequence[Path], run: str, config: Path | None) -> int:

@@ -790,10 +790,11 @@ def store_export(
     only: Only = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write trajectories into a file."""
+    """Write trajectories into a file; status 1 where some are left out, because they are damaged or pruned."""
     import workbench.stored
 
-    workbench.stored.export(store, _chosen(run, only), out, as_json)
+    if workbench.stored.export(store, _chosen(run, only), out, as_json):
+        raise typer.Exit(1)
 
 
 @command(store_app, "import")

@@ -331,6 +331,8 @@ def _sqlite_engine(path: Path, create: bool, write: bool, busy_seconds: float) -
                 connection.execute("PRAGMA journal_mode=WAL")
                 connection.execute("PRAGMA synchronous=FULL")  # a checkpoint is on the disk too when its step is done
                 connection.execute("PRAGMA foreign_keys=ON")
+            else:
+                connection.text_factory = _text
             connection.execute("PRAGMA cache_size=-16000")
         except BaseException:
             connection.close()
@@ -353,6 +355,14 @@ def _sqlite_engine(path: Path, create: bool, write: bool, busy_seconds: float) -
         connection.exec_driver_sql("BEGIN" if reads else "BEGIN IMMEDIATE")
 
     return engine
+
+
+def _text(raw: bytes) -> str | bytes:
+    """A text as SQLite has it; what is no UTF-8 stays bytes, which no column of texts takes for one."""
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        return raw
 
 
 def _schema_version(connection: Connection) -> str | None:

@@ -151,7 +151,7 @@ def trajectory_from_rows(row: Mapping[str, Any], parts: Sequence[Mapping[str, An
     name = f"trajectory {row['id']}"
     if row["messages"] is None:
         raise StoreError(f"{name}: its messages and tokens were pruned")
-    if [part["number"] for part in parts] != list(range(row["segments"])):
+    if [part["number"] for part in parts] != list(range(len(parts))) or len(parts) != row["segments"]:
         raise DamagedData(f"{name}: has {row['segments']} segments, and the store {[p['number'] for p in parts]}")
     if row["outcome"] not in set(Outcome):
         raise DamagedData(f"{name}: outcome {row['outcome']!a} is none")

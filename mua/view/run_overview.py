@@ -26,7 +26,7 @@ from mua.store.queries import (
     lost_step,
     same_task,
 )
-from mua.store.tables import parts, requests, runs, steps, tasks, tool_calls, trajectories, versions
+from mua.store.tables import parts, passing_over, requests, runs, steps, tasks, tool_calls, trajectories, versions
 from mua.trainer.evaluation.estimators import paired_test
 from mua.trainer.evaluation.report import interval_of
 from mua.types import Json
@@ -88,7 +88,7 @@ def step_lines(connection: Connection, run: ViewedRun) -> list[dict[str, Any]]:
     v = versions.c
     evaluated = sa.select(v.version, v.metrics).where(v.run_id == run.id, v.metrics.is_not(None)).order_by(v.part)
     for version, metrics in connection.execute(evaluated):
-        if held_out := evaluation_of(metrics):
+        if held_out := evaluation_of(metrics or {}):
             found.setdefault(version, {"step": version}).update(held_out)
     return [found[step] for step in sorted(found)]
 
@@ -342,7 +342,9 @@ def one_step(connection: Connection, run: ViewedRun, step: int) -> Json:
     rows = list(as_dicts(connection, chosen.order_by(steps.c.part.desc())))
     metrics = next((line for line in step_lines(connection, run) if line["step"] == step), {})
     named = next((row["details"]["groups"] for row in rows if "groups" in (row["details"] or {})), None)
-    groups = _groups(connection, run, step, named)
+    groups: list[Json] = []
+    with passing_over(f"the groups of step {step}"):
+        groups = _groups(connection, run, step, named)
     if not rows and not groups:
         raise NotThere(f"step {step} of run {run.key}: not in the store")
     shown = [{name: value for name, value in row.items() if name not in ("metrics", "details")} for row in rows]

@@ -33,7 +33,7 @@ from mua.store.queries import (
     same_task,
     trajectory_ids,
 )
-from mua.store.tables import json_text, segments, tasks, tool_calls, trajectories, uses
+from mua.store.tables import json_text, passing_over, segments, tasks, tool_calls, trajectories, uses
 from mua.types import Json
 from mua.utils.errors import MuaError
 from mua.view.run_overview import changes, kind_of
@@ -236,14 +236,15 @@ def gaps_of(connection: Connection, ids: list[str]) -> dict[str, float]:
                    segments.c.arrays.is_not(None), uses.c.source.is_(None))
         )  # fmt: skip
         for name, step, read, sampled in connection.execute(chosen):
-            own = unpack_arrays(read, f"uses of {name}")
-            if "old_logprobs" not in own or not (trained := own["weights"] != 0).any():
-                continue
-            engine = unpack_arrays(sampled, f"segments of {name}")["logprobs"]
-            gap = float(np.abs(own["old_logprobs"] - engine)[trained].max())
-            before = found.get(name, (-1, 0.0))
-            if np.isfinite(gap) and step >= before[0]:
-                found[name] = step, max(gap, before[1]) if step == before[0] else gap
+            with passing_over(f"uses of {name}"):
+                own = unpack_arrays(read, f"uses of {name}")
+                if "old_logprobs" not in own or not (trained := own["weights"] != 0).any():
+                    continue
+                engine = unpack_arrays(sampled, f"segments of {name}")["logprobs"]
+                gap = float(np.abs(own["old_logprobs"] - engine)[trained].max())
+                before = found.get(name, (-1, 0.0))
+                if np.isfinite(gap) and step >= before[0]:
+                    found[name] = step, max(gap, before[1]) if step == before[0] else gap
     return {name: gap for name, (_, gap) in found.items()}
 
 
@@ -259,12 +260,11 @@ def search_conversations(connection: Connection, chosen: TrajectoryFilter, words
         blobs = dict(connection.execute(sa.select(c.id, c.messages).where(c.id.in_(some))).all())
         for name in some:
             read += 1
-            blob = blobs.get(name)
-            if (
-                blob is not None
-                and needle in decompress(blob, f"messages of {name}").decode("utf-8", "replace").lower()
-            ):
-                found.append(name)
+            with passing_over(f"messages of {name}"):
+                blob = blobs.get(name)
+                said = "" if blob is None else decompress(blob, f"messages of {name}").decode("utf-8", "replace")
+                if needle in said.lower():
+                    found.append(name)
         if len(found) >= MOST_FOUND or time.monotonic() > deadline:
             break
     return found[:MOST_FOUND], {"read": read, "of": len(ids)}
@@ -307,8 +307,11 @@ def _successes(connection: Connection, run: str) -> Iterator[Json]:
     )  # fmt: skip
     for found in connection.execute(chosen.execution_options(yield_per=MOST_ROWS)).mappings():
         row = dict(found)
-        messages = row.pop("messages")
-        agent = [] if messages is None else [m for m in unpack_messages(messages) if m.get("role") == "assistant"]
+        messages = None
+        with passing_over(f"messages of {row['id']}"):
+            blob = row.pop("messages")
+            messages = None if blob is None else unpack_messages(blob, f"messages of {row['id']}")
+        agent = [message for message in messages or () if message.get("role") == "assistant"]
         # What is called, without the calls' ids, which are never the same.
         called = ([c.get("function") if isinstance(c, dict) else c for c in m.get("tool_calls") or ()] for m in agent)
         spoken = [[m.get("content"), functions] for m, functions in zip(agent, called, strict=True)]

@@ -155,7 +155,7 @@ environment:
     - {name: b, url: "http://h/mcp?subscription-key=${S9}&q=1", headers: {X-Odd: "${S10}"}}
 judge: {llm: {base_url: "http://h/v1?sig=${S11}", model: m, api_key: "${S12}", extra: {inner: [{key: "${S13}"}]}}}
 store: {url: "postgresql://u:${S14}@h/d"}
-slurm: {gpus_per_node: 1, nodes: 1, setup: ["export HF_TOKEN=${S15}", "login --password ${S16}"], extra: ["--comment=${PLAIN}"]}
+slurm: {gpus_per_node: 1, nodes: 1, setup: ["export HF_TOKEN=${S15}", "login --password ${S16}"], qos: "${PLAIN}"}
 observe: {mlflow: {experiment: e, tracking_uri: "https://u:${S17}@h"}}
 """
 
