@@ -39,8 +39,9 @@ from typing import Any
 import psutil
 
 from mua.observe.metrics_log import read_metrics
+from mua.observe.output import known_run
 from mua.store.database import Store
-from mua.store.starts import missing_steps, run_of
+from mua.store.starts import missing_steps
 from mua.store.traces import read_traces
 from mua.store.verification import verify
 from mua.types import Json, Trajectory
@@ -348,7 +349,7 @@ def problems_of(output: Path, undisturbed: Path, *, bits: bool, staleness: int) 
         yield f"the last checkpoint counts {counted} steps, tasks and optimizer steps"
     with Store.open(output, write=False) as store, store.read() as connection:
         yield from (f"the store: {finding}" for finding in verify(connection))
-        if missing := missing_steps(connection, run_of(output), STEPS):
+        if missing := missing_steps(connection, known_run(output), STEPS):
             yield f"the store lacks the steps {missing}"
     yield from (f"{path} is left behind" for path in output.glob("checkpoints/.*"))
     yield from (f"{path} is left behind" for path in output.glob("**/*.new"))

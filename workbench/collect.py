@@ -31,6 +31,7 @@ from mua.trainer.evaluation.store import EpisodeStore, json_digest, policy_diges
 from mua.types import Json, ToolSchema, Trajectory
 from mua.utils.atomic import replace_text
 from mua.utils.errors import MuaError
+from mua.utils.files import PRIVATE
 from mua.utils.seeds import derived_seed
 from workbench.curate import Candidate, balanced, best_of_each_task, record, refusal
 
@@ -125,7 +126,7 @@ def _written(
         raise MuaError(f"none of {len(played)} episodes is a demonstration; {out.with_suffix('.report.json')} says why")
     thinking = config.model.thinking
     records = [record(c, shown_tools(selection, c.task), thinking=thinking) for c in chosen]
-    replace_text(out, "".join(f"{json.dumps(one, ensure_ascii=False)}\n" for one in records))
+    replace_text(out, "".join(f"{json.dumps(one, ensure_ascii=False)}\n" for one in records), mode=PRIVATE)
     return report
 
 

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.console import Console
 from rich.table import Table
 
+from mua.observe.terminal import SafeConsole
 from mua.trainer.evaluation.estimators import paired_test, percentile_interval
 from mua.trainer.evaluation.report import markdown_table
 from mua.types import Json
@@ -49,7 +49,7 @@ def compare(first: Path, second: Path, out: Path) -> Json:
     out.mkdir(parents=True, exist_ok=True)
     (out / "comparison.json").write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
     (out / "comparison.md").write_text(comparison_page(result), encoding="utf-8")
-    Console().print(_console_table(result))
+    SafeConsole().print(_console_table(result))
     for line in _remarks(result):
         print(line)
     print(f"written to {out / 'comparison.json'} and comparison.md")

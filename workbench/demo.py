@@ -25,11 +25,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import fmean
 
-from rich.console import Console
 from rich.table import Table
 
 from environments.kit.demonstrate import write_conversations
 from mua.observe.metrics_log import METRICS_FILE, read_metrics
+from mua.observe.terminal import SafeConsole
 from mua.types import Json
 from mua.utils.resources import shipped
 from workbench.commands import mua, say
@@ -266,7 +266,7 @@ def report(results: Sequence[Result], picture: Path) -> None:
 
     sections = [section_of(result) for result in results]
     for section in sections:
-        Console(width=120).print(table_of(section))
+        SafeConsole(width=120).print(table_of(section))
     last = ROOT / f"seed-{results[-1].seed}"
     pairs = write_report(REPORT, sections, picture, last, sorted(GRANTED), "help_desk")
     for shown in (pairs[-1].left, pairs[-1].right) if pairs else ():

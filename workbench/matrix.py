@@ -19,11 +19,11 @@ from contextlib import ExitStack
 from statistics import fmean
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
 from mua.config.schema import ExperimentConfig
 from mua.observe.output import prepare_output
+from mua.observe.terminal import SafeConsole
 from mua.rollout.runner import Placed, without_gc_pauses
 from mua.rollout.service import RolloutService
 from mua.trainer.evaluation.evaluator import OnTrajectory, Roles, evaluated, play_at_endpoint, roles_of, servable
@@ -68,7 +68,7 @@ def evaluate_matrix(config: ExperimentConfig, cells: Cells) -> Json:
     matrix = _matrix(config, cells, results)
     replace_text(config.output / RESULT, json.dumps(matrix, indent=2) + "\n")
     replace_text(config.output / PAGE, matrix_page(matrix))
-    Console().print(_console_table(matrix))
+    SafeConsole().print(_console_table(matrix))
     print(f"written to {config.output / RESULT} and {PAGE}")
     if empty:
         lines = "\n".join(f"{name}: {error}" for name, error in empty.items())

@@ -13,6 +13,7 @@ from rich.text import Text
 from mua.launch.plan.gpu_memory import OF_ENGINE
 from mua.launch.plan.layout import engine_gpus, trainer_gpus
 from mua.launch.plan.planner import RECOMPUTE, Plan
+from mua.observe.terminal import SafeConsole
 
 WIDTH = 110
 """Columns of the tables in a file or pipe."""
@@ -22,7 +23,7 @@ MFUS = (0.25, 0.35, 0.45)
 
 def show_plan(plan: Plan, console: Console | None = None) -> None:
     """Print ``plan``; by default to standard output."""
-    console = console or Console()
+    console = console or SafeConsole()
     if not console.is_terminal:
         console.width = max(console.width, WIDTH)
     console.print(Group(*_parts(plan)))
@@ -31,7 +32,7 @@ def show_plan(plan: Plan, console: Console | None = None) -> None:
 def as_text(plan: Plan) -> str:
     """What :func:`show_plan` writes into a file, without blanks at the ends of lines."""
     printed = io.StringIO()
-    show_plan(plan, Console(file=printed, width=WIDTH))
+    show_plan(plan, SafeConsole(printed, WIDTH))
     return "\n".join(line.rstrip() for line in printed.getvalue().rstrip().splitlines())
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from rich.console import Console
 from rich.table import Table
 
+from mua.observe.terminal import SafeConsole
 from mua.types import Json
 
 
@@ -16,7 +16,7 @@ def show_replay(found: Json) -> None:
         columns = [found["stored"].get(name), found["replayed"][name]]
         columns += [changed["metrics"].get(name)] if changed else []
         table.add_row(name, *("" if value is None else f"{value:.9g}" for value in columns))
-    Console().print(table)
+    SafeConsole().print(table)
     same = {True: "the stored ones, bit for bit", False: "OTHERS than the stored ones", None: "not stored: no digest"}
     print(f"step {found['step']}, {found['groups']} groups, from the checkpoint of step {found['from']}")
     print(f"gradients: {same[found['same_gradients']]}")

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from rich.console import Console
-
 from mua.algorithms.rollout_metrics import rollout_metrics
 from mua.config.schema import ExperimentConfig
 from mua.observe.progress import Progress
+from mua.observe.terminal import SafeConsole
 from mua.observe.transcript import render_trajectory
 from mua.rollout.runner import require_scored
 from mua.rollout.service import RolloutService
-from mua.store.traces import TraceWriter
+from mua.store.traces import trace_file, write_traces
 from mua.types import Group, Json
 
 
@@ -27,9 +26,10 @@ def show_rollout(config: ExperimentConfig) -> Json:
                 tasks, samples=chosen.samples, temperature=config.rollout.temperature, on_episode=stage.advance
             )
         family = rollouts.family
-    path = TraceWriter(config.output / "traces").write(0, trajectories)
+    path = trace_file(config.output / "traces", 0)
+    write_traces(path, trajectories)
     scored = [t for t in require_scored(trajectories) if t.scored]
-    console = Console()
+    console = SafeConsole()
     console.print(render_trajectory(scored[0], family.decode))
     metrics = rollout_metrics([Group(0, "all", trajectories)])
     console.print(f"{len(trajectories)} episodes, success {metrics['rollout/success']:.3f}, traces in {path}")

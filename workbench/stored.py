@@ -5,21 +5,19 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
 import yaml
-from rich.console import Console
 from rich.table import Table
 from sqlalchemy.engine import Connection
 
 from mua.config.load import dump_config, load_config
 from mua.config.storage import StoreConfig
-from mua.observe.transcript import render_trajectory
-from mua.store.blobs import unpack_messages
+from mua.observe.terminal import SafeConsole
 from mua.store.database import HEAD, Store
 from mua.store.faults import StoreError, shown
 from mua.store.queries import (
@@ -32,14 +30,13 @@ from mua.store.queries import (
     stored_bytes,
     trajectory_ids,
 )
-from mua.store.retention import checkpoint_steps, prune
-from mua.store.tables import json_text, requests, runs, scores, tool_calls, trajectories, uses
+from mua.store.retention import oldest_checkpoint, prune
+from mua.store.tables import json_text, reading_on, requests, runs, trajectories, uses
 from mua.store.traces import exporter, import_writes
 from mua.store.trajectories import read_trajectories
 from mua.store.verification import verify
 from mua.store.writer import execute
-from mua.tokens.chat_family import load_family
-from mua.utils.errors import MuaError
+from mua.types import Trajectory
 from mua.utils.strict_json import printable
 
 TABLES = ("runs", "steps", "tasks", "trajectories")
@@ -74,48 +71,29 @@ def list_table(url: str, table: str, chosen: TrajectoryFilter, limit: int | None
     print(f"{len(rows)} {table}" + (f" (at most {limit}; --limit shows more)" if len(rows) == limit else ""))
 
 
-def show_trajectory(url: str, name: str, model: Path | None, as_json: bool) -> None:
-    """Print one trajectory: its conversation with what carries loss, its requests, and the steps it was trained in."""
-    with _opened(url) as store, store.read() as connection:
-        row = connection.execute(sa.select(trajectories).where(trajectories.c.id == name)).mappings().one_or_none()
-        if row is None:
-            raise StoreError(
-                f"trajectory {name}: not in store {store.name}; mua store ls {shown(url)} trajectories lists them"
-            )
-        beside = {
-            "requests": _of_trajectory(connection, requests, name, (requests.c.role, requests.c.number)),
-            "tool_calls": _of_trajectory(connection, tool_calls, name, (tool_calls.c.number,)),
-            "scores": _of_trajectory(connection, scores, name, (scores.c.scorer,)),
-            "uses": _of_trajectory(connection, uses, name, (uses.c.step, uses.c.epoch, uses.c.segment)),
-        }
-        if as_json:
-            messages = None if row["messages"] is None else unpack_messages(row["messages"])
-            _print_json(dict(row) | {"messages": messages} | beside)
-            return
-        found = next(read_trajectories(connection, [name]))
-        folder = model or _model_folder(connection, row["run_id"])
-    try:
-        family = load_family(folder, thinking=False)
-    except (MuaError, OSError) as error:
-        raise StoreError(
-            f"trajectory {name}: no tokenizer in {folder} ({error}); name its folder with --model"
-        ) from None
-    console = _console()
-    console.print(render_trajectory(found, family.decode))
-    for title, rows in beside.items():
-        if rows:
-            console.print(_beside(title, rows))
+def export(url: str, chosen: TrajectoryFilter, out: Path, as_json: bool) -> int:
+    """Write the trajectories of a filter into ``out`` (``.jsonl`` or ``.parquet``); how many were left out, because
+    they are damaged or were pruned."""
+    write, left_out = exporter(out), list[str]()
 
+    def readable(connection: Connection) -> Iterator[Trajectory]:
+        with reading_on():
+            ids = trajectory_ids(connection, chosen)
+        for name in ids:
+            try:
+                yield next(read_trajectories(connection, [name]))
+            except StoreError as error:
+                left_out.append(f"{name}: {error}")
 
-def export(url: str, chosen: TrajectoryFilter, out: Path, as_json: bool) -> None:
-    """Write the trajectories of a filter into ``out`` (``.jsonl`` or ``.parquet``)."""
-    write = exporter(out)
     with _opened(url) as store, store.read() as connection:
-        count = write(out, read_trajectories(connection, trajectory_ids(connection, chosen)))
+        count = write(out, readable(connection))
+    for line in left_out:
+        print(f"mua: left out {printable(line)}", file=sys.stderr)
     if as_json:
-        _print_json({"trajectories": count, "file": str(out)})
+        _print_json({"trajectories": count, "left_out": len(left_out), "file": str(out)})
     else:
         print(f"{count} trajectories written to {out}")
+    return len(left_out)
 
 
 def import_traces(url: str, files: Sequence[Path], run: str, config: Path | None) -> int:
@@ -159,14 +137,20 @@ def verify_store(url: str, as_json: bool) -> int:
     return len(found)
 
 
-def prune_store(url: str, run: str | None, rules: StoreConfig, dry: bool, as_json: bool) -> None:
-    """Drop what ``rules`` do not keep of a run's blobs, and give the room back to the disk."""
+def prune_store(
+    url: str, run: str | None, rules: StoreConfig, dry: bool, as_json: bool, *, output: Path | None, checkpoints: bool
+) -> None:
+    """Drop what ``rules`` do not keep of a run's blobs, and give the room back to the disk.
+
+    ``output`` is the run's folder, by default ``url`` if that is one; without ``checkpoints`` none is looked for.
+    """
+    if output is None and "://" not in url and Path(url).is_dir():
+        output = Path(url)
     with Store.open(url, create=False) as store:
         with store.read() as connection:
             name = single_run(connection, run)
-            output = connection.execute(sa.select(runs.c.output).where(runs.c.id == name)).scalar_one()
             before = stored_bytes(connection)
-        protect = min(checkpoint_steps(Path(output)), default=None)
+            protect = oldest_checkpoint(connection, name, output) if checkpoints else None
         with store.read() if dry else store.begin() as connection:
             dropped = prune(connection, name, rules, protect=protect, dry=dry)
         with store.read() as connection:
@@ -199,36 +183,6 @@ def _opened(url: str) -> Store:
     return Store.open(url, create=False, write=False)
 
 
-def _of_trajectory(
-    connection: Connection, table: sa.Table, name: str, order: Sequence[sa.Column[Any]]
-) -> list[dict[str, Any]]:
-    columns = [column for column in table.c if column.name != "arrays"]
-    chosen = sa.select(*columns).where(table.c.trajectory_id == name).order_by(*order)
-    return [dict(row) for row in connection.execute(chosen).mappings()]
-
-
-def _model_folder(connection: Connection, run: str) -> Path:
-    config = connection.execute(sa.select(runs.c.config).where(runs.c.id == run)).scalar()
-    path = config.get("model", {}).get("path") if isinstance(config, dict) else None
-    if path is None:
-        raise StoreError(f"run {run}: says no model.path; name the tokenizer's folder with --model")
-    return Path(path)
-
-
-def _beside(title: str, rows: list[dict[str, Any]]) -> Table:
-    chosen = {
-        "requests": ("role", "number", "turn", "endpoint", "version", "prompt_tokens", "cached_tokens",
-                     "completion_tokens", "seconds", "error"),
-        "tool_calls": ("number", "turn", "name", "arguments", "reward", "by_user", "seconds", "error"),
-        "scores": ("scorer", "value", "details"),
-        "uses": ("run_id", "step", "part", "epoch", "segment", "tokens"),
-    }[title]  # fmt: skip
-    table = Table(*chosen, title=title.replace("_", " "), title_justify="left")
-    for row in rows:
-        table.add_row(*(_cell(name, row[name]) for name in chosen))
-    return table
-
-
 def _cell(name: str, value: Any) -> str:
     if value is None:
         return ""
@@ -249,5 +203,5 @@ def _no_blobs(value: object) -> object:
     return str(value)
 
 
-def _console() -> Console:
-    return Console(width=None if sys.stdout.isatty() else 200)
+def _console() -> SafeConsole:
+    return SafeConsole(width=None if sys.stdout.isatty() else 200)

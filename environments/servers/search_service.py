@@ -24,7 +24,7 @@ from mua.environment.blame import Blame, blame
 from mua.environment.endpoint.services import JsonCache
 from mua.types import Json
 from mua.utils.errors import EnvironmentFault
-from mua.utils.masking import mask_credentials
+from mua.utils.masking import mask_secrets
 from mua.utils.strict_json import JsonError, printable, read_json
 
 log = logging.getLogger(__name__)
@@ -75,7 +75,7 @@ class SearchService:
 
     async def search(self, query: str, count: int) -> list[SearchResult]:
         """The results in the service's order. Raises :class:`PageError` and :class:`EnvironmentFault`."""
-        asked: Json = {"search": mask_credentials(self._config.url), "body": self._config.body, "query": query,
+        asked: Json = {"search": mask_secrets(self._config.url), "body": self._config.body, "query": query,
                        "count": count, "results": self._config.results, "fields": self._config.fields}  # fmt: skip
         if self._cache is not None and (kept := await self._cache.get(asked)) is not None:
             return [SearchResult(*one) for one in kept["found"]]
@@ -112,7 +112,7 @@ class SearchService:
                 if trouble.reason == NO_LIST:
                     return []
                 raise PageError("the search cannot answer this query")
-        named = mask_credentials(self._config.url.partition("?")[0])
+        named = mask_secrets(self._config.url.partition("?")[0])
         raise EnvironmentFault(
             f"{self._key}: the search service {named} {trouble.reason}; check {self._key}.url, headers and results",
             passing=trouble.again,

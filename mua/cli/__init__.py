@@ -22,13 +22,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, ParamSpec, 
 import typer
 
 import mua
+import mua.config.load
 from mua.config.load import config_file, dump_config, load_config, read_config
 from mua.config.schema import ExperimentConfig
 from mua.observe.logs import logging_to
 from mua.observe.output import CONFIG_FILE, output_of, prepare_output
+from mua.observe.terminal import SafeStream, safe_output
 from mua.trainer.preempt import Preemption
 from mua.utils.errors import INTERRUPTED, MISTAKE, PASSING, ConfigError, Preempted, describe_error, exit_status
-from mua.utils.masking import masked_tree
+from mua.utils.masking import mask_secrets, masked_tree
 
 if TYPE_CHECKING:
     from mua.launch.checks.configuration import Checked
@@ -46,13 +48,6 @@ def option(flag: str, help: str) -> Any:
     return typer.Option(flag, help=help)
 
 
-def _recipe_names(incomplete: str) -> list[str]:
-    """For completion: recipes; a shell adds files by itself where none fits."""
-    from mua.config.load import recipes
-
-    return [recipe.name for recipe in recipes() if recipe.name.startswith(incomplete)]
-
-
 def _keys(incomplete: str) -> list[str]:
     """For completion: keys of the configuration, section by section."""
     from mua.config.section import all_keys
@@ -64,14 +59,18 @@ def _keys(incomplete: str) -> list[str]:
 
 
 def _domain_names(incomplete: str) -> list[str]:
-    """For completion."""
     from mua.environment.registry import domain_names
 
     return [name for name in domain_names() if name.startswith(incomplete)]
 
 
 ConfigFile = Annotated[
-    Path, argument("CONFIG", "configuration file (YAML), or a recipe's name: mua recipes", _recipe_names)
+    Path,
+    argument(
+        "CONFIG",
+        "configuration file (YAML), or a recipe's name: mua recipes",
+        lambda incomplete: [r.name for r in mua.config.load.recipes() if r.name.startswith(incomplete)],
+    ),
 ]
 Overrides = Annotated[list[str] | None, argument("KEY=VALUE", "overrides, such as trainer.steps=10", _keys)]
 
@@ -112,21 +111,22 @@ def verb(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]
 
     @functools.wraps(function)
     def run(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
-        try:
-            return function(*args, **kwargs)
-        except KeyboardInterrupt:
-            print("mua: interrupted", file=sys.stderr)
-            raise typer.Exit(INTERRUPTED) from None
-        except Preempted as error:
-            print(f"mua: {error}; the run is not finished, the same command continues it", file=sys.stderr)
-            raise typer.Exit(PASSING) from None
-        except Exception as error:
-            lines = list(describe_error(error))
-            if not lines or os.environ.get("MUA_TRACEBACK") == "1":
-                raise
-            who = f"mua (rank {rank})" if (rank := os.environ.get("RANK", "0")) != "0" else "mua"
-            print("\n".join(f"{who}: {line}" for line in lines), file=sys.stderr)
-            raise typer.Exit(exit_status(error)) from None
+        with safe_output():
+            try:
+                return function(*args, **kwargs)
+            except KeyboardInterrupt:
+                print("mua: interrupted", file=sys.stderr)
+                raise typer.Exit(INTERRUPTED) from None
+            except Preempted as error:
+                print(f"mua: {error}; the run is not finished, the same command continues it", file=sys.stderr)
+                raise typer.Exit(PASSING) from None
+            except Exception as error:
+                lines = list(describe_error(error))
+                if not lines or os.environ.get("MUA_TRACEBACK") == "1":
+                    raise
+                who = f"mua (rank {rank})" if (rank := os.environ.get("RANK", "0")) != "0" else "mua"
+                print(mask_secrets("\n".join(f"{who}: {line}" for line in lines)), file=sys.stderr)
+                raise typer.Exit(exit_status(error)) from None
 
     return run
 
@@ -288,12 +288,10 @@ def recipes(
     name: Annotated[str | None, argument("NAME", "print this one's file")] = None, as_json: AsJson = False
 ) -> None:
     """List the recipes, whose names stand wherever CONFIG is asked for."""
-    import mua.config.load as listing
-
     if name is not None:
-        print(listing.config_file(Path(name)).read_text(encoding="utf-8"), end="")
+        print(config_file(Path(name)).read_text(encoding="utf-8"), end="")
         return
-    found = listing.recipes()
+    found = mua.config.load.recipes()
     if as_json:
         print(json.dumps([{"name": one.name, "about": one.about, "file": str(one.path)} for one in found], indent=2))
         return
@@ -784,19 +782,6 @@ def store_ls(
     workbench.stored.list_table(store, table, _chosen(run, only), limit, as_json)
 
 
-@command(store_app, "show")
-def store_show(
-    store: StorePlace,
-    trajectory: Annotated[str, argument("TRAJECTORY", "its id, see mua store ls STORE trajectories")],
-    model: Annotated[Path | None, option("--model", "folder with the tokenizer; by default the run's")] = None,
-    as_json: AsJson = False,
-) -> None:
-    """Print one trajectory as a conversation, with its requests, tool calls, scores and uses."""
-    import workbench.stored
-
-    workbench.stored.show_trajectory(store, trajectory, model, as_json)
-
-
 @command(store_app, "export")
 def store_export(
     store: StorePlace,
@@ -805,10 +790,11 @@ def store_export(
     only: Only = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write trajectories into a file."""
+    """Write trajectories into a file; status 1 where some are left out, because they are damaged or pruned."""
     import workbench.stored
 
-    workbench.stored.export(store, _chosen(run, only), out, as_json)
+    if workbench.stored.export(store, _chosen(run, only), out, as_json):
+        raise typer.Exit(1)
 
 
 @command(store_app, "import")
@@ -843,6 +829,8 @@ def store_prune(
     keep_arrays_steps: Annotated[int | None, option("--keep-arrays-steps", "see store.keep_arrays_steps")] = None,
     keep_successes: Annotated[bool, typer.Option(help="see store.keep_successes")] = True,
     keep_failed_attempts: Annotated[bool, typer.Option(help="see store.keep_failed_attempts")] = True,
+    output: Annotated[Path | None, option("--output", "the run's folder, where STORE is not: its checkpoints")] = None,
+    checkpoints: Annotated[bool, typer.Option(help="keep what the run's checkpoints may need")] = True,
     dry_run: Annotated[bool, option("--dry-run", "only say what would be dropped")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -855,7 +843,7 @@ def store_prune(
     )  # fmt: skip
     import workbench.stored
 
-    workbench.stored.prune_store(store, run, rules, dry_run, as_json)
+    workbench.stored.prune_store(store, run, rules, dry_run, as_json, output=output, checkpoints=checkpoints)
 
 
 @command(store_app, "migrate")
@@ -957,6 +945,8 @@ def main() -> None:
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "2000")
     status: str | int | None = 1
+    safe: Any = SafeStream(sys.stderr)
+    sys.stderr = safe  # for tracebacks
     try:
         for word in sys.argv[1:]:
             key, _, value = word.removeprefix("--").partition("=")

@@ -36,7 +36,7 @@ from mua.config.schema import ExperimentConfig, Section
 from mua.config.section import KeyPath
 from mua.config.tree import MAX_DEPTH, MAX_NAME, Tree, parse, parse_value, unusable_text
 from mua.utils.errors import ConfigError
-from mua.utils.masking import masked_tree
+from mua.utils.masking import masked_tree, remember_secrets
 from mua.utils.resources import shipped
 from mua.utils.strict_json import open_file
 
@@ -108,6 +108,7 @@ def read_config(
     tree, problems = _read(config_file(path), (), []), list[Problem]()
     _override(tree, overrides)
     tree.data = _fill(tree.data, (), tree, problems)
+    remember_secrets(tree.variables, tree.data)
     missing = [key for key, known in tree.filled.items() if not known]
     context: dict[str, Any] = {"verb": verb}
     try:
@@ -234,6 +235,7 @@ def _fill(value: Any, key: KeyPath, tree: Tree, problems: list[Problem]) -> Any:
         elif found is None:
             text = f"the environment variable {name} is not set; export it or write ${{{name}:-default}}"
             problems.append(Problem(at, dotted, text))
+        tree.variables[name] = found or ""
         return found or ""
 
     filled, variables = _VARIABLE.subn(variable, value)

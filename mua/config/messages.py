@@ -17,7 +17,7 @@ from pydantic_core import ErrorDetails
 
 from mua.config.section import KeyPath, Section, all_keys, alternatives, fields_of
 from mua.config.tree import Tree
-from mua.utils.masking import mask_credentials
+from mua.utils.masking import mask_secrets
 
 _KINDS = {int: "an integer", float: "a number", str: "a string", dict: "a section", list: "a list"}
 _EXPECTED = {
@@ -114,7 +114,7 @@ def _problems(key: KeyPath, details: list[ErrorDetails], tree: Tree, schema: typ
         choices = re.findall(r"'([^']*)'", str(detail["ctx"].get("expected_tags", "")))
         text = "required, but not set: it says which of several sections this is"
         if choices:
-            given = mask_credentials(repr(value))[:_LONGEST_VALUE]
+            given = mask_secrets(repr(value))[:_LONGEST_VALUE]
             text = f"expected {' or '.join(map(repr, choices))}, got {given}{_near(name, value, choices)}"
         return [Problem(str(tree.place((*key, name))), f"{dotted}.{name}", text)]
     return [Problem(at, dotted, _of_value(key, details, tree, schema))]
@@ -139,7 +139,7 @@ def _of_value(key: KeyPath, details: list[ErrorDetails], tree: Tree, schema: typ
         # A section given as one value may be a secret that slipped out by wrong indentation: only its kind is named.
         given = kind
     else:
-        shown = mask_credentials(repr(value))
+        shown = mask_secrets(repr(value))
         given = f"{shown if len(shown) <= _LONGEST_VALUE else f'{shown[:_LONGEST_VALUE]}...'} ({kind})"
     line = f"expected {' or '.join(dict.fromkeys(phrases))}, got {given}"
     literal = next((d["ctx"]["expected"] for d in details if d["type"] == "literal_error"), "")

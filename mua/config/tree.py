@@ -57,6 +57,8 @@ class Tree:
     data: dict[str, Any]
     places: dict[KeyPath, SourceLocation] = field(default_factory=dict)
     filled: dict[KeyPath, bool] = field(default_factory=dict)
+    variables: dict[str, str] = field(default_factory=dict)
+    """Of the environment, by name, that its strings were filled from."""
     """Texts that the environment filled in, and whether all of their variables were there."""
 
     def place(self, key: KeyPath) -> SourceLocation:

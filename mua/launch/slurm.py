@@ -22,12 +22,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import SecretStr
-
 from mua.config.load import Reading, read_config
 from mua.config.schema import ExperimentConfig, SlurmConfig
 from mua.utils.errors import ConfigError, MuaError
-from mua.utils.masking import credentials
+from mua.utils.masking import hidden_texts, masked_tree, referred, secret_parts
 from mua.utils.resources import shipped
 
 Verb = Literal["train", "sft", "engines"]
@@ -151,8 +149,9 @@ def render(job: SlurmJob) -> str:
     if replaced != 1:
         raise MuaError(f"{job.template}: expected one block between '# >>> head' and '# <<< head'")
     shown = "\n".join([text, *submission(job)])  # scripts are kept by Slurm, and command lines are seen by everybody
-    for key, secret in secrets_in(job.config.model_dump()):
-        if secret in shown:
+    masked = masked_tree(job.config.model_dump(mode="json"))
+    for key, secret in hidden_texts(masked, job.config.model_dump()):
+        if any(part in shown for part in secret_parts(secret)):
             raise ConfigError(
                 f"{key}: the secret would stand in the job's script or command line; export it in the environment "
                 f"and write ${{NAME}} for it in the configuration file"
@@ -220,7 +219,7 @@ def _head(job: SlurmJob, template: str) -> Iterator[str]:
     settings = {
         "MUA_ROOT": shipped(),
         "VENV": slurm.venv or Path(sys.prefix),
-        "MUA_SETUP": "; ".join(slurm.setup),
+        "MUA_SETUP": referred("; ".join(slurm.setup)),  # a shell fills in the secrets, on the node
         "MUA_VERB": job.verb,
         "MUA_RANKS_PER_NODE": nodes.ranks,
         "MUA_ENGINE_NODES": 0 if nodes.apart else nodes.engines,
@@ -285,19 +284,6 @@ def _option_path(path: Path) -> str:
     """``path`` for an #SBATCH line, where percent signs are patterns and spaces separate."""
     text = str(path).replace("%", "%%")
     return f'"{text}"' if " " in text else text
-
-
-def secrets_in(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
-    """Every secret in a dumped configuration, with its key: keys of endpoints, and credentials inside URLs."""
-    match value:
-        case SecretStr() if (text := value.get_secret_value()) not in ("", "none"):
-            yield key, text
-        case str():
-            yield from ((key, secret) for secret in credentials(value))
-        case dict() | list():
-            items = value.items() if isinstance(value, dict) else enumerate(value)
-            for name, item in items:
-                yield from secrets_in(item, f"{key}.{name}".lstrip("."))
 
 
 def read_job(path: Path, overrides: Sequence[str], verb: Verb) -> Reading[ExperimentConfig]:

@@ -17,7 +17,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
+from typing import TextIO
 
+from mua.utils.files import private_opener
+from mua.utils.masking import mask_secrets
 from mua.utils.strict_json import pictured
 
 FOLDER = "logs"
@@ -31,11 +34,14 @@ class _Lines(logging.Formatter):
         return datetime.fromtimestamp(record.created).astimezone().isoformat(timespec="milliseconds")
 
     def format(self, record: logging.LogRecord) -> str:
-        return pictured(super().format(record)).replace("\n", "\n    ")
+        return mask_secrets(pictured(super().format(record))).replace("\n", "\n    ")
 
 
 class _LogFile(logging.FileHandler):
     """A disk that is full must not end a run for its log: it is said once, and no more is written."""
+
+    def _open(self) -> TextIO:
+        return open(self.baseFilename, self.mode, encoding=self.encoding, opener=private_opener)
 
     def handleError(self, record: logging.LogRecord) -> None:
         error = sys.exc_info()[1]
@@ -69,7 +75,10 @@ def logging_to(output: Path, verb: str, *, one_of_many: bool = False) -> Iterato
         return
     handler.setLevel(logging.INFO if leads else logging.WARNING)
     handler.setFormatter(_Lines(_FORMAT))
-    terminal = None if root.handlers else logging.lastResort  # Python's own for warnings goes where there is another
+    terminal = None if root.handlers else logging.StreamHandler()  # Python's own goes where there is another
+    if terminal is not None:
+        terminal.setLevel(logging.WARNING)
+        terminal.setFormatter(_Lines("%(message)s"))
     levels = {name: logging.getLogger(name).level for name in OWN}
     for name in OWN:
         logging.getLogger(name).setLevel(logging.INFO)

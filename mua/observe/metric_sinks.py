@@ -16,7 +16,6 @@ import queue
 import re
 import threading
 import time
-import uuid
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -71,6 +70,7 @@ class TensorBoardSink:
         self._folder = folder
         self._compared = compared
         with naming(folder):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # texts of episodes stand in it
             self._board: Any = SummaryWriter(str(folder), purge_step=purge_step, flush_secs=30)
 
     def write(self, kind: Kind, step: int, values: Mapping[str, Any], at: float | None = None) -> None:
@@ -177,8 +177,11 @@ def refused(error: Exception) -> bool:
     return not isinstance(error, OSError)
 
 
-def service_sink(config: WandbConfig | MlflowConfig, name: str | None, output: Path) -> MetricSink:
-    """Weights & Biases or MLflow. Raises :class:`ConfigError` where its package is not installed."""
+def service_sink(config: WandbConfig | MlflowConfig, name: str | None, output: Path, run: str) -> MetricSink:
+    """Weights & Biases or MLflow, where a run with the id ``run`` goes on or begins.
+
+    Raises :class:`ConfigError` where its package is not installed.
+    """
     module, kind = ("wandb", _Wandb) if isinstance(config, WandbConfig) else ("mlflow", _Mlflow)
     try:
         package = importlib.import_module(module)
@@ -187,23 +190,22 @@ def service_sink(config: WandbConfig | MlflowConfig, name: str | None, output: P
             f"observe.{module}: the package {module} cannot be imported ({error}); pip install {module}, or remove "
             f"observe.{module} from the configuration"
         ) from None
-    return ServiceSink(module, lambda: kind(package, config, name, output))
+    return ServiceSink(module, lambda: kind(package, config, name, output, run))
 
 
 class _Wandb:
     """``step`` is a figure of its own, the axis of all others: the service's own counter only goes up, and a run that
     goes on from a checkpoint takes steps again."""
 
-    def __init__(self, wandb: Any, config: Any, name: str | None, output: Path) -> None:
+    def __init__(self, wandb: Any, config: Any, name: str | None, output: Path, run: str) -> None:
         self._wandb = wandb
-        kept = output / "wandb_run"
-        chosen = kept.read_text(encoding="utf-8").strip() if kept.is_file() else uuid.uuid4().hex
+        (output / "wandb").mkdir(mode=0o700, exist_ok=True)
         # The package's own variable wins, as its users know it.
         mode = os.environ.get("WANDB_MODE") or config.mode
 
         def begin(mode: str) -> Any:
             return wandb.init(
-                project=config.project, entity=config.entity, name=config.name or name, mode=mode, id=chosen,
+                project=config.project, entity=config.entity, name=config.name or name, mode=mode, id=run,
                 resume="allow", dir=str(output), settings=wandb.Settings(console="off"),
             )  # fmt: skip
 
@@ -218,7 +220,6 @@ class _Wandb:
             )  # fmt: skip
             wandb.teardown()  # or its service still holds the id
             self._run = begin("offline")
-        replace_text(kept, chosen + "\n")
         self._run.define_metric("step")
         self._run.define_metric("*", step_metric="step")
 
@@ -240,14 +241,15 @@ class _Wandb:
 
 
 class _Mlflow:
-    def __init__(self, mlflow: Any, config: Any, name: str | None, output: Path) -> None:
+    def __init__(self, mlflow: Any, config: Any, name: str | None, output: Path, run: str) -> None:
         self._client = mlflow.MlflowClient(tracking_uri=config.tracking_uri)
         self._entities = importlib.import_module("mlflow.entities")
-        kept = output / "mlflow_run"
-        self._set = kept.is_file()
+        kept = output / "mlflow_run"  # its own id of ours; of a folder that was copied the second word is another run
+        known = kept.read_text(encoding="utf-8").split() if kept.is_file() else []
+        self._set = known[1:] in ([], [run]) and bool(known)
         """Whether the hyperparameters are there: MLflow takes each once."""
         if self._set:
-            self._run: str = kept.read_text(encoding="utf-8").strip()
+            self._run: str = known[0]
             self._client.update_run(self._run, status="RUNNING")
         else:
             found = self._client.get_experiment_by_name(config.experiment)
@@ -259,7 +261,7 @@ class _Mlflow:
                 else found.experiment_id
             )
             self._run = self._client.create_run(of, run_name=config.name or name).info.run_id
-            replace_text(kept, self._run + "\n")
+            replace_text(kept, f"{self._run} {run}\n")
 
     def write(self, kind: Kind, step: int, values: Mapping[str, Any], at: float | None = None) -> None:
         allowed = {re.sub(r"[^\w\-. /]", "_", name, flags=re.ASCII): value for name, value in values.items()}

@@ -21,7 +21,7 @@ from mua.observe.metric_sinks import Ending, MetricSink, Plain, TensorBoardSink,
 from mua.types import Trajectory
 from mua.utils.atomic import replace_text
 from mua.utils.errors import MuaError, Preempted
-from mua.utils.files import LineFile, naming
+from mua.utils.files import PRIVATE, LineFile, naming
 from mua.utils.strict_json import JsonError, is_number, open_file, read_json
 
 if TYPE_CHECKING:
@@ -208,7 +208,7 @@ def _drop_details(path: Path, step: int | None) -> None:
             at = found.get("step", -1) if isinstance(found, dict) else step
             if line.endswith(b"\n") and type(at) is int and at < step:
                 kept.append(line.decode())
-    replace_text(path, "".join(kept) if step else "")
+    replace_text(path, "".join(kept) if step else "", mode=PRIVATE)
 
 
 def _finite(values: Mapping[str, float]) -> dict[str, float | None]:

@@ -19,9 +19,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Self, TextIO
 
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as Bars
+
+from mua.observe.terminal import SafeConsole
+from mua.utils.strict_json import pictured
 
 PLAIN_INTERVAL_S = 30.0
 """A stage that writes to a file or pipe says something this often, and once when it ends."""
@@ -74,7 +76,7 @@ class ProgressStage:
 
     def _print(self) -> None:
         if self._stream is not None:
-            print(self.line(), file=self._stream, flush=True)
+            print(pictured(self.line()), file=self._stream, flush=True)
             self._shown = (self.done, self.note)
 
 
@@ -92,14 +94,14 @@ class Progress:
         self._bars: Bars | None = None
         if enabled and stream.isatty():
             columns = (
-                TextColumn("{task.description}"),
+                TextColumn("{task.description}", markup=False),
                 BarColumn(),
                 MofNCompleteColumn(),
                 TimeElapsedColumn(),
                 TimeRemainingColumn(),
-                TextColumn("{task.fields[note]}"),
+                TextColumn("{task.fields[note]}", markup=False),
             )
-            self._bars = Bars(*columns, console=Console(file=stream), refresh_per_second=4)
+            self._bars = Bars(*columns, console=SafeConsole(stream), refresh_per_second=4)
             self._bars.start()
 
     @contextmanager

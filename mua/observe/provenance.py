@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import platform
-import re
 import socket
 import sys
 import time
@@ -21,14 +20,11 @@ from mua.config.load import dump_config
 from mua.config.schema import ExperimentConfig
 from mua.types import Json
 from mua.utils.hooks import hook_sources
-from mua.utils.masking import HIDDEN, mask_credentials
+from mua.utils.masking import masked_tree
 from mua.utils.source_state import ROOT, git_state, installed_version, program_output
 
 _PACKAGES = ("megatron-core", "torch", "sglang", "transformers")
 _CAPTURE_SECONDS = 30.0
-
-_SECRET_NAME = re.compile(r"KEY|TOKEN|SECRET|PASSW|CREDENTIAL|AUTH|COOKIE|PRIVATE|SIGNATURE", re.IGNORECASE)
-_SECRET_VALUE = re.compile(r"\bsk-[\w-]{8,}|\bhf_\w{8,}|\bgh[pousr]_\w{8,}|\beyJ[\w-]{10,}\.|\bBearer\s+\S+")
 
 
 def provenance(config: ExperimentConfig) -> Json:
@@ -69,7 +65,7 @@ def capture_environment(folder: Path) -> Path:
     record: dict[str, Any] = {
         "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "host": socket.gethostname(),
-        "command": [without_secrets(part) for part in sys.argv],
+        "command": masked_tree(sys.argv),
         "mua": mua.__version__,
         "commit": program_output(*git, "rev-parse", "HEAD", seconds=_CAPTURE_SECONDS),
         "uncommitted": (program_output(*git, "status", "--short", seconds=_CAPTURE_SECONDS) or "").splitlines(),
@@ -78,10 +74,7 @@ def capture_environment(folder: Path) -> Path:
         "cpus": len(os.sched_getaffinity(0)),
         "gpus": program_output("nvidia-smi", seconds=_CAPTURE_SECONDS),
         "packages": dict(sorted(packages.items())),
-        "variables": {
-            name: HIDDEN if _SECRET_NAME.search(name) else without_secrets(value)
-            for name, value in sorted(os.environ.items())
-        },
+        "variables": masked_tree(dict(sorted(os.environ.items())), free=True),
     }
     path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     return path
@@ -90,11 +83,3 @@ def capture_environment(folder: Path) -> Path:
 def node_name() -> str:
     """Slurm's name of this machine, else its own."""
     return os.environ.get("SLURMD_NODENAME") or socket.gethostname()
-
-
-def without_secrets(text: str) -> str:
-    """``text`` with what looks like a credential replaced, wherever it stands."""
-    name, equals, _ = text.partition("=")
-    if equals and _SECRET_NAME.search(name):
-        return f"{name}={HIDDEN}"
-    return _SECRET_VALUE.sub(HIDDEN, mask_credentials(text))

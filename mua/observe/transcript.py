@@ -46,11 +46,11 @@ def render_trajectory(trajectory: Trajectory, decode: Callable[[list[int]], str]
     error = [("error", trajectory.error)] if trajectory.error else []
     facts = Table.grid(padding=(0, 2))
     for name, value in [*listed.items(), *((n, str(v)) for n, v in trajectory.details.items()), *error]:
-        facts.add_row(Text(name, style="dim"), Text(pictured(value)))
+        facts.add_row(Text(name, style="dim"), Text(value))
     color = "green" if trajectory.success else "yellow"
     if not trajectory.scored or trajectory.outcome is Outcome.MALFORMED:
         color = "red"
-    title = Text(pictured(f"task {trajectory.task_id}"))
+    title = Text(f"task {trajectory.task_id}")
     parts: list[RenderableType] = [Panel(facts, title=title, border_style=color, expand=False)]
     for number, segment in enumerate(trajectory.segments, start=1):
         if len(trajectory.segments) > 1:

@@ -34,7 +34,6 @@ from typing import Any, Literal, TypeVar
 from uuid import uuid4
 
 import yaml
-from pydantic import SecretStr
 from sqlalchemy.engine import Connection
 
 import mua
@@ -56,7 +55,7 @@ from mua.tokens.codec import tokenizer_digest
 from mua.types import Json
 from mua.utils.errors import ConfigError, MuaError, Preempted
 from mua.utils.hooks import check_hooks, hook_sources
-from mua.utils.masking import mask_credentials
+from mua.utils.masking import flatten, hidden_texts, masked_tree
 from mua.utils.source_state import ROOT, code_digest, git_state, installed_version
 
 Found = TypeVar("Found")
@@ -263,25 +262,8 @@ def episode_differences(of_run: Json, ours: Json) -> Iterator[str]:
 
 def secrets_of(config: ExperimentConfig) -> list[str]:
     """Keys of the configuration that hold a secret, but for the store's URL, which samplers are given."""
-    return [
-        key
-        for key, value in flatten(config.model_dump())
-        if key != "store.url"
-        and (
-            value.get_secret_value() not in ("", "none")
-            if isinstance(value, SecretStr)
-            else isinstance(value, str) and mask_credentials(value) != value
-        )
-    ]
-
-
-def flatten(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
-    """The leaves of a configuration by their keys; an empty mapping or list is one."""
-    items = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list | tuple) else ()
-    if not items or not value:
-        yield key, value
-    for name, item in items:
-        yield from flatten(item, f"{key}.{name}" if key else str(name))
+    hidden = hidden_texts(masked_tree(config.model_dump(mode="json")), config.model_dump())
+    return [key for key, _ in hidden if key != "store.url"]
 
 
 LATELY_SECONDS = 5.0
@@ -313,13 +295,8 @@ class RolloutWorker:
         self._began = time.time()
         self._playing: dict[asyncio.Task[None], EpisodeLease] = {}
         self._failure: BaseException | None = None
-        writer = Writer(
-            store,
-            every_seconds=_WRITE_SECONDS,
-            queue_bytes=config.store.queue_megabytes * 2**20,
-            outage_seconds=config.store.outage_seconds,
-            name=self.name,
-        )
+        chosen = config.store.model_copy(update={"write_seconds": _WRITE_SECONDS})
+        writer = Writer.of(store, chosen, self.name)
         self.recorder = LeasedRecorder(writer, run, part, self.name)
 
     async def work(self, ended: Callable[[], str | None], leaving: Callable[[], bool] = lambda: False) -> str:

@@ -25,7 +25,7 @@ from mua.store.recorder import NotedRequest
 from mua.tokens.codec import Codec, fixed
 from mua.types import Float32Array, Group, Int32Array, Json, Segment
 from mua.utils.errors import ConfigError, EngineError
-from mua.utils.masking import mask_credentials
+from mua.utils.masking import mask_secrets
 
 _KEY = "algorithm.distillation"
 _PROBED_IDS = 512
@@ -137,8 +137,8 @@ class Teacher:
             values = {
                 "segment": number, "token_start": start + 1, "token_end": end, "prompt_tokens": end,
                 "seconds": seconds, "waited": waited, "cached_tokens": cached,
-                "endpoint": mask_credentials(self._config.base_url),
-                "error": None if error is None else mask_credentials(str(error) or type(error).__name__),
+                "endpoint": mask_secrets(self._config.base_url),
+                "error": None if error is None else mask_secrets(str(error) or type(error).__name__),
             }  # fmt: skip
             note(NotedRequest("teacher", began, values))
 

@@ -21,6 +21,7 @@ from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
 from mua.config.storage import StoreConfig
 from mua.store.faults import NoStore, StoreError, StoreUnreachable, explained, shown
 from mua.store.tables import metadata
+from mua.utils.files import PRIVATE
 
 FILE = "store.sqlite"
 """In the output folder of a run."""
@@ -227,6 +228,13 @@ class Store:
                 logger.setLevel(before)
 
 
+def database_clock(connection: Connection) -> float:
+    """Seconds since 1970 by the clock that leases run by."""
+    if connection.dialect.name == "postgresql":
+        return float(connection.execute(sa.text("SELECT extract(epoch FROM clock_timestamp())")).scalar_one())
+    return time.time()  # SQLite is shared by the processes of one machine
+
+
 def store_url(output: Path, config: StoreConfig) -> str:
     """Where a run's store is: ``store.url``, or else the file in its output folder."""
     return str(output / FILE) if config.url is None else config.url.get_secret_value()
@@ -303,6 +311,15 @@ def _sqlite_engine(path: Path, create: bool, write: bool, busy_seconds: float) -
         mode = "ro&immutable=1"  # what a reader of a WAL needs beside the file cannot be made here
     file = f"file:{quote(str(path.absolute()))}?mode={mode}"
 
+    if write:
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, PRIVATE)
+            if (found := os.fstat(descriptor)).st_uid == os.geteuid():
+                os.fchmod(descriptor, found.st_mode & ~0o077)  # and of what SQLite puts beside it
+            os.close(descriptor)
+        except OSError as error:
+            raise StoreError(f"store {path}: cannot be opened or written ({error.strerror})") from None
+
     def connect() -> Any:
         import sqlite3
 
@@ -314,6 +331,8 @@ def _sqlite_engine(path: Path, create: bool, write: bool, busy_seconds: float) -
                 connection.execute("PRAGMA journal_mode=WAL")
                 connection.execute("PRAGMA synchronous=FULL")  # a checkpoint is on the disk too when its step is done
                 connection.execute("PRAGMA foreign_keys=ON")
+            else:
+                connection.text_factory = _text
             connection.execute("PRAGMA cache_size=-16000")
         except BaseException:
             connection.close()
@@ -336,6 +355,14 @@ def _sqlite_engine(path: Path, create: bool, write: bool, busy_seconds: float) -
         connection.exec_driver_sql("BEGIN" if reads else "BEGIN IMMEDIATE")
 
     return engine
+
+
+def _text(raw: bytes) -> str | bytes:
+    """A text as SQLite has it; what is no UTF-8 stays bytes, which no column of texts takes for one."""
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        return raw
 
 
 def _schema_version(connection: Connection) -> str | None:

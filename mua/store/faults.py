@@ -8,7 +8,7 @@ from sqlalchemy.engine import URL
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from mua.utils.errors import MuaError
-from mua.utils.masking import mask_credentials
+from mua.utils.masking import mask_secrets
 
 _REFUSED = ("password authentication failed", "no pg_hba.conf entry", "does not exist", "no password supplied")
 """In what libpq says of a connection that was not made, which has no SQLSTATE."""
@@ -39,7 +39,7 @@ class DamagedData(StoreError):
 def shown(url: URL | str) -> str:
     """A database's URL without its password; a file's path alone."""
     if isinstance(url, str):
-        return mask_credentials(url)
+        return mask_secrets(url)
     if url.get_backend_name() == "sqlite":
         return str(url.database)
     return url.set(query={}, drivername=url.get_backend_name()).render_as_string(hide_password=True)

@@ -23,6 +23,7 @@ from uuid import uuid4
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
+from mua.store.database import database_clock
 from mua.store.recorder import EpisodeRecord, Recorder
 from mua.store.tables import episodes, samplers, tasks, texts
 from mua.store.trajectories import EpisodeKey
@@ -51,13 +52,6 @@ class EpisodeLease:
     def place(self) -> tuple[int, int]:
         """Ordinal and sample."""
         return self.ordinal, self.sample
-
-
-def database_clock(connection: Connection) -> float:
-    """Seconds since 1970 by the clock that leases run by."""
-    if connection.dialect.name == "postgresql":
-        return float(connection.execute(sa.text("SELECT extract(epoch FROM clock_timestamp())")).scalar_one())
-    return time.time()  # SQLite is shared by the processes of one machine
 
 
 # ---- the trainer's side

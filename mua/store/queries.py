@@ -108,15 +108,18 @@ def trajectory_ids(connection: Connection, chosen: TrajectoryFilter) -> list[str
     return list(connection.execute(sa.select(c.id).where(chosen.condition()).order_by(*order)).scalars())
 
 
+COUNTED = 1000
+"""So far a list counts: a figure of one more says that there are more. What it costs must not grow with a run."""
+
+
 def list_runs(connection: Connection) -> Iterator[dict[str, Any]]:
-    """A row a run, newest first, with how much of everything it has."""
-
-    def count(table: sa.Table) -> sa.ScalarSelect[int]:
-        return sa.select(sa.func.count()).select_from(table).where(table.c.run_id == runs.c.id).scalar_subquery()
-
+    """A row a run, newest first, with how much of everything it has, up to :data:`COUNTED`."""
     columns = [runs.c[name] for name in ("id", "name", "state", "output", "started_at", "ended_at")]
     counts = {"parts": parts, "steps": steps, "tasks": tasks, "trajectories": trajectories}
-    chosen = sa.select(*columns, *(count(table).label(name) for name, table in counts.items()))
+    chosen = sa.select(
+        *columns,
+        *(_counted(table, table.c.run_id == runs.c.id, COUNTED).label(name) for name, table in counts.items()),
+    )
     return as_dicts(connection, chosen.order_by(runs.c.started_at.desc(), runs.c.id))
 
 
@@ -169,15 +172,21 @@ def list_trajectories(
     rows = sa.select(*columns, used.scalar_subquery().label("trained"))
     first = {
         "newest": c.ended_at.desc(), "oldest": c.ended_at, "reward": c.reward.desc(), "tokens": c.tokens.desc(),
-        "turns": c.turns.desc(), "seconds": sa.func.coalesce(c.ended_at - c.started_at, 0.0).desc(),
+        "turns": c.turns.desc(), "seconds": c.seconds.desc(),
     }[order]  # fmt: skip
-    return as_dicts(connection, rows.where(chosen.condition()).order_by(first, c.id).limit(limit).offset(offset))
+    second = c.id if order == "oldest" else c.id.desc()  # read from an index, whose direction is one
+    return as_dicts(connection, rows.where(chosen.condition()).order_by(first, second).limit(limit).offset(offset))
 
 
-def count_trajectories(connection: Connection, chosen: TrajectoryFilter) -> int:
-    """How many a filter leaves."""
-    counted = sa.select(sa.func.count()).select_from(trajectories).where(chosen.condition())
-    return int(connection.execute(counted).scalar_one())
+def count_trajectories(connection: Connection, chosen: TrajectoryFilter, most: int | None = None) -> int:
+    """How many a filter leaves; counted up to ``most`` + 1, which then says that there are more."""
+    return int(connection.execute(sa.select(_counted(trajectories, chosen.condition(), most))).scalar_one())
+
+
+def _counted(table: sa.Table, where: sa.ColumnElement[bool], most: int | None) -> sa.ScalarSelect[int]:
+    rows = sa.select(sa.literal(1).label("one")).select_from(table).where(where).correlate(runs)
+    some = rows.limit(None if most is None else most + 1).subquery()
+    return sa.select(sa.func.count()).select_from(some).scalar_subquery()
 
 
 def single_run(connection: Connection, run: str | None) -> str:

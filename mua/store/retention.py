@@ -14,7 +14,9 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from mua.config.storage import StoreConfig
-from mua.store.tables import segments, steps, tasks, trajectories, uses
+from mua.observe.output import known_run
+from mua.store.faults import StoreError
+from mua.store.tables import runs, segments, steps, tasks, trajectories, uses
 from mua.store.writer import Call
 
 _MANY = 200
@@ -44,13 +46,35 @@ def checkpoint_steps(output: Path) -> list[int]:
     return sorted(int(match.group(1)) for match in found if match)
 
 
+def oldest_checkpoint(connection: Connection, run: str, folder: Path | None) -> int | None:
+    """The step from which a run may still go on: what it and later ones trained on is protected. None: the run made no
+    steps, so that it has no checkpoints.
+
+    ``folder`` is the output folder that a person named. None: it is where the store says, if that run is still there.
+    Raises :class:`StoreError` where no checkpoint is found: it may be elsewhere, and needs what would be dropped.
+    """
+    if connection.execute(sa.select(steps.c.step).where(steps.c.run_id == run).limit(1)).scalar() is None:
+        return None
+    where = folder
+    if where is None:
+        recorded = Path(connection.execute(sa.select(runs.c.output).where(runs.c.id == run)).scalar_one())
+        where = recorded if known_run(recorded) == run else None
+    if where is not None and (found := checkpoint_steps(where)):
+        return found[0]
+    lacks = "its output folder is not where the store says" if where is None else f"{where} has no checkpoint"
+    raise StoreError(
+        f"run {run}: {lacks}; name the folder with --output, or add --no-checkpoints where all are gone: nothing is "
+        "then kept for them"
+    )
+
+
 def pruning(run: str, rules: StoreConfig, output: Path) -> list[Call]:
     """For the writer of a run that has just saved a checkpoint into ``output``: what its rules drop now; nothing where
-    they keep everything. The checkpoints are looked at when this is called."""
+    they keep everything, or where the checkpoint is not there. They are looked at when this is called."""
     if rules.keep_arrays_steps is None and rules.keep_experts_steps is None and rules.keep_failed_attempts:
         return []
-    protect = min(checkpoint_steps(output), default=None)
-    return [Call(lambda connection: prune(connection, run, rules, protect=protect))]
+    found = checkpoint_steps(output)
+    return [Call(lambda connection: prune(connection, run, rules, protect=found[0]))] if found else []
 
 
 def prune(
@@ -63,7 +87,7 @@ def prune(
         run: its id.
         rules: only ``keep_*`` are read; None keeps all.
         protect: the step after the oldest checkpoint kept (its number): what it and later steps trained on stays. None:
-            there is no checkpoint.
+            nothing is.
         dry: only say what would be dropped.
     """
     # Of a run without steps of its own (imported, or only rolled out): the last that took a group, or the newest

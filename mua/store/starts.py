@@ -8,31 +8,21 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
+import psutil
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from mua.store.database import Store
+from mua.observe.output import claim_run
+from mua.store.database import Store, database_clock
 from mua.store.faults import StoreError
-from mua.store.leases import database_clock
 from mua.store.queries import lost_step
-from mua.store.tables import engines, parts, runs, steps, tasks
+from mua.store.tables import engines, parts, runs, steps, tasks, writes
 from mua.types import Json
-from mua.utils.atomic import replace_text
 
-RUN_FILE = "store_run"
-"""In the output folder: the run's id in its store."""
-
-
-def run_of(output: Path) -> str:
-    """The id of the run in ``output``, made where there is none."""
-    path = output / RUN_FILE
-    if path.exists():
-        return path.read_text(encoding="utf-8").strip()
-    made = f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{uuid4().hex[:8]}"
-    replace_text(path, made + "\n")
-    return made
+SILENT_SECONDS = 60.0
+"""A start on another machine that has written nothing for so long has ended, however it did."""
+_POLL_SECONDS = 1.0
 
 
 def begin_part(
@@ -47,6 +37,9 @@ def begin_part(
 ) -> tuple[str, int, int]:
     """A run is started, or continued: its id, the part that begins, and the last round of evaluation so far.
 
+    Raises :class:`StoreError` where an earlier start of it still goes on; on another machine that takes up to
+    :data:`SILENT_SECONDS` to see.
+
     Args:
         store: waited for so many ``seconds`` while it does not answer.
         output: the run's folder.
@@ -57,7 +50,17 @@ def begin_part(
             step which stands has taken are cancelled; the new part makes those it needs again. None: the part makes no
             steps, and nothing is lost.
     """
-    run, now = run_of(output), time.time()
+    run = claim_run(output)
+    before: float | None = None
+    while (holder := store.patiently(lambda connection: _live_start(connection, run), seconds)) is not None:
+        host, pid, sign = holder
+        if sign is None or (before is not None and sign != before):
+            raise StoreError(
+                f"run {run}: goes on in process {pid} on {host}; wait for it, end it, or choose another output"
+            )
+        before = sign  # and where no other comes, it is soon too old
+        time.sleep(_POLL_SECONDS)
+    now = time.time()
 
     def begin(connection: Connection) -> tuple[str, int, int]:
         of_run = sa.select(parts.c.part, parts.c.started_at).where(parts.c.run_id == run)
@@ -88,6 +91,37 @@ def begin_part(
         return run, part, int(connection.execute(rounds).scalar_one())
 
     return store.patiently(begin, seconds)
+
+
+def _live_start(connection: Connection, run: str) -> tuple[str, int, float | None] | None:
+    """Host, process and last sign of life of the newest start of ``run``, if it may still go on; no sign is asked of a
+    process that is there for everybody to see."""
+    chosen = sa.select(parts).where(parts.c.run_id == run).order_by(parts.c.part.desc()).limit(1)
+    newest = connection.execute(chosen).one_or_none()
+    if newest is None or newest.ended_at is not None or newest.pid is None:
+        return None
+    if newest.host == socket.gethostname():
+        try:
+            process = psutil.Process(newest.pid)
+            gone = (
+                newest.pid == os.getpid()
+                or process.status() == psutil.STATUS_ZOMBIE
+                or process.create_time() > newest.started_at + 1
+            )
+        except psutil.Error:
+            gone = True
+        return None if gone else (newest.host, newest.pid, None)
+    own = writes.c.writer.startswith(f"{run}/{newest.part}-", autoescape=True)
+    written = connection.execute(sa.select(sa.func.max(writes.c.at)).where(own)).scalar()
+    sign = max(newest.started_at, written or 0.0)
+    return (newest.host, newest.pid, sign) if database_clock(connection) - sign < SILENT_SECONDS else None
+
+
+def refuse_successor(connection: Connection, run: str, part: int) -> None:
+    """Raise :class:`StoreError` where a later start of the run has taken over from this one, which was thought dead."""
+    newest = connection.execute(sa.select(sa.func.max(parts.c.part)).where(parts.c.run_id == run)).scalar()
+    if newest is not None and newest > part:
+        raise StoreError(f"run {run}: part {newest} goes on elsewhere, after this one was silent; this one ends")
 
 
 def missing_steps(connection: Connection, run: str, before: int) -> list[int]:

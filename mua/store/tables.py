@@ -23,10 +23,12 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import numpy as np
-import sqlalchemy as sa
 from sqlalchemy import (
     BigInteger,
     Boolean,
@@ -46,6 +48,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.types import TypeDecorator
 
+from mua.store.faults import DamagedData
 from mua.utils.strict_json import MAX_FILE_DEPTH, read_json
 
 _MARK = "\u241bjson:"
@@ -75,23 +78,88 @@ def python_scalar(value: object) -> object:
     raise TypeError(f"the store cannot hold a {type(value).__name__}")
 
 
-class JsonText(TypeDecorator[Any]):
-    """A JSON value as text, so that NaN of a metric and NUL of a message pass; SQL reads it with its JSON functions."""
+_damaged: ContextVar[set[str] | None] = ContextVar("_damaged", default=None)
+
+
+@contextmanager
+def reading_on() -> Iterator[set[str]]:
+    """A block in which a value that is none of its column's reads as nothing (null, 0, an empty text); its column is in
+    the set. Elsewhere it raises :class:`DamagedData`."""
+    token = _damaged.set(found := set[str]())
+    try:
+        yield found
+    finally:
+        _damaged.reset(token)
+
+
+@contextmanager
+def passing_over(what: str) -> Iterator[None]:
+    """A block about ``what``, one of many. Within :func:`reading_on`, where it is not what was written, it is left out,
+    and noted."""
+    try:
+        yield
+    except (DamagedData, ValueError, TypeError, LookupError, AttributeError, ArithmeticError) as error:
+        if (found := _damaged.get()) is None:
+            raise
+        found.add(f"{what} ({error})" if isinstance(error, DamagedData) else what)
+
+
+class Checked(TypeDecorator[Any]):
+    """A column whose values are looked at as they are read: SQLite keeps anything anywhere, and files are damaged."""
 
     impl = Text
     cache_ok = True
+    kinds: tuple[type, ...] = (str,)
+    empty: Any = ""
+    column: Column[Any]
+
+    def _set_parent(self, parent: Any, outer: bool = False, **more: Any) -> None:
+        super()._set_parent(parent, outer, **more)
+        self.column = parent
+
+    def read(self, value: Any) -> Any:
+        """What ``value`` stands for. Raises ValueError for one that cannot stand here."""
+        if type(value) not in self.kinds:
+            raise ValueError(f"a {type(value).__name__}")
+        return value
+
+    def result_processor(self, dialect: Dialect, coltype: object) -> Any:
+        def checked(value: Any) -> Any:
+            if value is None:
+                return None
+            try:
+                return self.read(value)
+            except ValueError as error:
+                where = f"{self.column.table.name}.{self.column.name}"
+                if (found := _damaged.get()) is None:
+                    raise DamagedData(f"{where}: holds what it cannot hold ({error}); see mua store verify") from None
+                found.add(where)
+                return None if self.column.nullable and self.empty != b"" else self.empty
+
+        return checked
+
+
+class JsonText(Checked):
+    """A JSON value as text, so that NaN of a metric and NUL of a message pass; SQL reads it with its JSON functions."""
+
+    cache_ok = True
+
+    def __init__(self, shape: type = dict) -> None:
+        super().__init__()
+        self.shape, self.empty = shape, shape()
 
     def process_bind_param(self, value: Any, dialect: Dialect) -> str | None:
         return None if value is None else json_text(value)
 
-    def process_result_value(self, value: str | None, dialect: Dialect) -> Any:
-        return None if value is None else parsed_json(value)
+    def read(self, value: Any) -> Any:
+        if not isinstance(found := parsed_json(super().read(value)), self.shape):
+            raise ValueError(f"JSON of a {type(found).__name__}")
+        return found
 
 
-class FreeText(TypeDecorator[str]):
+class FreeText(Checked):
     """Text of any origin, stored as it is; as marked JSON where it holds NUL or an unpaired surrogate."""
 
-    impl = Text
     cache_ok = True
 
     def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:
@@ -99,18 +167,37 @@ class FreeText(TypeDecorator[str]):
             return value
         return _MARK + json_text(value)
 
-    def process_result_value(self, value: str | None, dialect: Dialect) -> str | None:
-        if value is None or not value.startswith(_MARK):
-            return value
-        text = parsed_json(value.removeprefix(_MARK))
-        return text if isinstance(text, str) else value
+    def read(self, value: Any) -> Any:
+        text = super().read(value)
+        return super().read(parsed_json(text.removeprefix(_MARK))) if text.startswith(_MARK) else text
 
 
-BigInt = BigInteger().with_variant(Integer(), "sqlite")
-"""64 bits; on SQLite the type whose primary keys count by themselves."""
-Seconds: sa.Double[float] = Double()
-"""Since 1970 (UTC) for moments, plain for durations."""
-Blob = LargeBinary()
+class Whole(Checked):
+    """Of 32 or 64 bits; on SQLite the type whose primary keys count by themselves."""
+
+    cache_ok = True
+    impl, kinds, empty = Integer, (int,), 0
+
+    def __init__(self, big: bool = False) -> None:
+        super().__init__()
+        self.big = big
+
+    def load_dialect_impl(self, dialect: Dialect) -> Any:
+        return dialect.type_descriptor(BigInteger() if self.big and dialect.name != "sqlite" else Integer())
+
+
+class Number(Checked):
+    """64 bits; moments are seconds since 1970 (UTC), durations plain."""
+
+    cache_ok = True
+    impl, kinds, empty = Double, (float, int), 0.0
+
+
+class Blob(Checked):
+    """Compressed bytes."""
+
+    cache_ok = True
+    impl, kinds, empty = LargeBinary, (bytes,), b""
 
 
 metadata = MetaData(
@@ -124,110 +211,110 @@ metadata = MetaData(
 
 
 def _run(*, primary: bool = False) -> Column[str]:
-    return Column("run_id", Text, ForeignKey("runs.id"), primary_key=primary, nullable=False)
+    return Column("run_id", Checked(), ForeignKey("runs.id"), primary_key=primary, nullable=False)
 
 
 def _key() -> list[Column[int]]:
     """An episode key without its run."""
-    bounded: list[Column[int]] = [Column(name, Integer, nullable=False) for name in ("part", "round")]
+    bounded: list[Column[int]] = [Column(name, Whole(), nullable=False) for name in ("part", "round")]
     return [
         *bounded,
-        Column("ordinal", BigInt, nullable=False),
-        Column("sample", Integer, nullable=False),
-        Column("attempt", Integer, nullable=False),
+        Column("ordinal", Whole(big=True), nullable=False),
+        Column("sample", Whole(), nullable=False),
+        Column("attempt", Whole(), nullable=False),
     ]
 
 
 runs = Table(
     "runs", metadata,
-    Column("id", Text, primary_key=True),
-    Column("output", Text, nullable=False),
-    Column("name", Text),
-    Column("state", Text, nullable=False),  # running | done | left | failed
-    Column("started_at", Seconds, nullable=False),
-    Column("ended_at", Seconds),
-    Column("config", JsonText),  # masked
-    Column("provenance", JsonText),
+    Column("id", Checked(), primary_key=True),
+    Column("output", Checked(), nullable=False),
+    Column("name", Checked()),
+    Column("state", Checked(), nullable=False),  # running | done | left | failed
+    Column("started_at", Number(), nullable=False),
+    Column("ended_at", Number()),
+    Column("config", JsonText()),  # masked
+    Column("provenance", JsonText()),
 )  # fmt: skip
 parts = Table(
     "parts", metadata,
     _run(primary=True),
-    Column("part", Integer, primary_key=True, autoincrement=False),
-    Column("from_step", BigInt, nullable=False),  # steps of earlier parts from here on are lost
-    Column("started_at", Seconds, nullable=False),
-    Column("ended_at", Seconds),
-    Column("host", Text),
-    Column("pid", Integer),
-    Column("config", JsonText),  # masked; of this start
+    Column("part", Whole(), primary_key=True, autoincrement=False),
+    Column("from_step", Whole(big=True), nullable=False),  # steps of earlier parts from here on are lost
+    Column("started_at", Number(), nullable=False),
+    Column("ended_at", Number()),
+    Column("host", Checked()),
+    Column("pid", Whole()),
+    Column("config", JsonText()),  # masked; of this start
 )  # fmt: skip
 versions = Table(
     "versions", metadata,
     _run(primary=True),
-    Column("version", BigInt, primary_key=True, autoincrement=False),
-    Column("part", Integer, primary_key=True, autoincrement=False),
-    Column("synced_at", Seconds, nullable=False),
-    Column("checkpoint", Text),
-    Column("metrics", JsonText),
+    Column("version", Whole(big=True), primary_key=True, autoincrement=False),
+    Column("part", Whole(), primary_key=True, autoincrement=False),
+    Column("synced_at", Number(), nullable=False),
+    Column("checkpoint", Checked()),
+    Column("metrics", JsonText()),
 )  # fmt: skip
 engines = Table(
     "engines", metadata,
     _run(primary=True),
-    Column("label", Text, primary_key=True),
-    Column("url", Text, nullable=False),
-    Column("state", Text, nullable=False),
-    Column("version", BigInt, nullable=False),
-    Column("capacity", Integer, nullable=False),
-    Column("running", Integer, nullable=False, server_default=text("0")),
-    Column("waiting", Integer, nullable=False, server_default=text("0")),
-    Column("seen_at", Seconds, nullable=False),
-    Column("details", JsonText),
+    Column("label", Checked(), primary_key=True),
+    Column("url", Checked(), nullable=False),
+    Column("state", Checked(), nullable=False),
+    Column("version", Whole(big=True), nullable=False),
+    Column("capacity", Whole(), nullable=False),
+    Column("running", Whole(), nullable=False, server_default=text("0")),
+    Column("waiting", Whole(), nullable=False, server_default=text("0")),
+    Column("seen_at", Number(), nullable=False),
+    Column("details", JsonText()),
 )  # fmt: skip
 samplers = Table(
     "samplers", metadata,
-    Column("id", Text, primary_key=True),
+    Column("id", Checked(), primary_key=True),
     _run(),
-    Column("host", Text, nullable=False),
-    Column("pid", Integer, nullable=False),
-    Column("state", Text, nullable=False),
-    Column("running", Integer, nullable=False, server_default=text("0")),
-    Column("started_at", Seconds, nullable=False),
-    Column("seen_at", Seconds, nullable=False),
-    Column("details", JsonText),
+    Column("host", Checked(), nullable=False),
+    Column("pid", Whole(), nullable=False),
+    Column("state", Checked(), nullable=False),
+    Column("running", Whole(), nullable=False, server_default=text("0")),
+    Column("started_at", Number(), nullable=False),
+    Column("seen_at", Number(), nullable=False),
+    Column("details", JsonText()),
     Index(None, "run_id", "seen_at"),
 )  # fmt: skip
 tasks = Table(
     "tasks", metadata,
     _run(primary=True),
-    Column("round", Integer, primary_key=True, autoincrement=False),
-    Column("ordinal", BigInt, primary_key=True, autoincrement=False),
-    Column("kind", Text, nullable=False),  # train | evaluation
-    Column("domain", Text, nullable=False),
-    Column("task_id", FreeText, nullable=False),
-    Column("split", Text),
-    Column("size", Integer, nullable=False),  # episodes of the group
-    Column("state", Text, nullable=False),  # open | complete | taken | cancelled
-    Column("priority", Double, nullable=False, server_default=text("0")),
-    Column("part", Integer, nullable=False, server_default=text("1")),  # that made it, or opened it again
-    Column("version", BigInt),  # of the policy when it was opened
-    Column("made_at", Seconds, nullable=False),
-    Column("ended_at", Seconds),
-    Column("taken_step", BigInt),
-    Column("details", JsonText),  # kind and difficulty of the task, where it has them
+    Column("round", Whole(), primary_key=True, autoincrement=False),
+    Column("ordinal", Whole(big=True), primary_key=True, autoincrement=False),
+    Column("kind", Checked(), nullable=False),  # train | evaluation
+    Column("domain", Checked(), nullable=False),
+    Column("task_id", FreeText(), nullable=False),
+    Column("split", Checked()),
+    Column("size", Whole(), nullable=False),  # episodes of the group
+    Column("state", Checked(), nullable=False),  # open | complete | taken | cancelled
+    Column("priority", Number(), nullable=False, server_default=text("0")),
+    Column("part", Whole(), nullable=False, server_default=text("1")),  # that made it, or opened it again
+    Column("version", Whole(big=True)),  # of the policy when it was opened
+    Column("made_at", Number(), nullable=False),
+    Column("ended_at", Number()),
+    Column("taken_step", Whole(big=True)),
+    Column("details", JsonText()),  # kind and difficulty of the task, where it has them
     Index(None, "run_id", "state", "round", "ordinal"),
 )  # fmt: skip
 episodes = Table(
     "episodes", metadata,
-    Column("run_id", Text, primary_key=True),
-    Column("round", Integer, primary_key=True, autoincrement=False),
-    Column("ordinal", BigInt, primary_key=True, autoincrement=False),
-    Column("sample", Integer, primary_key=True, autoincrement=False),
-    Column("state", Text, nullable=False),  # open | leased | done | cancelled
-    Column("sampler", Text),
-    Column("lease", Text),  # token of the claim; who writes a result must hold it
-    Column("lease_until", Seconds),
-    Column("attempts", Integer, nullable=False, server_default=text("0")),
-    Column("trajectory_id", Text),
-    Column("details", JsonText),
+    Column("run_id", Checked(), primary_key=True),
+    Column("round", Whole(), primary_key=True, autoincrement=False),
+    Column("ordinal", Whole(big=True), primary_key=True, autoincrement=False),
+    Column("sample", Whole(), primary_key=True, autoincrement=False),
+    Column("state", Checked(), nullable=False),  # open | leased | done | cancelled
+    Column("sampler", Checked()),
+    Column("lease", Checked()),  # token of the claim; who writes a result must hold it
+    Column("lease_until", Number()),
+    Column("attempts", Whole(), nullable=False, server_default=text("0")),
+    Column("trajectory_id", Checked()),
+    Column("details", JsonText()),
     ForeignKeyConstraint(
         ["run_id", "round", "ordinal"], ["tasks.run_id", "tasks.round", "tasks.ordinal"], name="fk_episodes_tasks"
     ),
@@ -237,139 +324,146 @@ episodes = Table(
 )  # fmt: skip
 trajectories = Table(
     "trajectories", metadata,
-    Column("id", Text, primary_key=True),  # mua.store.trajectories.EpisodeKey.trajectory_id
+    Column("id", Checked(), primary_key=True),  # mua.store.trajectories.EpisodeKey.trajectory_id
     _run(),
     *_key(),
-    Column("domain", Text, nullable=False),
-    Column("task_id", FreeText, nullable=False),
-    Column("outcome", Text, nullable=False),
+    Column("domain", Checked(), nullable=False),
+    Column("task_id", FreeText(), nullable=False),
+    Column("outcome", Checked(), nullable=False),
     Column("scored", Boolean, nullable=False),
-    Column("reward", Double, nullable=False),
+    Column("reward", Number(), nullable=False),
     Column("success", Boolean, nullable=False),
     Column("passing", Boolean, nullable=False),
-    Column("error", FreeText),
-    Column("attempts", Integer, nullable=False),
-    Column("turns", Integer, nullable=False),
-    Column("turn_rewards", JsonText, nullable=False),
-    Column("segments", Integer, nullable=False),
-    Column("tokens", BigInt, nullable=False),
-    Column("sampled_tokens", BigInt, nullable=False),
-    Column("version_low", BigInt),  # of sampled tokens; null: there are none
-    Column("version_high", BigInt),
-    Column("messages", Blob),  # zstd of a JSON array; null: pruned
-    Column("metrics", JsonText, nullable=False),
-    Column("details", JsonText, nullable=False),
-    Column("sampling", JsonText),  # temperature and whatever else the log-probabilities are of
-    Column("sampler", Text),
-    Column("started_at", Seconds),
-    Column("ended_at", Seconds, nullable=False),
-    Column("pruned", Text),  # null | experts | arrays
+    Column("error", FreeText()),
+    Column("attempts", Whole(), nullable=False),
+    Column("turns", Whole(), nullable=False),
+    Column("turn_rewards", JsonText(list), nullable=False),
+    Column("segments", Whole(), nullable=False),
+    Column("tokens", Whole(big=True), nullable=False),
+    Column("sampled_tokens", Whole(big=True), nullable=False),
+    Column("version_low", Whole(big=True)),  # of sampled tokens; null: there are none
+    Column("version_high", Whole(big=True)),
+    Column("messages", Blob()),  # zstd of a JSON array; null: pruned
+    Column("metrics", JsonText(), nullable=False),
+    Column("details", JsonText(), nullable=False),
+    Column("sampling", JsonText()),  # temperature and whatever else the log-probabilities are of
+    Column("sampler", Checked()),
+    Column("started_at", Number()),
+    Column("ended_at", Number(), nullable=False),
+    Column("seconds", Number(), nullable=False, server_default=text("0")),  # of the episode
+    Column("pruned", Checked()),  # null | experts | arrays
     UniqueConstraint("run_id", "part", "round", "ordinal", "sample", "attempt"),
     Index(None, "run_id", "round", "ordinal", "sample"),
     Index(None, "run_id", "success", "reward"),
     Index(None, "run_id", "domain", "task_id"),
+    # Of each order of a list, so that a page costs the same whatever the run has.
+    Index(None, "run_id", "ended_at", "id"),
+    Index(None, "run_id", "reward", "id"),
+    Index(None, "run_id", "tokens", "id"),
+    Index(None, "run_id", "turns", "id"),
+    Index(None, "run_id", "seconds", "id"),
 )  # fmt: skip
 segments = Table(
     "segments", metadata,
-    Column("trajectory_id", Text, ForeignKey("trajectories.id"), primary_key=True),
-    Column("number", Integer, primary_key=True, autoincrement=False),  # from 0
-    Column("tokens", Integer, nullable=False),
-    Column("sampled_tokens", Integer, nullable=False),
-    Column("arrays", Blob),  # mua.store.blobs; null: pruned
-    Column("experts", Blob),
+    Column("trajectory_id", Checked(), ForeignKey("trajectories.id"), primary_key=True),
+    Column("number", Whole(), primary_key=True, autoincrement=False),  # from 0
+    Column("tokens", Whole(), nullable=False),
+    Column("sampled_tokens", Whole(), nullable=False),
+    Column("arrays", Blob()),  # mua.store.blobs; null: pruned
+    Column("experts", Blob()),
 )  # fmt: skip
 texts = Table(
     "texts", metadata,
-    Column("hash", Text, primary_key=True),  # mua.store.blobs.hash_text
-    Column("body", Blob, nullable=False),
+    Column("hash", Checked(), primary_key=True),  # mua.store.blobs.hash_text
+    Column("body", Blob(), nullable=False),
 )  # fmt: skip
 requests = Table(
     "requests", metadata,
-    Column("id", BigInt, primary_key=True),
+    Column("id", Whole(big=True), primary_key=True),
     _run(),
     *_key(),
-    Column("role", Text, nullable=False),  # policy | user | judge | teacher | summary | reader
-    Column("number", Integer, nullable=False),  # of this role in this attempt, from 0
-    Column("trajectory_id", Text, ForeignKey("trajectories.id")),
-    Column("turn", Integer),
-    Column("endpoint", Text),
-    Column("model", Text),
-    Column("started_at", Seconds, nullable=False),
-    Column("seconds", Double),
-    Column("waited", Double),
-    Column("version", BigInt),
-    Column("prompt_tokens", Integer),
-    Column("cached_tokens", Integer),
-    Column("completion_tokens", Integer),
-    Column("segment", Integer),  # where prompt and reply are tokens of a segment: [0, start) and [start, end)
-    Column("token_start", Integer),
-    Column("token_end", Integer),
-    Column("follows", Integer),  # number of the request whose messages this one goes on from
-    Column("kept", Integer),  # so many of its messages
-    Column("messages", JsonText),  # hashes of the messages after these
-    Column("tools", Text),  # hash of the tools offered
-    Column("reply", Text),  # hash of the answer
-    Column("finish", Text),
-    Column("sampling", JsonText),
-    Column("error", FreeText),
+    Column("role", Checked(), nullable=False),  # policy | user | judge | teacher | summary | reader
+    Column("number", Whole(), nullable=False),  # of this role in this attempt, from 0
+    Column("trajectory_id", Checked(), ForeignKey("trajectories.id")),
+    Column("turn", Whole()),
+    Column("endpoint", Checked()),
+    Column("model", Checked()),
+    Column("started_at", Number(), nullable=False),
+    Column("seconds", Number()),
+    Column("waited", Number()),
+    Column("version", Whole(big=True)),
+    Column("prompt_tokens", Whole()),
+    Column("cached_tokens", Whole()),
+    Column("completion_tokens", Whole()),
+    Column("segment", Whole()),  # where prompt and reply are tokens of a segment: [0, start) and [start, end)
+    Column("token_start", Whole()),
+    Column("token_end", Whole()),
+    Column("follows", Whole()),  # number of the request whose messages this one goes on from
+    Column("kept", Whole()),  # so many of its messages
+    Column("messages", JsonText(list)),  # hashes of the messages after these
+    Column("tools", Checked()),  # hash of the tools offered
+    Column("reply", Checked()),  # hash of the answer
+    Column("finish", Checked()),
+    Column("sampling", JsonText()),
+    Column("error", FreeText()),
     UniqueConstraint("run_id", "part", "round", "ordinal", "sample", "attempt", "role", "number"),
     Index(None, "trajectory_id"),
     Index(None, "run_id", "role", "started_at"),
 )  # fmt: skip
 tool_calls = Table(
     "tool_calls", metadata,
-    Column("id", BigInt, primary_key=True),
+    Column("id", Whole(big=True), primary_key=True),
     _run(),
     *_key(),
-    Column("trajectory_id", Text, ForeignKey("trajectories.id")),
-    Column("turn", Integer, nullable=False),
-    Column("number", Integer, nullable=False),  # within the attempt, from 0
-    Column("name", FreeText, nullable=False),
-    Column("arguments", FreeText),  # as they were written, JSON or not
-    Column("result", Text),  # hash
-    Column("error", FreeText),
-    Column("reward", Double),
+    Column("trajectory_id", Checked(), ForeignKey("trajectories.id")),
+    Column("turn", Whole(), nullable=False),
+    Column("number", Whole(), nullable=False),  # within the attempt, from 0
+    Column("name", FreeText(), nullable=False),
+    Column("arguments", FreeText()),  # as they were written, JSON or not
+    Column("result", Checked()),  # hash
+    Column("error", FreeText()),
+    Column("reward", Number()),
     Column("by_user", Boolean, nullable=False, server_default=text("false")),
-    Column("started_at", Seconds, nullable=False),
-    Column("seconds", Double),
+    Column("started_at", Number(), nullable=False),
+    Column("seconds", Number()),
     UniqueConstraint("run_id", "part", "round", "ordinal", "sample", "attempt", "number"),
     Index(None, "trajectory_id"),
     Index(None, "run_id", "name"),
 )  # fmt: skip
 scores = Table(
     "scores", metadata,
-    Column("trajectory_id", Text, ForeignKey("trajectories.id"), primary_key=True),
-    Column("scorer", Text, primary_key=True),
-    Column("value", Double),  # null: it could not be scored
-    Column("details", JsonText),
+    Column("trajectory_id", Checked(), ForeignKey("trajectories.id"), primary_key=True),
+    Column("scorer", Checked(), primary_key=True),
+    Column("value", Number()),  # null: it could not be scored
+    Column("details", JsonText()),
 )  # fmt: skip
 steps = Table(
     "steps", metadata,
     _run(primary=True),
-    Column("step", BigInt, primary_key=True, autoincrement=False),
-    Column("part", Integer, primary_key=True, autoincrement=False),
-    Column("state", Text, nullable=False),  # open | done
-    Column("version", BigInt, nullable=False),  # of the policy before it
-    Column("metrics", JsonText),
-    Column("denominators", JsonText),
-    Column("gradient", Text),  # digest
-    Column("details", JsonText),
-    Column("started_at", Seconds, nullable=False),
-    Column("ended_at", Seconds),
+    Column("step", Whole(big=True), primary_key=True, autoincrement=False),
+    Column("part", Whole(), primary_key=True, autoincrement=False),
+    Column("state", Checked(), nullable=False),  # open | done
+    Column("version", Whole(big=True), nullable=False),  # of the policy before it
+    Column("metrics", JsonText()),
+    Column("denominators", JsonText()),
+    Column("gradient", Checked()),  # digest
+    Column("details", JsonText()),
+    Column("started_at", Number(), nullable=False),
+    Column("ended_at", Number()),
 )  # fmt: skip
 uses = Table(
     "uses", metadata,
-    Column("run_id", Text, primary_key=True),
-    Column("step", BigInt, primary_key=True, autoincrement=False),
-    Column("part", Integer, primary_key=True, autoincrement=False),
-    Column("epoch", Integer, primary_key=True, autoincrement=False),
-    Column("trajectory_id", Text, primary_key=True),
-    Column("segment", Integer, primary_key=True, autoincrement=False),
-    Column("minibatch", Integer, nullable=False, server_default=text("0")),
-    Column("position", Integer, nullable=False, server_default=text("0")),  # in its batch, from 0
-    Column("source", Text),  # masked URL of the store the trajectory is in; null: this one
-    Column("tokens", Integer, nullable=False),  # with a weight
-    Column("arrays", Blob),  # what the loss read besides the segment; null: pruned
+    Column("run_id", Checked(), primary_key=True),
+    Column("step", Whole(big=True), primary_key=True, autoincrement=False),
+    Column("part", Whole(), primary_key=True, autoincrement=False),
+    Column("epoch", Whole(), primary_key=True, autoincrement=False),
+    Column("trajectory_id", Checked(), primary_key=True),
+    Column("segment", Whole(), primary_key=True, autoincrement=False),
+    Column("minibatch", Whole(), nullable=False, server_default=text("0")),
+    Column("position", Whole(), nullable=False, server_default=text("0")),  # in its batch, from 0
+    Column("source", Checked()),  # masked URL of the store the trajectory is in; null: this one
+    Column("tokens", Whole(), nullable=False),  # with a weight
+    Column("arrays", Blob()),  # what the loss read besides the segment; null: pruned
     ForeignKeyConstraint(
         ["run_id", "step", "part"], ["steps.run_id", "steps.step", "steps.part"], name="fk_uses_steps"
     ),
@@ -377,8 +471,8 @@ uses = Table(
 )  # fmt: skip
 writes = Table(
     "writes", metadata,
-    Column("writer", Text, primary_key=True),
-    Column("number", BigInt, nullable=False),
-    Column("at", Seconds, nullable=False),
+    Column("writer", Checked(), primary_key=True),
+    Column("number", Whole(big=True), nullable=False),
+    Column("at", Number(), nullable=False),
 )  # fmt: skip
 """The last group of records that each writer has committed: whether one is in, when its commit was not answered."""

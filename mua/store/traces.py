@@ -36,7 +36,7 @@ from mua.store.writer import Insert, Write
 from mua.types import EVALUATION_ORDINALS, Json, Outcome, Provenance, Segment, Trajectory
 from mua.utils.atomic import replacing
 from mua.utils.errors import ConfigError, MuaError
-from mua.utils.files import LineFile, naming
+from mua.utils.files import naming, private_opener
 from mua.utils.strict_json import MAX_FILE_DEPTH, is_number, open_file, printable, read_json
 
 log = logging.getLogger(__name__)
@@ -48,32 +48,9 @@ class TraceError(MuaError):
     """A trace file holds a line that is not a trajectory. The message names file and line."""
 
 
-class TraceWriter:
-    """Writes the trajectories of each step into ``folder``."""
-
-    def __init__(self, folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        self.folder = folder
-
-    def path(self, step: int) -> Path:
-        return self.folder / f"step_{step:06d}.jsonl"
-
-    def write(self, step: int, trajectories: Iterable[Trajectory]) -> Path:
-        """Write the file of ``step``, replacing what an interrupted run left there. Gives its path.
-
-        Raises :class:`DiskError`; what was written before consists of whole lines.
-        """
-        path = self.path(step)
-        experts = experts_file(path)
-        with LineFile(path, replace=True) as file, naming(experts), experts.open("wb") as beside:
-            for trajectory in trajectories:
-                line = encode_trajectory(trajectory, beside)
-                beside.flush()  # what the line names is there before the line
-                file.write(line)
-            empty = beside.tell() == 0
-        if empty:
-            experts.unlink()
-        return path
+def trace_file(folder: Path, step: int) -> Path:
+    """Where the trajectories of ``step`` lie in a trace folder."""
+    return folder / f"step_{step:06d}.jsonl"
 
 
 def experts_file(path: Path) -> Path:
@@ -209,18 +186,19 @@ _ROWS = 64
 """Trajectories of one row group, which are in memory together."""
 
 
-def export_lines(path: Path, found: Iterable[Trajectory]) -> int:
-    """Write ``path`` (one trajectory a line), and its expert choices beside it.
+def write_traces(path: Path, found: Iterable[Trajectory]) -> int:
+    """Write ``path`` (one trajectory a line), and its expert choices beside it; both are there whole or as before.
 
     Gives the number of trajectories. Raises :class:`DiskError`.
     """
+    path.parent.mkdir(parents=True, exist_ok=True)
     count, beside = 0, experts_file(path)
     with (
         naming(path),
         replacing(path) as new,
-        new.open("w", encoding="ascii") as file,
+        open(new, "w", encoding="ascii", opener=private_opener) as file,
         replacing(beside) as other,
-        other.open("wb") as experts,
+        open(other, "wb", opener=private_opener) as experts,
     ):
         for trajectory in found:
             file.write(encode_trajectory(trajectory, experts) + "\n")
@@ -261,7 +239,12 @@ def export_parquet(path: Path, found: Iterable[Trajectory]) -> int:
         return values
 
     count, rest = 0, iter(found)
-    with naming(path), replacing(path) as new, pq.ParquetWriter(new, schema, compression="zstd") as writer:
+    with (
+        naming(path),
+        replacing(path) as new,
+        open(new, "wb", opener=private_opener) as file,
+        pq.ParquetWriter(file, schema, compression="zstd") as writer,
+    ):
         while some := list(itertools.islice(rest, _ROWS)):
             writer.write_table(pa.Table.from_pylist([row(trajectory) for trajectory in some], schema=schema))
             count += len(some)
@@ -272,7 +255,7 @@ def exporter(path: Path) -> Callable[[Path, Iterable[Trajectory]], int]:
     """By the end of the file's name. Raises :class:`MuaError` for another one."""
     if path.suffix not in (".jsonl", ".parquet"):
         raise MuaError(f"{path}: name a file that ends in .jsonl or .parquet")
-    return export_lines if path.suffix == ".jsonl" else export_parquet
+    return write_traces if path.suffix == ".jsonl" else export_parquet
 
 
 def import_writes(run: str, files: Sequence[Path], *, config: Json | None = None) -> Iterator[Write]:

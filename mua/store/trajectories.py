@@ -91,6 +91,7 @@ def trajectory_inserts(
         "sampler": sampler,
         "started_at": started_at,
         "ended_at": ended_at,
+        "seconds": 0.0 if started_at is None else ended_at - started_at,
         "pruned": None,
     } | {name: getattr(trajectory, name) for name in _AS_THEY_ARE}  # fmt: skip
     rows = [segment_row(key.trajectory_id, n, segment) for n, segment in enumerate(trajectory.segments)]
@@ -150,7 +151,7 @@ def trajectory_from_rows(row: Mapping[str, Any], parts: Sequence[Mapping[str, An
     name = f"trajectory {row['id']}"
     if row["messages"] is None:
         raise StoreError(f"{name}: its messages and tokens were pruned")
-    if [part["number"] for part in parts] != list(range(row["segments"])):
+    if [part["number"] for part in parts] != list(range(len(parts))) or len(parts) != row["segments"]:
         raise DamagedData(f"{name}: has {row['segments']} segments, and the store {[p['number'] for p in parts]}")
     if row["outcome"] not in set(Outcome):
         raise DamagedData(f"{name}: outcome {row['outcome']!a} is none")

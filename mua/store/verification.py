@@ -15,9 +15,11 @@ from sqlalchemy.engine import Connection
 from mua.store.blobs import check_text, message_lists, unpack_arrays
 from mua.store.queries import lost_step
 from mua.store.tables import (
+    Checked,
     episodes,
     metadata,
     parts,
+    reading_on,
     requests,
     runs,
     segments,
@@ -40,7 +42,7 @@ class Finding:
     """Something that is not as it must be."""
 
     kind: str
-    """database, reference, text, trajectory, segment, request, step, use, task."""
+    """database, value, reference, text, trajectory, segment, request, step, use, task."""
     where: str
     """Table and key."""
     what: str
@@ -55,13 +57,32 @@ def verify(connection: Connection) -> Iterator[Finding]:
         for line in connection.exec_driver_sql("PRAGMA integrity_check(20)").scalars():
             if line != "ok":
                 yield Finding("database", "integrity_check", str(line))
+    with reading_on():
+        for check in (_values, _texts, _references, _trajectories, _requests, _parts_and_steps, _uses, _tasks):
+            yield from check(connection)
+
+
+def _values(connection: Connection) -> Iterator[Finding]:
+    """Values that are none of their columns': whatever reads them elsewhere reads nothing."""
+    for table in metadata.sorted_tables:
+        own = [column for column in table.columns if isinstance(column.type, Checked)]
+        key = [sa.type_coerce(column, sa.types.NullType()).label(None) for column in table.primary_key]
+        raw = [sa.type_coerce(column, sa.types.NullType()).label(None) for column in own]
+        for row in _streamed(connection, sa.select(*key, *raw)):
+            for column, value in zip(own, row[len(key) :], strict=True):
+                try:
+                    if value is not None:
+                        column.type.read(value)
+                except ValueError as error:
+                    yield Finding("value", f"{table.name} {row[: len(key)]!a:.200}", f"{column.name}: {error}")
+
+
+def _texts(connection: Connection) -> Iterator[Finding]:
     for name, blob in _streamed(connection, sa.select(texts.c.hash, texts.c.body)):
         try:
             check_text(name, blob)
         except (MuaError, ValueError) as error:
             yield Finding("text", f"texts {name}", str(error))
-    for check in (_references, _trajectories, _requests, _parts_and_steps, _uses, _tasks):
-        yield from check(connection)
 
 
 def _references(connection: Connection) -> Iterator[Finding]:

@@ -15,7 +15,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Self, TypeAlias
 from uuid import uuid4
 
@@ -25,7 +25,7 @@ from sqlalchemy.engine import Connection
 from sqlalchemy.exc import SQLAlchemyError
 
 from mua.config.storage import StoreConfig
-from mua.store.database import Store
+from mua.store.database import Store, database_clock
 from mua.store.faults import StoreError
 from mua.store.tables import metadata, texts, writes
 from mua.utils.errors import DeadlineExceeded
@@ -103,16 +103,8 @@ class WriterFigures:
     retries: int = 0
 
 
-@dataclass
-class _State:
-    waiting: deque[tuple[Writes, int]] = field(default_factory=deque)
-    """What each put has written, and its size."""
-    bytes: int = 0
-    accepted: int = 0
-    committed: int = 0
-    urgent: bool = False
-    closing: bool = False
-    failure: BaseException | None = None
+IDLE_SECONDS = 15.0
+"""So often a writer without records writes that it is there."""
 
 
 class Writer:
@@ -127,20 +119,32 @@ class Writer:
         group_bytes: int = 16 * 2**20,
         outage_seconds: float = 600.0,
         name: str | None = None,
+        guard: Callable[[Connection], object] | None = None,
     ) -> None:
+        """``guard`` is called in every transaction; what it raises ends the writer."""
         self.store, self._every, self._limit, self._group = store, every_seconds, queue_bytes, group_bytes
-        self._outage = outage_seconds
+        self._outage, self._guard = outage_seconds, guard
         self.id = f"{name or 'writer'}-{uuid4().hex}"
         self.figures = WriterFigures()
         self.known_texts: set[str] = set()
         """Hashes of texts that puts before the one being made have written; of the writer's thread alone."""
-        self._state = _State()
+        self._waiting: deque[tuple[Writes, int]] = deque()
+        """What each put has written, and its size."""
+        self._bytes = self._accepted = self._committed = 0
+        self._urgent = self._closing = False
+        self._failure: BaseException | None = None
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._run, name="store writer", daemon=True)
         self._thread.start()
 
     @classmethod
-    def of(cls, store: Store, config: StoreConfig, name: str | None = None) -> Self:
+    def of(
+        cls,
+        store: Store,
+        config: StoreConfig,
+        name: str | None = None,
+        guard: Callable[[Connection], object] | None = None,
+    ) -> Self:
         """With the settings of the section ``store``."""
         return cls(
             store,
@@ -148,12 +152,13 @@ class Writer:
             queue_bytes=config.queue_megabytes * 2**20,
             outage_seconds=config.outage_seconds,
             name=name,
+            guard=guard,
         )
 
     @property
     def full(self) -> bool:
         """Whether a put would wait."""
-        return self._state.bytes >= self._limit
+        return self._bytes >= self._limit
 
     def put(self, made: Writes, size: int = 1024) -> None:
         """Have ``made`` written, in one transaction; waits while the queue is full.
@@ -163,12 +168,11 @@ class Writer:
         if self.full:
             self.wait_for_room()
         with self._changed:
-            state = self._state
             self._check()
-            state.waiting.append((made, size))
-            state.bytes += size
-            state.accepted += 1
-            if state.bytes >= min(self._limit, self._group):
+            self._waiting.append((made, size))
+            self._bytes += size
+            self._accepted += 1
+            if self._bytes >= min(self._limit, self._group):
                 self._changed.notify_all()
 
     async def put_from_loop(self, made: Writes, size: int = 1024) -> None:
@@ -188,16 +192,16 @@ class Writer:
 
         Raises the writer's error, or :class:`DeadlineExceeded` after ``deadline`` seconds; the writer goes on.
         """
-        goal = self._state.accepted
-        self._wait(lambda: self._state.committed >= goal, deadline, f"not written within {deadline:g} s")
+        goal = self._accepted
+        self._wait(lambda: self._committed >= goal, deadline, f"not written within {deadline:g} s")
 
     def _wait(self, done: Callable[[], bool], seconds: float, late: str) -> None:
         """Have the queue written at once, and wait until it is ``done``."""
         with self._changed:
             self._check()
-            self._state.urgent = True
+            self._urgent = True
             self._changed.notify_all()
-            in_time = self._changed.wait_for(lambda: self._state.failure is not None or done(), timeout=seconds)
+            in_time = self._changed.wait_for(lambda: self._failure is not None or done(), timeout=seconds)
             self._check()
         if not in_time:
             raise DeadlineExceeded(f"store {self.store.name}: {late}")
@@ -205,7 +209,7 @@ class Writer:
     def close(self, deadline: float | None = None) -> None:
         """Write what is left and end the thread. Safe to call twice; raises as :meth:`flush`."""
         with self._changed:
-            self._state.closing = True
+            self._closing = True
             self._changed.notify_all()
         self._thread.join(self._outage + 60 if deadline is None else deadline)
         if self._thread.is_alive():
@@ -224,7 +228,7 @@ class Writer:
             log.exception("the store's writer failed too")
 
     def _check(self) -> None:
-        failure = self._state.failure
+        failure = self._failure
         if isinstance(failure, StoreError):
             raise type(failure)(str(failure), passing=failure.passing)
         if failure is not None:
@@ -240,13 +244,13 @@ class Writer:
             except BaseException as error:
                 log.error("the store's writer ends: %s", _brief(error))
                 with self._changed:
-                    self._state.failure = error
-                    self._state.waiting.clear()
+                    self._failure = error
+                    self._waiting.clear()
                     self._changed.notify_all()
                 return
             with self._changed:
-                self._state.bytes -= (size := sum(size for _, size in group))
-                self._state.committed += len(group)
+                self._bytes -= (size := sum(size for _, size in group))
+                self._committed += len(group)
                 done = self.figures
                 done.groups, done.puts, done.rows = number, done.puts + len(group), done.rows + rows
                 done.bytes += size
@@ -254,22 +258,21 @@ class Writer:
                 self._changed.notify_all()
 
     def _next(self) -> list[tuple[Writes, int]] | None:
-        """The next group, when it is due; None at the end."""
+        """The next group, when it is due; an empty one after :data:`IDLE_SECONDS` without any; None at the end."""
         with self._changed:
-            state = self._state
-            deadline = time.monotonic() + self._every
             self._changed.wait_for(
-                lambda: state.closing or state.urgent or state.bytes >= min(self._limit, self._group),
+                lambda: self._closing or self._urgent or self._bytes >= min(self._limit, self._group),
                 timeout=self._every,
             )
-            while not state.waiting:
-                state.urgent = False
-                if state.closing:
+            idle_until = time.monotonic() + IDLE_SECONDS
+            while not self._waiting and time.monotonic() < idle_until:
+                self._urgent = False
+                if self._closing:
                     return None
-                self._changed.wait(max(self._every, deadline - time.monotonic()))
+                self._changed.wait(self._every)
             group: list[tuple[Writes, int]] = []
-            while state.waiting and sum(size for _, size in group) < self._group:
-                group.append(state.waiting.popleft())
+            while self._waiting and sum(size for _, size in group) < self._group:
+                group.append(self._waiting.popleft())
             return group
 
     def _commit(self, group: list[tuple[Writes, int]], number: int) -> int:
@@ -284,8 +287,10 @@ class Writer:
                 if last is not None and last >= number:
                     return 0
             tried = True
+            if self._guard is not None:
+                self._guard(connection)
             rows = execute(connection, made)
-            row = {"writer": self.id, "number": number, "at": time.time()}
+            row = {"writer": self.id, "number": number, "at": database_clock(connection)}
             execute(connection, [Insert(writes, [row], "replace")])
             return rows
 

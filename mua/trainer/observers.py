@@ -36,7 +36,7 @@ from mua.rollout.service import RolloutService
 from mua.store.blobs import pack_arrays
 from mua.store.retention import pruning
 from mua.store.tables import steps, tasks, uses, versions
-from mua.store.traces import TraceWriter
+from mua.store.traces import trace_file, write_traces
 from mua.store.writer import Insert, Update, Write
 from mua.trainer.evaluation.store import recording
 from mua.trainer.memory_phases import Phases
@@ -116,12 +116,12 @@ class RolloutObserver(Observer):
     def __init__(self, config: ExperimentConfig, rollouts: RolloutService, phases: Phases, timeline: Timeline) -> None:
         self._divide_by_std = config.algorithm.divide_by_std
         self._rollouts, self._phases, self._timeline = rollouts, phases, timeline
-        self._traces = TraceWriter(config.output / "traces") if config.writes_traces else None
+        self._traces = config.output / "traces" if config.writes_traces else None
 
     def write_traces(self, step: int, trajectories: Sequence[Trajectory]) -> None:
         """Also of a step that stops the run, to be looked into."""
         if self._traces is not None:
-            self._traces.write(step, trajectories)
+            write_traces(trace_file(self._traces, step), trajectories)
 
     def stepped(self, done: DoneStep) -> None:
         """See :class:`Observer`."""

@@ -23,12 +23,12 @@ from sqlalchemy.engine import Connection
 from mua.config.load import load_config
 from mua.config.schema import ExperimentConfig, RolloutConfig, TrainerConfig
 from mua.megatron.checkpoint import checkpoint_folder
+from mua.observe.output import RUN_FILE, known_run
 from mua.store.blobs import unpack_arrays
 from mua.store.database import FILE, Store
 from mua.store.faults import StoreError
 from mua.store.queries import lost_step
 from mua.store.retention import checkpoint_steps
-from mua.store.starts import RUN_FILE
 from mua.store.tables import parts, steps, trajectories, uses
 from mua.store.trajectories import read_trajectories
 from mua.trainer.learner import Learner
@@ -88,9 +88,8 @@ def replay(output: Path, step: int, overrides: Sequence[str] = (), *, store: str
             raise ConfigError(f"{override}: mua replay can set algorithm.* and critic.value_clip alone")
     with Store.open(store or output / FILE, create=False, write=False) as opened:
         with opened.read() as connection:
-            if not (path := output / RUN_FILE).is_file():
+            if (run := known_run(output)) is None:
                 raise ConfigError(f"{output}: not the output folder of a run with a store (no file {RUN_FILE})")
-            run = path.read_text(encoding="utf-8").strip()
             start = max((s for s in checkpoint_steps(output) if s <= step), default=0)
             taken = {one: _standing(connection, run, one) for one in range(start, step + 1)}
             configs = {one: _configuration(connection, run, part, output) for one, part in taken.items()}

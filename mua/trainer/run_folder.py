@@ -32,7 +32,7 @@ from mua.observe.metrics_log import (
     memory_metrics,
     without_evaluation,
 )
-from mua.observe.output import REPORT_FILE
+from mua.observe.output import REPORT_FILE, claim_run
 from mua.observe.progress import Progress
 from mua.observe.provenance import changed_keys, provenance
 from mua.observe.timeline import Timeline, TrainerPhase
@@ -111,7 +111,9 @@ class Run:
         self.timeline = Timeline()
         self.progress = Progress(config.observe.progress)
         chosen = (config.observe.wandb, config.observe.mlflow)
-        others = [service_sink(one, config.name, config.output) for one in chosen if one is not None]
+        others = [
+            service_sink(one, config.name, config.output, claim_run(config.output)) for one in chosen if one is not None
+        ]
         resume_step = self.step - (self.unlogged is not None)
         self._metrics = MetricsWriter(config.output, config.observe.tensorboard, resume_step=resume_step, others=others)
         self._metrics.log_hyperparameters(hyperparameters(config))

@@ -11,16 +11,24 @@ from typing import Self
 
 from mua.utils.errors import DiskError
 
+PRIVATE = 0o600
+"""Mode of files that hold conversations or keys: their owner reads them, and nobody else."""
+
+
+def private_opener(name: str, flags: int) -> int:
+    """For :func:`open`: a file that it makes is :data:`PRIVATE`."""
+    return os.open(name, flags | os.O_CLOEXEC, PRIVATE)
+
 
 class LineFile:
     """A file that lines are added to, each of them whole or not at all. Use as a context manager or :meth:`close`."""
 
-    def __init__(self, path: Path, *, replace: bool = False) -> None:
+    def __init__(self, path: Path) -> None:
         """Raises :class:`DiskError` where the file cannot be opened."""
         self.path = path
-        flags = os.O_CREAT | os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | (os.O_TRUNC if replace else 0)
+        flags = os.O_CREAT | os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC
         with naming(path):
-            self._descriptor = os.open(path, flags, 0o666)
+            self._descriptor = os.open(path, flags, PRIVATE)
 
     def write(self, line: str) -> None:
         """Add ``line``; it is with the operating system when this returns.

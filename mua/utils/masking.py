@@ -1,54 +1,181 @@
-"""Credentials inside URLs: never shown, and kept where a request needs them.
+"""Secrets: never shown, and kept where a request needs them.
 
-A URL can carry a password (``https://name:password@host``) or a key (``https://host/v1?api_key=...``). Whatever is
-printed, logged or written goes through :func:`mask_credentials`; what is asked goes through :func:`below`, which keeps
-them.
+Whatever is printed, logged, stored or written goes through :func:`mask_secrets` (text) or :func:`masked_tree` (a
+configuration). Both hide
+
+- what stands under a name that says secret (:func:`says_secret`): a key, ``NAME=value``, ``--name value``, a header, a
+  parameter of a URL, and the password before a URL's host;
+- what looks like a key of a known service;
+- wherever it stands, what the configuration took from the environment into such a place or from a variable of such a
+  name (:func:`remember_secrets`).
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 HIDDEN = "**********"
 """Stands for whatever was masked, as it does for a secret of the configuration."""
+SHORTEST_SECRET = 4
+"""A shorter text is hidden where it stands under a name alone: it may be a part of anything."""
 
-_SECRET = r"key|token|secret|passw|pwd|credential|auth|sig"
-_SECRET_NAME = re.compile(rf"{_SECRET}|^(?:code|pass)$", re.IGNORECASE)
+_NAME_PARTS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
+_SECRET = re.compile(
+    "token|secrets?|passwords?|passwd|passphrase|pwd|credentials?|authorization|cookie|bearer|api(?:key|token)s?|appid|"
+    "(?:access|secret)key"
+)
+_SECRET_OF = re.compile("keys?|auth|cookie|signature")
+"""Secrets where another word stands before them, or as below."""
+_SECRET_THERE = re.compile(rf"{_SECRET_OF.pattern}|pass|sig|pat|code")
+"""Secrets in a place whose names are those of parameters, flags and variables."""
+_NO_SECRET_OF = re.compile(
+    "stop|eos|bos|pad|unk|special|sort|primary|foreign|public|group|cache|order|answer|partition|error|status|exit|by|"
+    "http|return|zip|country|language|source"
+)
+"""``stop_token`` and ``sort_key`` are none."""
+_FREE = ("body", "variables", "env", "headers", "extra", "query", "params", "cookies")
+"""Sections whose keys are other programs' and services'."""
+_ALL_OF = ("headers", "env", "cookies")
+"""Sections of text that is secret by where it stands."""
+
 # The name and password before the host. The second form is a password that should have been percent-encoded: what
 # follows the colon is no port, so it reaches to the last @, whatever stands between.
-_USER = re.compile(r"(?<=://)(?:[^/?#\s@:\[]*:(?!\d*(?:[/?#\s\"',)]|$))[^\s\"'<>]*@|[^/?#\s\"'<>]*@)")
-_QUERY = re.compile(
-    rf"(?<=[?&;])([^=&;#\s]*(?:{_SECRET})[^=&;#\s]*|code|pass)=(?!{re.escape(HIDDEN)})[^&;#\s\"'<>)]+", re.IGNORECASE
+_USER = re.compile(
+    r"(?<=://)(?:[^/?#\s@:\[]{0,200}:(?!\d{0,9}(?:[/?#\s\"',)]|$))[^\s\"'<>]{0,400}@|[^/?#\s\"'<>]{0,400}@)"
 )
+_PARAMETER = re.compile(rf"(?<=[?&;])([^=&;#\s]+)=(?!{re.escape(HIDDEN)})([^&;#\s\"'<>)]+)")
+_ASSIGNED = re.compile(r"(?<![\w.-])((?:-{1,2}|export +)?[A-Za-z][\w.-]*)([\"']? *[=:] *[\"']?)(?=\S)")
+_FLAG = re.compile(r"(?<![\w.-])(-{1,2}[A-Za-z][\w.-]*)( +[\"']?)(?=\S)")
+_VALUE = re.compile(r"(?<=[\"'])[^\"'\n]+|(?:(?:Bearer|Basic|Token) +)?[^\s\"',;&<>]+")
+_LOOKS = re.compile(r"\bsk-[\w-]{8,}|\bhf_\w{8,}|\bgh[pousr]_\w{8,}|\beyJ[\w-]{10,}\.[\w.-]+|\bBearer\s+[^\s\"'*]+")
+
+_remembered: dict[str, str] = {}
+"""Secrets by value, with the variable of the environment that each came from."""
 
 
-def mask_credentials(text: str) -> str:
-    """``text`` with the credentials of every URL in it replaced by :data:`HIDDEN`; other text stays as it is."""
-    if "://" not in text:
-        return text
-    return _QUERY.sub(rf"\1={HIDDEN}", _USER.sub(f"{HIDDEN}@", text))
+def says_secret(name: str, *, alone: bool = True) -> bool:
+    """Whether what stands under ``name`` is a secret; ``alone``: also where the name is a word such as ``key``."""
+    parts = [part.lower() for part in _NAME_PARTS.findall(name)]
+    if not parts or (len(parts) > 1 and _NO_SECRET_OF.fullmatch(parts[-2])):
+        return False
+    there = _SECRET_THERE if alone else _SECRET_OF
+    return bool(_SECRET.fullmatch(parts[-1]) or (there.fullmatch(parts[-1]) and (alone or len(parts) > 1)))
 
 
-def masked_tree(value: Any) -> Any:
-    """``value``, made of dictionaries, lists and scalars, with every string in it :func:`mask_credentials`."""
+def remember_secrets(taken: Mapping[str, str], data: Any) -> None:
+    """Have these values of variables, by their names, hidden everywhere from now on, if they are secret: by the name,
+    or where ``data``, the configuration that they stand in, has them."""
+    shown = "\n".join(str(leaf) for _, leaf in flatten(masked_tree(data)))
+    for name, value in taken.items():
+        if len(value) >= SHORTEST_SECRET and (says_secret(name) or value not in shown):
+            _remembered[value] = name
+
+
+def referred(text: str) -> str:
+    """``text`` for a shell, with remembered secrets as references to the variables that they came from."""
+    for value, name in _remembered.items():
+        text = text.replace(value, f"${{{name}}}")
+    return text
+
+
+def mask_secrets(text: str) -> str:
+    """``text`` with every secret in it replaced by :data:`HIDDEN`; other text stays as it is."""
+    for value in _remembered:
+        if value in text:  # and is no part of a longer word
+            text = re.sub(rf"(?<![A-Za-z0-9]){re.escape(value)}(?![A-Za-z0-9])", HIDDEN, text)
+    if "://" in text:
+        text = _PARAMETER.sub(_hide_parameter, _USER.sub(f"{HIDDEN}@", text))
+    return _LOOKS.sub(HIDDEN, _hide_named(_FLAG, _hide_named(_ASSIGNED, text)))
+
+
+def _hide_parameter(found: re.Match[str]) -> str:
+    return f"{found[1]}={HIDDEN}" if says_secret(found[1]) else found[0]
+
+
+def _hide_named(pattern: re.Pattern[str], text: str) -> str:
+    at, kept = 0, []
+    while found := pattern.search(text, at):
+        name, between = found.groups()
+        flag = name.startswith(("-", "export"))
+        prose = ":" in between and name in ("token", "secret", "bearer")  # "unexpected token: ..."
+        kept.append(text[at : found.end()])
+        at = found.end()  # a value that is shown may begin with a name
+        if not prose and says_secret(name.removeprefix("export"), alone=flag) and (value := _VALUE.match(text, at)):
+            kept.append(HIDDEN)
+            at = value.end()
+    return "".join([*kept, text[at:]])
+
+
+def masked_tree(value: Any, *, free: bool = False) -> Any:
+    """``value``, made of dictionaries, lists and scalars, with every secret in it hidden.
+
+    ``free`` says that its keys are not the configuration's own, so that even ``key`` is one.
+    """
     if isinstance(value, dict):
-        return {name: masked_tree(item) for name, item in value.items()}
+        return {
+            name: _hide(item)
+            if says_secret(str(name), alone=free)
+            else {key: _hide(one) for key, one in item.items()}
+            if name in _ALL_OF and isinstance(item, dict)
+            else masked_tree(item, free=free or name in _FREE)
+            for name, item in value.items()
+        }
     if isinstance(value, list):
-        return [masked_tree(item) for item in value]
-    return mask_credentials(value) if isinstance(value, str) else value
+        before = [None, *value]
+        return [
+            _hide(item)
+            if isinstance(flag, str) and flag.startswith("-") and "=" not in flag and says_secret(flag)
+            else masked_tree(item, free=free)
+            for flag, item in zip(before, value, strict=False)
+        ]
+    return mask_secrets(value) if isinstance(value, str) else value
+
+
+def _hide(value: Any) -> Any:
+    """All texts of ``value`` but those that say that there is no secret."""
+    if isinstance(value, dict):
+        return {name: _hide(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_hide(item) for item in value]
+    return HIDDEN if isinstance(value, str) and value not in ("", "none") else value
+
+
+def hidden_texts(shown: Any, real: Any) -> Iterator[tuple[str, str]]:
+    """Key and text of each leaf of ``real``, a dumped configuration, that is another text in ``shown``."""
+    known = dict(flatten(shown))
+    for key, value in flatten(real):
+        text = value.get_secret_value() if hasattr(value, "get_secret_value") else value
+        if isinstance(text, str) and text not in ("", "none") and known.get(key) != text:
+            yield key, text
+
+
+def secret_parts(text: str) -> Iterator[str]:
+    """The secrets in a text of the configuration: what :func:`mask_secrets` hides of it, or else all of it."""
+    kept = mask_secrets(text).split(HIDDEN)
+    found = re.fullmatch("(.+?)".join(map(re.escape, kept)), text, re.DOTALL)
+    yield from {part for part in (found.groups() if found else ()) if len(part) >= SHORTEST_SECRET} or {text}
+
+
+def flatten(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
+    """The leaves of a configuration by their keys; an empty mapping or list is one."""
+    items = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list | tuple) else ()
+    if not items or not value:
+        yield key, value
+    for name, item in items:
+        yield from flatten(item, f"{key}.{name}" if key else str(name))
 
 
 def credentials(url: str) -> Iterator[str]:
-    """What :func:`mask_credentials` hides of one URL, as written and decoded: passwords and keys, not names."""
+    """What :func:`mask_secrets` hides of one URL, as written and decoded: passwords and keys, not names."""
     if "://" not in url:
         return
     parts = urlsplit(url)
     name, colon, password = parts.netloc.rpartition("@")[0].partition(":")
     found = [password if colon else name]
-    found += [value for key, value in parse_qsl(parts.query) if _SECRET_NAME.search(key)]
+    found += [value for key, value in parse_qsl(parts.query) if says_secret(key)]
     for secret in filter(None, found):
         yield secret
         if (plain := unquote(secret)) != secret:

@@ -139,12 +139,18 @@ def printable(text: str, longest: int = 500) -> str:
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in cut)
 
 
-_PICTURES = {code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"} | {0x7F: 0x2421}
+_PICTURES = {chr(code): chr(0x2400 + code) for code in range(32)} | {"\x7f": "\u2421"}
+_UNSEEN = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ud800-\udfff\ufeff"
+    "\ufff9-\ufffb\U000e0000-\U000e007f]"
+)
+"""What a terminal acts on, hides or turns around, and what no terminal can be sent; not what joins letters."""
 
 
 def pictured(text: str) -> str:
-    """``text`` with control characters, such as terminal escapes, as their Unicode pictures; lines and tabs stay."""
-    return text.translate(_PICTURES)
+    """``text`` without control characters, such as those of terminal escapes and of the direction of writing: as their
+    Unicode pictures, or escaped. Ends of lines and tabs stay."""
+    return _UNSEEN.sub(lambda found: _PICTURES.get(found[0]) or ascii(found[0])[1:-1], text)
 
 
 def open_regular(path: Path) -> int:

@@ -26,7 +26,7 @@ import sqlalchemy as sa
 from mua.store.tables import tool_calls, uses
 from mua.types import Json
 from mua.utils.atomic import replacing
-from mua.utils.files import naming
+from mua.utils.files import naming, private_opener
 from mua.view.page_answers import Answers, as_bytes
 from mua.view.run_overview import curves, step_lines
 from mua.view.trajectory_lists import MOST_ROWS, BadQuestion
@@ -166,7 +166,7 @@ def export_page(
         ((f"t/{keys[run.key, name]}", blob) for run in runs for name, blob in packed[run.key]),
     )
     pieces = whole_page(f"mua view: {', '.join(run.key for run in runs)}", blobs, lead)
-    with naming(out), replacing(out) as new, new.open("w", encoding="utf-8") as file:
+    with naming(out), replacing(out) as new, open(new, "w", encoding="utf-8", opener=private_opener) as file:
         file.writelines(pieces)
     return Exported(count, wanted, pruned, out.stat().st_size)
 

@@ -13,7 +13,7 @@ from sqlalchemy.engine import Connection
 
 from mua.store.blobs import message_lists, read_texts, unpack_arrays, unpack_messages
 from mua.store.queries import as_dicts, lost_step, same_task
-from mua.store.tables import requests, scores, segments, steps, tasks, tool_calls, trajectories, uses
+from mua.store.tables import passing_over, requests, scores, segments, steps, tasks, tool_calls, trajectories, uses
 from mua.store.trajectories import segment_from_row
 from mua.types import Json, Provenance
 from mua.view.run_overview import kind_of
@@ -37,7 +37,9 @@ def trajectory(connection: Connection, run: ViewedRun, name: str) -> Json:
     found: Json = dict(row) | {"kind": "-", "split": None, "step": None}
     if labels is not None:
         found |= {"kind": kind_of(labels.details), "split": labels.split, "step": labels.taken_step}
-    messages = None if row["messages"] is None else unpack_messages(row["messages"], f"messages of {name}")
+    messages = None
+    with passing_over(f"messages of {name}"):
+        messages = None if row["messages"] is None else unpack_messages(row["messages"], f"messages of {name}")
     found["messages"] = messages
     # As mua.environment.protocol.Transcript.told_user.
     hidden = ("tool_calls", "tool_call_errors", "truncated")
@@ -48,10 +50,14 @@ def trajectory(connection: Connection, run: ViewedRun, name: str) -> Json:
     found["segment_list"] = list(as_dicts(connection, parts.where(s.trajectory_id == name).order_by(s.number)))
     c = tool_calls.c
     calls = list(as_dicts(connection, sa.select(tool_calls).where(c.trajectory_id == name).order_by(c.number)))
-    texts = read_texts(connection, [row["result"] for row in calls if row["result"] is not None])
+    texts: Json = {}
+    with passing_over(f"results of tools in {name}"):
+        texts = read_texts(connection, [row["result"] for row in calls if row["result"] is not None])
     shown = ("number", "turn", "name", "arguments", "error", "reward", "by_user", "seconds")
     found["tool_calls"] = [{n: row[n] for n in shown} | {"result": texts.get(row["result"])} for row in calls]
-    found["requests"] = _requests(connection, name)
+    found["requests"] = []
+    with passing_over(f"requests of {name}"):
+        found["requests"] = _requests(connection, name)
     verdict = sa.select(scores.c.scorer, scores.c.value, scores.c.details).where(scores.c.trajectory_id == name)
     found["scores"] = list(as_dicts(connection, verdict.order_by(scores.c.scorer)))
     found["uses"] = _uses(connection, name)

@@ -11,6 +11,8 @@ from typing import Any, TypeAlias
 import orjson
 from sqlalchemy.engine import Connection
 
+from mua.store.tables import reading_on
+from mua.types import Json
 from mua.view.one_trajectory import tokens, trajectory
 from mua.view.run_overview import changes, compared, curves, one_step, overview, step_lines, step_list
 from mua.view.trajectory_lists import SUSPICIONS, BadQuestion, TrajectoryLists, question_of, whole_number
@@ -43,9 +45,15 @@ class Answers:
             ),
         }  # fmt: skip
 
-    def answer(self, path: str, given: Parameters) -> Any:
-        """Plain JSON. Raises :class:`MuaError`: :class:`mua.view.viewed_runs.NotThere`,
+    def answer(self, path: str, given: Parameters) -> Json:
+        """Plain JSON; where something in the store cannot be read, ``damaged`` says which columns, and the rest is
+        there. Raises :class:`MuaError`: :class:`mua.view.viewed_runs.NotThere`,
         :class:`mua.view.trajectory_lists.BadQuestion`, or what is wrong with the store."""
+        with reading_on() as damaged:
+            found = self._answer(path, given)
+        return found | {"damaged": sorted(damaged)} if damaged else found
+
+    def _answer(self, path: str, given: Parameters) -> Json:
         if path == "runs":
             return {"runs": self.viewed.refresh()}
         if path == "compare":

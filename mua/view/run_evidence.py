@@ -24,7 +24,18 @@ from mua.observe.output import CONFIG_FILE
 from mua.store.blobs import unpack_arrays, unpack_messages
 from mua.store.faults import StoreError
 from mua.store.queries import lost_step, same_task
-from mua.store.tables import requests, runs, segments, steps, tasks, tool_calls, trajectories, uses
+from mua.store.tables import (
+    passing_over,
+    reading_on,
+    requests,
+    runs,
+    segments,
+    steps,
+    tasks,
+    tool_calls,
+    trajectories,
+    uses,
+)
 from mua.types import Json, Provenance
 from mua.utils.errors import MuaError
 from mua.view.run_overview import kind_of, step_lines
@@ -54,8 +65,10 @@ def evidence_of(place: str, run: str | None = None) -> Iterator[tuple[str, Evide
     try:
         with opened_runs([place]) as viewed:
             chosen = viewed.get(run)
-            with chosen.store.read() as connection:
+            with reading_on() as damaged, chosen.store.read() as connection:
                 seen = _with_store(connection, chosen)
+            if damaged:
+                seen.unseen.append(f"what stands in {', '.join(sorted(damaged))}: damaged (mua store verify)")
             yield chosen.key, _checked(place, seen)
             return
     except StoreError as error:
@@ -150,14 +163,15 @@ def _episodes(connection: Connection, run: str, seen: Evidence) -> Iterator[Seen
         if row["step"] not in kept:
             continue
         made, failed, error = calls.get(row["id"], (0, 0, None))
-        messages = [] if row["messages"] is None else unpack_messages(row["messages"], f"messages of {row['id']}")
-        said, told, own, cut = _spoken(messages)
-        yield SeenEpisode(
-            row["id"], int(row["step"]), row["ordinal"], row["sample"], row["task_id"],
-            kind_of(row["details"]), row["domain"], row["outcome"], bool(row["scored"]), float(row["reward"]),
-            bool(row["success"]), row["turns"],
-            row["sampled_tokens"], made or own, failed, cut, said, told, error=row["error"] or error,
-        )  # fmt: skip
+        with passing_over(f"messages of {row['id']}"):
+            messages = [] if row["messages"] is None else unpack_messages(row["messages"], f"messages of {row['id']}")
+            said, told, own, cut = _spoken(messages)
+            yield SeenEpisode(
+                row["id"], int(row["step"]), row["ordinal"], row["sample"], row["task_id"],
+                kind_of(row["details"]), row["domain"], row["outcome"], bool(row["scored"]), float(row["reward"]),
+                bool(row["success"]), row["turns"],
+                row["sampled_tokens"], made or own, failed, cut, said, told, error=row["error"] or error,
+            )  # fmt: skip
 
 
 def _spoken(messages: Sequence[Json]) -> tuple[str, str, int, int]:
@@ -190,9 +204,10 @@ def _look_for_leaks(connection: Connection, run: str, seen: Evidence) -> None:
     for at in range(0, len(ids), 500):
         chosen = sa.select(trajectories.c.id, trajectories.c.messages).where(trajectories.c.id.in_(ids[at : at + 500]))
         for name, blob in connection.execute(chosen):
-            if blob is not None:
+            with passing_over(f"messages of {name}"):
                 e = wanted[name]
-                e.leak = leaks.leak(e.domain, e.task, unpack_messages(blob, f"messages of {name}"))
+                messages = [] if blob is None else unpack_messages(blob, f"messages of {name}")
+                e.leak = leaks.leak(e.domain, e.task, messages)
     seen.unseen += leaks.unseen
 
 
@@ -260,14 +275,15 @@ def _tokens(connection: Connection, run: str) -> Iterator[TokenSample]:
                     where, u.step == step, u.part == part, u.trajectory_id == trajectory, u.segment == number)
             ).first()  # fmt: skip
             if blobs is not None and blobs[1] is not None:
-                read = unpack_arrays(blobs[0], f"uses of {trajectory}")
-                own = unpack_arrays(blobs[1], f"segments of {trajectory}")
                 spans = connection.execute(
                     sa.select(requests.c.token_start, requests.c.token_end).where(
                         requests.c.trajectory_id == trajectory, requests.c.role == "policy",
                         requests.c.segment == number, requests.c.token_start.is_not(None))
                 ).all()  # fmt: skip
-                yield _sample(trajectory, step, version, read, own, [(start, end) for start, end in spans])
+                with passing_over(f"tokens of {trajectory}"):
+                    read = unpack_arrays(blobs[0], f"uses of {trajectory}")
+                    own = unpack_arrays(blobs[1], f"segments of {trajectory}")
+                    yield _sample(trajectory, step, version, read, own, [(start, end) for start, end in spans])
 
 
 def _sample(
@@ -314,11 +330,12 @@ def _moved(connection: Connection, run: str) -> float | None:
     first, last = ({}, {})  # type: dict[bytes, tuple[int, float]], dict[bytes, tuple[int, float]]
     for found, order in ((first, t.ordinal), (last, t.ordinal.desc())):
         for name, blob in connection.execute(chosen.order_by(order, t.sample).limit(PAIRS)):
-            own = unpack_arrays(blob, f"segments of {name}")
-            places = np.flatnonzero((own["provenance"] == Provenance.SAMPLED) & (own["version"] >= 0))
-            for at in places[:64].tolist():
-                key = hashlib.blake2b(own["ids"][: at + 1].tobytes(), digest_size=16).digest()
-                found.setdefault(key, (int(own["version"][at]), float(own["logprobs"][at])))
+            with passing_over(f"tokens of {name}"):
+                own = unpack_arrays(blob, f"segments of {name}")
+                places = np.flatnonzero((own["provenance"] == Provenance.SAMPLED) & (own["version"] >= 0))
+                for at in places[:64].tolist():
+                    key = hashlib.blake2b(own["ids"][: at + 1].tobytes(), digest_size=16).digest()
+                    found.setdefault(key, (int(own["version"][at]), float(own["logprobs"][at])))
     changes = [
         abs(last[key][1] - first[key][1]) for key in first.keys() & last.keys() if last[key][0] > first[key][0] + 3
     ]

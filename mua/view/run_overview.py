@@ -18,8 +18,16 @@ from mua.config.schema import EvaluationConfig
 from mua.observe.catalog import described
 from mua.observe.metrics_log import evaluation_of
 from mua.observe.provenance import changed_keys
-from mua.store.queries import as_dicts, list_steps, lost_step, same_task
-from mua.store.tables import parts, requests, runs, steps, tasks, tool_calls, trajectories, versions
+from mua.store.queries import (
+    COUNTED,
+    TrajectoryFilter,
+    as_dicts,
+    count_trajectories,
+    list_steps,
+    lost_step,
+    same_task,
+)
+from mua.store.tables import parts, passing_over, requests, runs, steps, tasks, tool_calls, trajectories, versions
 from mua.trainer.evaluation.estimators import paired_test
 from mua.trainer.evaluation.report import interval_of
 from mua.types import Json
@@ -63,12 +71,12 @@ def overview(connection: Connection, run: ViewedRun) -> Json:
 
 
 def changes(connection: Connection, run: str) -> Json:
-    """What tells whether anything is new since the last look; cheap."""
-    done = sa.select(sa.func.count(), sa.func.max(steps.c.step)).where(steps.c.run_id == run)
-    ended = sa.select(sa.func.count(), sa.func.max(trajectories.c.ended_at)).where(trajectories.c.run_id == run)
-    (count, newest), (played, last) = (tuple(connection.execute(chosen).one()) for chosen in (done, ended))
+    """What tells whether anything is new since the last look; as cheap in a long run as in a short one."""
+    newest = connection.execute(sa.select(sa.func.max(steps.c.step)).where(steps.c.run_id == run)).scalar()
+    ended = connection.execute(sa.select(sa.func.max(trajectories.c.ended_at)).where(trajectories.c.run_id == run))
     state = connection.execute(sa.select(runs.c.state).where(runs.c.id == run)).scalar()
-    return {"steps": count, "step": newest, "trajectories": played, "ended_at": last, "state": state}
+    played = count_trajectories(connection, TrajectoryFilter(run=run), COUNTED)
+    return {"step": newest, "trajectories": played, "ended_at": ended.scalar(), "state": state}
 
 
 def step_lines(connection: Connection, run: ViewedRun) -> list[dict[str, Any]]:
@@ -81,7 +89,7 @@ def step_lines(connection: Connection, run: ViewedRun) -> list[dict[str, Any]]:
     v = versions.c
     evaluated = sa.select(v.version, v.metrics).where(v.run_id == run.id, v.metrics.is_not(None)).order_by(v.part)
     for version, metrics in connection.execute(evaluated):
-        if held_out := evaluation_of(metrics):
+        if held_out := evaluation_of(metrics or {}):
             found.setdefault(version, {"step": version}).update(held_out)
     return [found[step] for step in sorted(found)]
 
@@ -340,7 +348,9 @@ def one_step(connection: Connection, run: ViewedRun, step: int) -> Json:
     rows = list(as_dicts(connection, chosen.order_by(steps.c.part.desc())))
     metrics = next((line for line in step_lines(connection, run) if line["step"] == step), {})
     named = next((row["details"]["groups"] for row in rows if "groups" in (row["details"] or {})), None)
-    groups = _groups(connection, run, step, named)
+    groups: list[Json] = []
+    with passing_over(f"the groups of step {step}"):
+        groups = _groups(connection, run, step, named)
     if not rows and not groups:
         raise NotThere(f"step {step} of run {run.key}: not in the store")
     shown = [{name: value for name, value in row.items() if name not in ("metrics", "details")} for row in rows]

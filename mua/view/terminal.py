@@ -8,12 +8,14 @@ import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from mua.observe.terminal import SafeConsole
 from mua.observe.transcript import render_trajectory
 from mua.store.queries import TrajectoryFilter
+from mua.store.tables import reading_on
 from mua.store.trajectories import read_trajectories
 from mua.types import Json
 from mua.utils.strict_json import printable
@@ -32,7 +34,8 @@ def show(
     Raises :class:`NotThere` where nothing is left, :class:`mua.view.trajectory_lists.BadQuestion`,
     :class:`mua.store.faults.StoreError`.
     """
-    with opened_runs([place], model=model, tell=lambda line: print(line, file=sys.stderr)) as viewed:
+    tell = lambda line: print(f"mua: {line}", file=sys.stderr)  # noqa: E731
+    with reading_on() as damaged, opened_runs([place], model=model, tell=tell) as viewed:
         answers, chosen = Answers(viewed), viewed.get(run)
         with chosen.store.read() as connection:
             if name is None and sample is None:
@@ -50,13 +53,15 @@ def show(
             played = next(read_trajectories(connection, [name]))
             uses = [tokens(connection, chosen, name, number) for number in range(len(played.segments))]
     if chosen.token_texts.fault:
-        print(f"mua: {chosen.token_texts.fault}", file=sys.stderr)
+        tell(chosen.token_texts.fault)
+    if damaged:
+        tell(f"{', '.join(sorted(damaged))}: damaged, shown as nothing (mua store verify)")
     verdict = Table("scorer", "value", "details", title="verdict", title_justify="left")
     for row in found["scores"]:
         value = "none" if row["value"] is None else f"{row['value']:.6g}"
         verdict.add_row(printable(row["scorer"]), value, printable(json.dumps(row["details"], ensure_ascii=False), 400))
-    console = Console(width=None if sys.stdout.isatty() else 160)
-    console.print(Text(printable(name), style="bold"))
+    console = SafeConsole(width=None if sys.stdout.isatty() else 160)
+    console.print(Text(name, style="bold"))
     shown = render_trajectory(played, chosen.token_texts.decode)
     console.print(Group(shown, *_trained(uses), *([verdict] if verdict.row_count else ())))
 

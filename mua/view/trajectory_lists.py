@@ -24,8 +24,16 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from mua.store.blobs import decompress, unpack_arrays, unpack_messages
-from mua.store.queries import Order, TrajectoryFilter, count_trajectories, list_trajectories, same_task, trajectory_ids
-from mua.store.tables import json_text, segments, tasks, tool_calls, trajectories, uses
+from mua.store.queries import (
+    COUNTED,
+    Order,
+    TrajectoryFilter,
+    count_trajectories,
+    list_trajectories,
+    same_task,
+    trajectory_ids,
+)
+from mua.store.tables import json_text, passing_over, segments, tasks, tool_calls, trajectories, uses
 from mua.types import Json
 from mua.utils.errors import MuaError
 from mua.view.run_overview import changes, kind_of
@@ -37,7 +45,7 @@ SEARCH_SECONDS = 5.0
 MOST_FOUND = 1000
 """Trajectories that a search in conversations, an order by gap or a list of suspects looks at, at most."""
 NEWEST = 20_000
-"""Trajectories whose gaps and suspicions are computed: the newest."""
+"""Trajectories that are searched, and whose gaps and suspicions are computed: the newest."""
 SUSPICIONS = {
     "no tool": "called no tool, and another success of the same task did",
     "short": "sampled less than a quarter of the median tokens of at least five successes of its kind of task",
@@ -122,7 +130,8 @@ class TrajectoryLists:
         self._lock = threading.Lock()
 
     def page(self, connection: Connection, run: ViewedRun, asked: ListQuestion) -> Json:
-        """``total`` and the ``rows`` of one page; ``searched`` says of how many a search in conversations read."""
+        """``total``, counted as in a list, and the ``rows`` of one page; ``searched`` says of how many a search in
+        conversations read."""
         chosen, searched = self.narrowed(connection, run, asked)
         order: Any = asked.order
         if asked.order == "gap":
@@ -133,7 +142,7 @@ class TrajectoryLists:
             rows.sort(key=lambda row: place[row["id"]])
             total, rows = len(rows), rows[asked.offset : asked.offset + asked.limit]
         else:
-            total = count_trajectories(connection, chosen)
+            total = count_trajectories(connection, chosen, COUNTED)
             rows = list(list_trajectories(connection, chosen, asked.limit, offset=asked.offset, order=order))
         self._complete(connection, run, rows)
         return {"total": total, "rows": rows, "searched": searched}
@@ -227,14 +236,15 @@ def gaps_of(connection: Connection, ids: list[str]) -> dict[str, float]:
                    segments.c.arrays.is_not(None), uses.c.source.is_(None))
         )  # fmt: skip
         for name, step, read, sampled in connection.execute(chosen):
-            own = unpack_arrays(read, f"uses of {name}")
-            if "old_logprobs" not in own or not (trained := own["weights"] != 0).any():
-                continue
-            engine = unpack_arrays(sampled, f"segments of {name}")["logprobs"]
-            gap = float(np.abs(own["old_logprobs"] - engine)[trained].max())
-            before = found.get(name, (-1, 0.0))
-            if np.isfinite(gap) and step >= before[0]:
-                found[name] = step, max(gap, before[1]) if step == before[0] else gap
+            with passing_over(f"uses of {name}"):
+                own = unpack_arrays(read, f"uses of {name}")
+                if "old_logprobs" not in own or not (trained := own["weights"] != 0).any():
+                    continue
+                engine = unpack_arrays(sampled, f"segments of {name}")["logprobs"]
+                gap = float(np.abs(own["old_logprobs"] - engine)[trained].max())
+                before = found.get(name, (-1, 0.0))
+                if np.isfinite(gap) and step >= before[0]:
+                    found[name] = step, max(gap, before[1]) if step == before[0] else gap
     return {name: gap for name, (_, gap) in found.items()}
 
 
@@ -243,20 +253,18 @@ def search_conversations(connection: Connection, chosen: TrajectoryFilter, words
     needle = json_text(words)[1:-1].lower()
     deadline, read, found = time.monotonic() + SEARCH_SECONDS, 0, []
     c = trajectories.c
-    ids = list(
-        connection.execute(sa.select(c.id).where(chosen.condition()).order_by(c.ended_at.desc(), c.id)).scalars()
-    )
+    newest = sa.select(c.id).where(chosen.condition()).order_by(c.ended_at.desc(), c.id.desc()).limit(NEWEST)
+    ids = list(connection.execute(newest).scalars())
     for at in range(0, len(ids), MOST_ROWS):
         some = ids[at : at + MOST_ROWS]
         blobs = dict(connection.execute(sa.select(c.id, c.messages).where(c.id.in_(some))).all())
         for name in some:
             read += 1
-            blob = blobs.get(name)
-            if (
-                blob is not None
-                and needle in decompress(blob, f"messages of {name}").decode("utf-8", "replace").lower()
-            ):
-                found.append(name)
+            with passing_over(f"messages of {name}"):
+                blob = blobs.get(name)
+                said = "" if blob is None else decompress(blob, f"messages of {name}").decode("utf-8", "replace")
+                if needle in said.lower():
+                    found.append(name)
         if len(found) >= MOST_FOUND or time.monotonic() > deadline:
             break
     return found[:MOST_FOUND], {"read": read, "of": len(ids)}
@@ -294,13 +302,16 @@ def _successes(connection: Connection, run: str) -> Iterator[Json]:
                   calls.scalar_subquery().label("calls"))
         .select_from(trajectories.outerjoin(tasks, same_task()))
         .where(t.run_id == run, t.scored, t.success)
-        .order_by(t.ended_at.desc(), t.id)
+        .order_by(t.ended_at.desc(), t.id.desc())
         .limit(NEWEST)
     )  # fmt: skip
     for found in connection.execute(chosen.execution_options(yield_per=MOST_ROWS)).mappings():
         row = dict(found)
-        messages = row.pop("messages")
-        agent = [] if messages is None else [m for m in unpack_messages(messages) if m.get("role") == "assistant"]
+        messages = None
+        with passing_over(f"messages of {row['id']}"):
+            blob = row.pop("messages")
+            messages = None if blob is None else unpack_messages(blob, f"messages of {row['id']}")
+        agent = [message for message in messages or () if message.get("role") == "assistant"]
         # What is called, without the calls' ids, which are never the same.
         called = ([c.get("function") if isinstance(c, dict) else c for c in m.get("tool_calls") or ()] for m in agent)
         spoken = [[m.get("content"), functions] for m, functions in zip(agent, called, strict=True)]

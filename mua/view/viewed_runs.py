@@ -19,7 +19,7 @@ import yaml
 
 from mua.config.load import dump_config, load_config
 from mua.observe.metrics_log import EVALUATIONS_FILE, METRICS_FILE, read_metrics
-from mua.observe.output import CONFIG_FILE
+from mua.observe.output import CONFIG_FILE, known_run
 from mua.store.database import Store
 from mua.store.faults import NoStore, StoreError
 from mua.store.queries import list_runs
@@ -158,7 +158,8 @@ class ViewedRuns:
                     if key not in self._runs:
                         config, own = configs.get(key), Path(row["output"])
                         config = config if isinstance(config, dict) else {}
-                        place = folder if folder is not None and len(rows) == 1 else own if own.is_dir() else None
+                        named = folder is not None and (len(rows) == 1 or known_run(folder) == row["id"])
+                        place = folder if named else own if known_run(own) == row["id"] else None
                         texts, model = self._model, config.get("model")
                         if texts is None and isinstance(model, dict) and model.get("path") is not None:
                             texts = Path(model["path"])
@@ -170,7 +171,12 @@ class ViewedRuns:
         return sorted(found, key=lambda row: -row["started_at"])
 
     def get(self, key: str | None = None) -> ViewedRun:
-        """The run of this key, or the only one. Raises :class:`NotThere`, also where there are several."""
+        """The run of this key; by default the only one, or else the one that goes on in the only folder named.
+
+        Raises :class:`NotThere`, also where there are several.
+        """
+        if key is None and len(self._places) == 1 and (folder := self._places[0][1]) is not None:
+            key = known if (known := known_run(folder)) in self._runs else None
         if key is None and len(self._runs) > 1:
             raise NotThere(f"there are {len(self._runs)} runs; name one (--run): {', '.join(self._runs)}")
         key = key or next(iter(self._runs))

@@ -19,7 +19,7 @@ import numpy as np
 
 from mua.observe.metrics_log import drop_from, read_metrics
 from mua.observe.transcript import render_trajectory
-from mua.store.traces import TraceWriter, experts_file, read_traces
+from mua.store.traces import experts_file, read_traces, trace_file, write_traces
 from mua.trainer.evaluation.store import EpisodeStore, Key
 from mua.types import Outcome, Provenance, Segment, Trajectory
 from mua.users.factory import load_recordings
@@ -68,7 +68,8 @@ def _trajectory(number: int) -> Trajectory:
 def _trace() -> tuple[tuple[bytes, ...], bytes]:
     """The lines of a trace and its expert choices."""
     with scratch() as folder:
-        path = TraceWriter(folder).write(0, [_trajectory(number) for number in range(4)])
+        path = trace_file(folder, 0)
+        write_traces(path, [_trajectory(number) for number in range(4)])
         return tuple(path.read_bytes().splitlines()), experts_file(path).read_bytes()
 
 

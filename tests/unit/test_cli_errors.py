@@ -7,9 +7,7 @@ configuration and output folder included, is real.
 from __future__ import annotations
 
 import errno
-import os
 import pickle
-import subprocess
 import sys
 import types
 from collections.abc import Callable
@@ -92,16 +90,6 @@ def test_a_verb_loads_the_configuration_and_calls_its_part(
     assert {path.name for path in Path("out").iterdir()} == {record, LOCK_FILE, "logs"}
 
 
-def test_a_run_that_was_asked_to_leave_has_a_status_of_its_own(folder: Path, replace: Callable[..., None]) -> None:
-    def leave(*_: object) -> None:
-        raise Preempted("asked to leave by a signal")
-
-    replace("mua.trainer.rl", "train", leave)
-    result = mua("train", "x.yaml")
-    assert result.exit_code == 75
-    assert "the same command continues it" in result.output
-
-
 def raising(error: BaseException) -> Callable[..., None]:
     def function(*_: Any) -> None:
         raise error
@@ -118,6 +106,7 @@ def raising(error: BaseException) -> Callable[..., None]:
         (DeadlineExceeded("too late"), "mua: too late", 75),
         (RankLost("rank 1 is gone"), "mua: rank 1 is gone", 75),
         (UserFault("HTTP 401"), "mua: HTTP 401", 2),
+        (Preempted("asked to leave"), "mua: asked to leave; the run is not finished", 75),
         (UserFault("no answer", passing=True), "mua: no answer", 75),
         (
             OSError(errno.ENOSPC, "No space left on device"),
@@ -159,58 +148,10 @@ def test_an_error_keeps_what_it_says_between_processes() -> None:
     assert (str(again), again.passing) == ("no answer", True)
 
 
-def test_a_traceback_on_request(folder: Path, replace: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MUA_TRACEBACK", "1")
-    replace("mua.trainer.rl", "train", raising(EngineError("engine 0 died")))
-    assert isinstance(mua("train", "x.yaml").exception, EngineError)
-
-
 def test_ctrl_c_is_one_line_and_130(folder: Path, replace: Callable[..., None]) -> None:
     replace("mua.trainer.rl", "train", raising(KeyboardInterrupt()))
     result = mua("train", "x.yaml")
     assert (result.exit_code, result.stderr) == (130, "mua: interrupted\n")
-
-
-def test_an_output_that_cannot_be_written_stops_before_anything_starts(
-    folder: Path, replace: Callable[..., None]
-) -> None:
-    calls: list[ExperimentConfig] = []
-    replace("mua.trainer.rl", "train", calls.append)
-    result = mua("train", "x.yaml", "output=/dev/null/out")
-    line = "mua: command line: output: /dev/null is a file; choose another folder\n"
-    assert (result.exit_code, result.stderr) == (2, line)
-    assert calls == []
-
-
-def test_sft_needs_its_section(folder: Path) -> None:
-    result = mua("sft", "x.yaml")
-    assert result.exit_code == 2
-    assert result.stderr.startswith("mua: x.yaml:1: sft: required by mua sft, but not set")
-
-
-def test_several_configuration_errors_are_a_line_each(folder: Path) -> None:
-    result = mua("train", "x.yaml", "trainer.step=1", "engine.count=x")
-    assert result.exit_code == 2
-    assert result.stderr.count("\n") == 2
-
-
-def test_config_show_prints_the_result_with_secrets_masked(folder: Path) -> None:
-    result = mua("config", "show", "x.yaml", "user={kind: llm, llm: {base_url: u, model: m, api_key: sk-1}}")
-    assert result.exit_code == 0
-    assert "group_size: 8" in result.stdout
-    assert "sk-1" not in result.stdout
-    assert not Path("out").exists()
-
-
-def test_the_real_command_has_a_version_and_no_traceback(folder: Path) -> None:
-    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-        environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
-        command = [sys.executable, "-m", "mua.cli", *arguments]
-        return subprocess.run(command, capture_output=True, text=True, env=environment)
-
-    assert run("--version").stdout.startswith("mua ")
-    failed = run("train", "nowhere.yaml")
-    assert (failed.returncode, failed.stderr) == (2, "mua: nowhere.yaml: cannot be read: No such file or directory\n")
 
 
 def test_a_key_with_dashes_is_told_how_to_write_it(
@@ -221,17 +162,3 @@ def test_a_key_with_dashes_is_told_how_to_write_it(
         main()
     assert left.value.code == 2
     assert "--trainer.steps=5: keys of the configuration have no dashes: trainer.steps=5" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("own", "rounds"), [({}, "2000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "ACTIVE"}, None)]
-)
-def test_waiting_threads_spin_briefly_unless_the_user_says_how(
-    own: dict[str, str], rounds: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    kept = {name: value for name, value in os.environ.items() if name not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
-    monkeypatch.setattr(os, "environ", kept | own)
-    monkeypatch.setattr(sys, "argv", ["mua", "--version"])
-    with pytest.raises(SystemExit):
-        main()
-    assert os.environ.get("GOMP_SPINCOUNT") == rounds

@@ -111,10 +111,3 @@ def test_editors_mark_what_is_wrong(schema: jsonschema_rs.Draft202012Validator, 
 def test_variables_and_files_that_only_differ_are_right(schema: jsonschema_rs.Draft202012Validator) -> None:
     text = "extends: [a.yaml, demo]\nmodel: {dtype: '${DTYPE:-float32}'}\nsft: {data: x}\nenvironment: {mix: {a: 1}}"
     assert faults(schema, text) == []
-
-
-def test_the_schema_documents_its_keys() -> None:
-    made = editor_schema()
-    described = {name: value["properties"] for name, value in made["$defs"].items() if "properties" in value}
-    assert "learning rate" in described["OptimizerConfig"]["learning_rate"]["description"]
-    assert "``" not in json.dumps(made)

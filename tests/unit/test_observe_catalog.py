@@ -17,7 +17,7 @@ import pytest
 from typer.testing import CliRunner
 
 from mua.cli import app
-from mua.observe.catalog import CATALOG, GROUPS, STANDS_FOR, STRICT, described, metrics_page, unknown
+from mua.observe.catalog import CATALOG, GROUPS, STANDS_FOR, STRICT, described, metrics_page
 from mua.observe.metrics_log import MetricsWriter, read_metrics
 
 ROOT = Path(__file__).parents[2]
@@ -77,25 +77,6 @@ def test_entries_are_whole_and_of_at_most_twelve_groups() -> None:
     assert {word for name in names for word in re.findall(r"\{(\w+)\}", name)} <= {
         *STANDS_FOR, "domain", "tool", "kind", "layer", "moment",
     }  # fmt: skip
-
-
-def test_names_of_families_are_found_and_others_are_not() -> None:
-    of = {
-        "eval/gyms/function/test_success": "eval/{domain}/{split}_success",
-        "eval/held_out_validation_success_low": "eval/held_out_{split}_success_low",
-        "rollout/domain/gyms/turtle/reward/std": "rollout/domain/{domain}/reward/{figure}",
-        "env/tool_calls/orders/get": "env/tool_calls/{tool}",
-        "train/critic/grad_norm": "train/critic/{of_policy}",
-        "train/critic/moe/layers/03/load_max_over_mean": "train/critic/moe/layers/{layer}/load_max_over_mean",
-        "time/wait_seconds": "time/{phase}_seconds",
-        "time/step_seconds": "time/step_seconds",
-        "time/engine_idle_trainer_waits": "time/engine_{activity}",
-        "memory/sync_begin_device_free_gib": "memory/{moment}_device_{what}_gib",
-        "judge/llm/errors/rate_limit": "judge/llm/errors/{kind}",
-    }
-    assert {name: metric.name for name in of if (metric := described(name)) is not None} == of
-    others = ["success", "train/los", "train/critic/los", "time/tea_seconds", "rollout/outcome/x", "eval/dev_success"]
-    assert unknown(others) == others
 
 
 def test_the_committed_page_is_current() -> None:

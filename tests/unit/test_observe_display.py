@@ -14,7 +14,7 @@ from rich.console import Console
 from mua.observe import progress as progress_module
 from mua.observe.progress import Progress
 from mua.observe.transcript import render_trajectory
-from mua.types import EVALUATION_ORDINALS, Outcome, Provenance, Segment, Trajectory
+from mua.types import Outcome, Provenance, Segment, Trajectory
 
 PIECES = [
     (Provenance.SYSTEM, 0, "You help."),
@@ -59,29 +59,11 @@ def test_the_mask_is_legible_without_color() -> None:
     assert "⟦" not in next(line for line in body.splitlines() if "order 7 was shipped" in line)
 
 
-def test_every_token_is_shown_with_its_origin_in_order() -> None:
-    text = plain(trajectory())
-    found = [text.index(word) for word in ("0 system", "0 user", "0 agent", "0 tool", "1 agent")]
-    assert found == sorted(found)
-    assert "<|im_start|>assistant⏎" in text
-
-
 def test_text_of_others_is_neither_markup_nor_terminal_codes() -> None:
     text = plain(trajectory())
     assert "[bold]my order[/bold]" in text
     assert "\x1b" not in text
     assert "␛[31m" in text
-
-
-def test_the_header_says_how_it_ended() -> None:
-    text = plain(trajectory(details={"missing_writes": ["cancel"]}))
-    for fact in ("refund-17", "user_stop, success", "7 tokens, 2 of them sampled", "missing_writes", "cancel"):
-        assert fact in text
-    evaluated = plain(trajectory(ordinal=EVALUATION_ORDINALS + 77))
-    assert ("in an evaluation" in evaluated, str(EVALUATION_ORDINALS + 77) in evaluated) == (True, False)
-    failed = plain(trajectory(outcome=Outcome.ENGINE_ERROR, success=False, error="engine 0 died", segments=[]))
-    assert "engine_error, no success, not scored" in failed
-    assert "engine 0 died" in failed
 
 
 class Terminal(io.StringIO):
@@ -103,23 +85,6 @@ def test_a_file_gets_one_line_a_stage_and_no_codes() -> None:
     lines = run_stages(io.StringIO()).splitlines()
     assert [line.split(",")[0] for line in lines] == ["  rollout 3/3", "  rollout 3/3", "train 2/2"]
     assert lines[0].endswith(": fine")
-
-
-def test_a_stage_that_said_its_last_does_not_say_it_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [0.0]
-    monkeypatch.setattr(progress_module.time, "monotonic", lambda: now[0])
-    stream = io.StringIO()
-    with Progress(stream=stream) as progress:
-        with progress.stage("train", total=1) as stage:
-            now[0] = 31.0
-            stage.advance(note="reward 1")
-        with progress.stage("evaluate on test", total=2) as stage:
-            now[0] += 31.0
-            stage.advance(2)
-            stage.advance(0, note="success 0.5")
-    assert stream.getvalue().splitlines() == [
-        "train 1/1, 31 s: reward 1", "evaluate on test 2/2, 31 s", "evaluate on test 2/2, 31 s: success 0.5"
-    ]  # fmt: skip
 
 
 def test_a_long_stage_says_something_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:

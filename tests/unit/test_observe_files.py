@@ -17,7 +17,7 @@ from disk_support import fill, largest_file, small_disk
 from mua.config.schema import ExperimentConfig
 from mua.observe.metrics_log import METRICS_FILE, MetricsWriter
 from mua.observe.output import CONFIG_FILE, prepare_output
-from mua.store.traces import TraceWriter, experts_file, read_traces
+from mua.store.traces import experts_file, read_traces, trace_file, write_traces
 from mua.trainer.evaluation.store import EpisodeStore, Key
 from mua.types import Outcome, Segment, Trajectory
 from mua.utils.atomic import replace_text
@@ -64,15 +64,14 @@ def test_a_file_that_does_not_fit_leaves_the_old_one_and_no_other(tmp_path: Path
 
 
 @pytest.mark.parametrize("experts", [False, True])
-def test_traces_are_whole_up_to_the_one_that_did_not_fit(tmp_path: Path, experts: bool) -> None:
-    writer = TraceWriter(tmp_path)
+def test_traces_that_do_not_fit_leave_those_of_before(tmp_path: Path, experts: bool) -> None:
+    path = trace_file(tmp_path, 3)
+    write_traces(path, [trajectory(0, experts=experts)])
     with largest_file(LIMIT), pytest.raises(DiskError) as error:
-        writer.write(3, trajectories(experts=experts))
-    named = [writer.path(3), experts_file(writer.path(3))]
-    assert str(error.value).startswith(tuple(f"{path}: cannot be written" for path in named))
-    assert 0 < len(list(read_traces(tmp_path))) < 4
-    writer.write(3, [trajectory(0)])
+        write_traces(path, trajectories(experts=experts))
+    assert str(error.value).startswith((f"{path}: cannot be written", f"{experts_file(path)}: cannot be written"))
     assert len(list(read_traces(tmp_path))) == 1
+    assert len(list(tmp_path.iterdir())) == 1 + experts
 
 
 def _log_on(metrics: MetricsWriter) -> None:
@@ -101,7 +100,7 @@ def test_a_real_disk_that_is_full(tmp_path: Path) -> None:
             with pytest.raises(DiskError, match=rf"^{disk}/episodes.jsonl: cannot be written: No space left"):
                 _add_on(store, key)
             with pytest.raises(DiskError, match=rf"^{disk}/step_000001"):
-                TraceWriter(disk).write(1, trajectories())
+                write_traces(trace_file(disk, 1), trajectories())
             config = ExperimentConfig(
                 name="x", output=disk / "new", model={"path": "m"}, environment={"name": "e"}, trainer={"steps": 1}
             )

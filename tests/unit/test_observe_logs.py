@@ -6,7 +6,6 @@ Not covered: ranks in processes of their own (tests/e2e/test_two_ranks.py), what
 from __future__ import annotations
 
 import logging
-import os
 import re
 import subprocess
 import sys
@@ -16,7 +15,7 @@ import pytest
 from disk_support import largest_file
 
 from mua.observe.logs import log_file, logging_to
-from mua.utils.errors import ConfigError, Preempted
+from mua.utils.errors import ConfigError
 
 LINE = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}[+-]\d\d:\d\d (INFO   |WARNING|ERROR  ) [\w.]+: .*")
 
@@ -54,20 +53,6 @@ def test_another_rank_has_a_file_once_it_has_a_warning(tmp_path: Path, monkeypat
     with pytest.raises(ValueError, match="x"), logging_to(tmp_path, "train"):
         raise ValueError("x")
     assert "ends: ValueError: x" in (tmp_path / "logs" / "train-rank-3.log").read_text()
-
-
-def test_of_many_processes_for_one_run_each_has_a_file_of_its_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("RANK", "1")
-    monkeypatch.setattr("socket.gethostname", lambda: "node-7")
-    with logging_to(tmp_path, "sample", one_of_many=True):
-        logging.getLogger("mua.rollout.rollout_worker").info("sampling")
-    with pytest.raises(Preempted), logging_to(tmp_path, "engines", one_of_many=True):
-        raise Preempted("the run is gone")
-    said = (tmp_path / "logs" / f"sample-node-7-{os.getpid()}.log").read_text()
-    assert "mua.rollout.rollout_worker: sampling" in said
-    assert "ends: Preempted: the run is gone" in (tmp_path / "logs" / f"engines-node-7-{os.getpid()}.log").read_text()
 
 
 def test_the_terminal_has_every_warning_once_and_nothing_else(tmp_path: Path) -> None:

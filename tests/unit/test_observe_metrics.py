@@ -24,7 +24,6 @@ from mua.observe.metrics_log import (
     read_metrics,
 )
 from mua.utils.errors import MuaError
-from workbench.reward_curve import plot_reward_curve
 
 
 def steps(output: Path) -> list[int]:
@@ -127,19 +126,6 @@ def test_details_are_dropped_from_where_a_run_goes_on_and_tensorboard_has_them(t
     assert "_hparams_/session_start_info" in str(events.summary_metadata.keys())
 
 
-def test_metrics_without_tensorboard_load_no_torch(tmp_path: Path) -> None:
-    code = (
-        "import sys, pathlib; from mua.observe.metrics_log import MetricsWriter\n"
-        "from mua.observe.metrics_log import memory_metrics; from mua.observe import progress, transcript\n"
-        "from mua.store import traces\n"
-        f"MetricsWriter(pathlib.Path({str(tmp_path)!r}), False).log(1, memory_metrics())\n"
-        "print('torch' in sys.modules or 'matplotlib' in sys.modules)"
-    )
-    assert (
-        subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, check=True).stdout == "False\n"
-    )
-
-
 def test_memory_counts_this_process_and_its_children() -> None:
     code = "x = bytearray(50 << 20); print('ready', flush=True); input()"
     with subprocess.Popen(
@@ -151,15 +137,6 @@ def test_memory_counts_this_process_and_its_children() -> None:
         child.communicate("\n")
     assert metrics["memory/process_gib"] > 0.01
     assert metrics["memory/children_gib"] > 50 / 1024
-
-
-def test_a_reward_curve_is_a_picture(tmp_path: Path) -> None:
-    for seed in ("1", "2"):
-        write(tmp_path / seed, 0, 12)
-    files = {f"seed {seed}": tmp_path / seed / METRICS_FILE for seed in ("1", "2")}
-    png = plot_reward_curve(files, tmp_path / "pictures/reward.png", baseline=0.3)
-    assert png.read_bytes().startswith(b"\x89PNG")
-    assert png.stat().st_size > 5000
 
 
 @pytest.mark.parametrize(

@@ -46,7 +46,7 @@ def wandb(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 def test_weights_and_biases_gets_all_on_the_axis_of_steps(wandb: Any, tmp_path: Path) -> None:
     config = WandbConfig(project="p", mode="offline")
-    logged(tmp_path, service_sink(config, "shop", tmp_path))
+    logged(tmp_path, service_sink(config, "shop", tmp_path, "r"))
     run = wandb.init.return_value
     assert [call.args[0] for call in run.log.call_args_list] == [
         {"step": 0, "eval/test_success": 0.25},
@@ -57,7 +57,7 @@ def test_weights_and_biases_gets_all_on_the_axis_of_steps(wandb: Any, tmp_path: 
     run.define_metric.assert_any_call("*", step_metric="step")
     run.config.update.assert_called_once_with({"seed": 1}, allow_val_change=True)
     run.finish.assert_called_once()
-    service_sink(config, "shop", tmp_path).close()
+    service_sink(config, "shop", tmp_path, "r").close()
     first, again = (call.kwargs for call in wandb.init.call_args_list)
     assert (first["id"], first["name"], first["mode"]) == (again["id"], "shop", "offline")
 
@@ -71,7 +71,7 @@ def test_mlflow_gets_all_and_a_run_that_goes_on_is_the_same(monkeypatch: pytest.
     monkeypatch.setitem(sys.modules, "mlflow", package)
     monkeypatch.setitem(sys.modules, "mlflow.entities", entities)
     config = MlflowConfig(experiment="e", tracking_uri="sqlite:///x")
-    logged(tmp_path, service_sink(config, "shop", tmp_path))
+    logged(tmp_path, service_sink(config, "shop", tmp_path, "r"))
     assert [call.kwargs["metrics"] for call in client.log_batch.call_args_list] == [
         [("eval/test_success", 0.25, 0)], [("rollout/reward/mean", 0.5, 0)]
     ]  # fmt: skip
@@ -79,7 +79,7 @@ def test_mlflow_gets_all_and_a_run_that_goes_on_is_the_same(monkeypatch: pytest.
     client.log_text.assert_called_once_with("r1", "well", "rollout/episodes/solved/step_000000.txt")
     assert sum(client.log_dict.call_args.args[1]["rollout/reward/histogram"]["counts"]) == 2
     client.set_terminated.assert_called_once_with("r1", status="FINISHED")
-    logged(tmp_path, service_sink(config, "shop", tmp_path))
+    logged(tmp_path, service_sink(config, "shop", tmp_path, "r"))
     assert client.create_run.call_count == client.log_param.call_count == 1
     client.update_run.assert_called_once_with("r1", status="RUNNING")
 
@@ -91,7 +91,7 @@ def test_a_package_that_is_not_there_is_named(
     name = type(config).__name__.removesuffix("Config").lower()
     monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(ConfigError, match=rf"^observe.{name}: .*pip install {name}"):
-        service_sink(config, "x", tmp_path)
+        service_sink(config, "x", tmp_path, "r")
 
 
 def test_a_service_that_fails_is_told_once_and_one_that_hangs_holds_nothing_up(
@@ -164,18 +164,6 @@ def test_what_a_service_did_not_take_is_tried_again_in_order(tmp_path: Path, mon
     service.close.assert_called_once_with("finished")
 
 
-def answered(status: int) -> Exception:
-    """As MLflow's errors are: with the status of what a server answered."""
-    error = Exception()
-    error.get_http_status_code = lambda: status  # type: ignore[attr-defined]
-    return error
-
-
-def test_what_may_pass_is_told_from_what_is_refused() -> None:
-    errors = [answered(500), answered(429), ConnectionError(), answered(400), answered(403), TypeError()]
-    assert [metric_sinks.refused(error) for error in errors] == [False, False, False, True, True, True]
-
-
 @pytest.mark.parametrize(("error", "ending", "status", "code"), [
     (None, "finished", "FINISHED", 0), (Preempted("a signal"), "left", "KILLED", 1),
     (MuaError("x"), "failed", "FAILED", 1),
@@ -190,8 +178,8 @@ def test_services_are_told_how_a_run_ended(
     monkeypatch.setitem(sys.modules, "mlflow", types.SimpleNamespace(MlflowClient=MagicMock(return_value=client)))
     monkeypatch.setitem(sys.modules, "mlflow.entities", types.SimpleNamespace())
     sinks = [
-        service_sink(WandbConfig(project="p"), "x", tmp_path),
-        service_sink(MlflowConfig(experiment="e"), "x", tmp_path),
+        service_sink(WandbConfig(project="p"), "x", tmp_path, "r"),
+        service_sink(MlflowConfig(experiment="e"), "x", tmp_path, "r"),
     ]
     with contextlib.suppress(MuaError), MetricsWriter(tmp_path, False, 0, sinks):
         if error is not None:
@@ -207,12 +195,12 @@ def test_a_run_that_cannot_begin_online_is_kept_for_later(
 ) -> None:
     monkeypatch.delenv("WANDB_MODE", raising=False)
     wandb.init.side_effect = [RuntimeError("no key"), MagicMock()]
-    logged(tmp_path, service_sink(WandbConfig(project="p"), "x", tmp_path))
+    logged(tmp_path, service_sink(WandbConfig(project="p"), "x", tmp_path, "r"))
     assert [call.kwargs["mode"] for call in wandb.init.call_args_list] == ["online", "offline"]
     assert f"RuntimeError: no key): it is written to {tmp_path / 'wandb'}" in caplog.text
     wandb.init.reset_mock(side_effect=True)
     monkeypatch.setenv("WANDB_MODE", "disabled")
-    service_sink(WandbConfig(project="p"), "x", tmp_path).close()
+    service_sink(WandbConfig(project="p"), "x", tmp_path, "r").close()
     assert wandb.init.call_args.kwargs["mode"] == "disabled"
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -27,7 +26,6 @@ from mua.utils.errors import EngineError
 from tests.engine_stand_in import Source, StandInServer, stand_in_pool
 from tests.rollout_fixtures import FixedUser, TestDesk, call
 from tests.unit.test_rollout_episode import play
-from workbench.timeline import bars, tables
 
 CANCEL = generate("train", 77, "cancel")
 
@@ -160,12 +158,3 @@ def test_parts_of_an_episode_add_up_and_the_wait_for_a_slot_is_no_generating() -
     assert found["time/episode_seconds"] == 20
     assert found["time/episode_queued_seconds"] == 50
     assert times.episode_metrics([group()]) == {}
-
-
-def test_the_table_of_a_run_shows_every_phase_and_the_step() -> None:
-    seconds = {phase: float(number) for number, phase in enumerate(TrainerPhase, start=1)}
-    step: dict[str, Any] = {"step": 0, "time/step_seconds": sum(seconds.values())} | times.trainer_metrics(seconds)
-    shown = tables([step, step])
-    assert all(f"| {phase} | {seconds[phase]:.3f} |" in shown for phase in TrainerPhase)
-    bar, _ = bars([step], 55)
-    assert bar == f"     0 |{'c' * 9}.mmbbbllllOOOOO{'s' * 6}{'e' * 7}{'r' * 8}{'-' * 10}| 55.00 s"

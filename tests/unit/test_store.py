@@ -155,15 +155,6 @@ def test_new_store_and_migrated_stores_of_all_versions_have_the_tables(store: St
             assert compare_metadata(MigrationContext.configure(connection, opts=options), metadata) == []
 
 
-def test_same_trajectory_twice_is_refused(with_run: Store) -> None:
-    store = with_run
-    made = trajectory_inserts(key(), trajectory(), ended_at=2.0)
-    with store.begin() as connection:
-        execute(connection, made)
-    with pytest.raises(sa.exc.IntegrityError), store.begin() as connection:
-        execute(connection, made)
-
-
 LATER = """
 import sqlalchemy as sa
 from alembic import op

@@ -256,12 +256,6 @@ def test_wrong_urls(postgres: PostgresServer, tmp_path: Path) -> None:
         Store.open(tmp_path / "fifo")
 
 
-def test_driver_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "psycopg", None)
-    with pytest.raises(StoreError, match=r"not installed.*mua\[postgres\]"):
-        Store.open("postgresql://u:secret@127.0.0.1/d")
-
-
 def test_stores_of_other_versions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Store.open(tmp_path).close()
     with Store.open(tmp_path) as store:

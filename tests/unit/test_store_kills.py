@@ -29,11 +29,12 @@ from sqlalchemy.engine.default import DefaultDialect
 
 from mua.algorithms.batch import make_batches
 from mua.config.schema import ExperimentConfig
+from mua.observe.output import known_run
 from mua.store.database import Store, store_url
 from mua.store.faults import NoStore
 from mua.store.queries import lost_step
 from mua.store.retention import checkpoint_steps
-from mua.store.starts import missing_steps, run_of
+from mua.store.starts import missing_steps
 from mua.store.tables import steps, tasks, trajectories, uses
 from mua.store.verification import verify
 from mua.trainer import observers, run_folder
@@ -190,7 +191,7 @@ def faults(config: ExperimentConfig) -> list[str]:
         return ["checkpoints without a store"] if checkpoint_steps(output) else []
     with opened as store, store.read() as found:
         wrong = [str(finding) for finding in verify(found)]
-        run = run_of(output)
+        run = known_run(output)
         if lacking := missing_steps(found, run, max(checkpoint_steps(output), default=0)):
             wrong.append(f"a checkpoint is there, and steps {lacking} are not in the store")
         for step in found.execute(sa.select(steps).where(steps.c.run_id == run, ~lost_step())):
@@ -226,7 +227,9 @@ def campaign(folder: Path, kills: int, seed: int) -> dict[str, Any]:
         wrong.append(f"the last attempt ended with status {status}")
     wrong += [f"end: {fault}" for fault in faults(last)]
     with Store.open(store_url(last.output, last.store), create=False) as store, store.read() as found:
-        mine = sa.select(sa.func.count()).select_from(steps).where(steps.c.run_id == run_of(last.output), ~lost_step())
+        mine = (
+            sa.select(sa.func.count()).select_from(steps).where(steps.c.run_id == known_run(last.output), ~lost_step())
+        )
         if (standing := found.execute(mine).scalar_one()) != last.trainer.steps:
             wrong.append(f"{last.trainer.steps} steps were made, {standing} stand in the store")
     return {"killed": killed, "steps": standing, "faults": wrong}

@@ -15,7 +15,7 @@ from mua.environment.endpoint.services import Services
 from mua.environment.protocol import Task, UserMove
 from mua.environment.user import STOP_SIGNAL
 from mua.rollout.runner import EpisodeRunner
-from mua.store.traces import TraceWriter
+from mua.store.traces import trace_file, write_traces
 from mua.types import Json, Outcome, Trajectory
 from tests.chat_fixtures import calls, chat_server, in_order, says
 from tests.desk_support import played_with
@@ -75,7 +75,8 @@ async def test_a_rollout_records_what_the_user_did_and_a_replayed_user_does_it_a
     assert all(step in done for step in golden)
     assert first_run.metrics["user_actions"] == len(done)
 
-    path = TraceWriter(tmp_path / "traces").write(1, [first_run])
+    path = trace_file(tmp_path / "traces", 1)
+    write_traces(path, [first_run])
     again = await rolled_out(task, texts, user={"kind": "replay", "replay": str(path)})
     assert (again.outcome, again.success) == (Outcome.USER_STOP, True), again.error
     assert actions_of(again) == actions_of(first_run)

@@ -28,8 +28,8 @@ from mua.environment.endpoint import connection as connection_module
 from mua.environment.endpoint import services as services_module
 from mua.environment.endpoint.connection import RateLimit
 from mua.environment.endpoint.services import ChatClient, Services
-from mua.launch.slurm import secrets_in
 from mua.utils.errors import ConfigError, JudgeFault, UserFault
+from mua.utils.masking import hidden_texts, masked_tree
 from tests.chat_server import Clock, Server, asked, client_of, drops, fails, never, raw, says, serving, together
 
 HELLO = [{"role": "user", "content": "hi"}]
@@ -382,5 +382,6 @@ def recipe(tmp_path: Path) -> Path:
 
 def test_the_secrets_of_fallbacks_are_known_and_masked(recipe: Path) -> None:
     config = load_config(recipe)
-    assert list(secrets_in(config.model_dump())) == [("user.llm.fallbacks.0.api_key", "sk-fallback-key")]
+    shown = masked_tree(config.model_dump(mode="json"))
+    assert list(hidden_texts(shown, config.model_dump())) == [("user.llm.fallbacks.0.api_key", "sk-fallback-key")]
     assert "sk-fallback-key" not in str(config) + config.model_dump_json()

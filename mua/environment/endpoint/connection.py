@@ -47,7 +47,7 @@ from mua.environment.endpoint.chat import (
     unreadable,
 )
 from mua.environment.endpoint.replies import read_completion
-from mua.utils.masking import HIDDEN, below, credentials, mask_credentials
+from mua.utils.masking import HIDDEN, below, credentials, mask_secrets
 from mua.utils.strict_json import JsonError, read_json
 
 log = logging.getLogger(__name__)
@@ -121,12 +121,12 @@ class Connection:
         self.breaker = Breaker(config.breaker_faults, config.breaker_seconds, monotonic)
 
     def __repr__(self) -> str:
-        return f"{mask_credentials(self._config.base_url)} (model {self._config.model})"
+        return f"{mask_secrets(self._config.base_url)} (model {self._config.model})"
 
     @property
     def named(self) -> tuple[str, str]:
         """Address without credentials, and model."""
-        return mask_credentials(self._config.base_url), self._config.model
+        return mask_secrets(self._config.base_url), self._config.model
 
     def wait(self, request: ChatRequest) -> float:
         """Seconds until ``request`` would have its place under the rate limits."""
@@ -182,7 +182,7 @@ class Connection:
 
     def clean(self, text: str) -> str:
         """One line, shortened, without keys and passwords: some endpoints quote them in their refusal."""
-        text, secrets = mask_credentials(text), {self._config.api_key.get_secret_value(): "<api key>"}
+        text, secrets = mask_secrets(text), {self._config.api_key.get_secret_value(): "<api key>"}
         for secret, shown in (secrets | dict.fromkeys(credentials(self._config.base_url), HIDDEN)).items():
             if len(secret) >= _SHORTEST_SECRET:
                 text = text.replace(secret, shown)

@@ -43,7 +43,7 @@ from mua.utils.errors import (
     UserFault,
     UserFaultKind,
 )
-from mua.utils.masking import mask_credentials
+from mua.utils.masking import mask_secrets
 from mua.utils.seeds import derived_seed
 from mua.utils.strict_json import read_json
 
@@ -85,7 +85,7 @@ class ChatClient:
             self._cache = JsonCache(config.cache, key, "replies", lambda: self.count("cache_errors"))
 
     def __repr__(self) -> str:
-        return f"ChatClient({mask_credentials(self._config.base_url)}, model {self._config.model})"
+        return f"ChatClient({mask_secrets(self._config.base_url)}, model {self._config.model})"
 
     async def chat(
         self,
@@ -123,7 +123,7 @@ class ChatClient:
         """
         config = self._config
         # Everything that the reply depends on.
-        asked: Json = {"url": mask_credentials(config.base_url), "model": config.model, "extra": config.extra}
+        asked: Json = {"url": mask_secrets(config.base_url), "model": config.model, "extra": config.extra}
         if self._cache is not None:
             asked |= asdict(request)
             kept = await self._cache.get(asked)

@@ -20,7 +20,7 @@ from mua.environment.protocol import Split
 from mua.environment.selection import Selection
 from mua.types import Json
 from mua.utils.errors import MuaError
-from mua.utils.masking import mask_credentials
+from mua.utils.masking import mask_secrets
 
 _DESCRIPTION = 60
 
@@ -67,7 +67,7 @@ def server_table(found: Sequence[ServerReport]) -> str:
 
 
 async def _report(server: McpServerConfig) -> ServerReport:
-    where = mask_credentials(server.url) if server.url else " ".join((server.command, *server.args))
+    where = mask_secrets(server.url or " ".join((server.command, *server.args)))
     report = ServerReport(server.name, where, server.isolation)
     try:
         servers = ToolServers([server.model_copy(update={"ready": 0})])

@@ -21,7 +21,7 @@ from typing import Any, Literal, TypeAlias, TypeVar
 
 from mua.config.schema import ExperimentConfig
 from mua.utils.errors import MuaError, advise_install, one_line
-from mua.utils.masking import mask_credentials
+from mua.utils.masking import mask_secrets
 
 State = Literal["ok", "warning", "failure"]
 Verb: TypeAlias = Literal["train", "sft", "eval", "rollout", "gateway", "sync", "engines"]
@@ -166,5 +166,5 @@ def run_check(name: str, check: Callable[[], Iterable[Check] | Check], broken: S
         missing = advise_install(error)  # a login node that only submits needs no torch
         why = f"cannot be made here: {missing}" if missing else f"failed itself: {one_line(error)}"
         found.append(Check("", broken, f"the check of {name} {why}"))
-    masked = ((one, mask_credentials(one.text), mask_credentials(one.fix)) for one in found)
+    masked = ((one, mask_secrets(one.text), mask_secrets(one.fix)) for one in found)
     return [replace(one, name=one.name or name, text=text, fix=fix) for one, text, fix in masked]

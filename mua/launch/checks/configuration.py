@@ -38,7 +38,7 @@ from mua.launch.checks import (
 )
 from mua.utils.errors import TOOL_SERVERS, ConfigError, MuaError, find_missing, one_line
 from mua.utils.hooks import check_hooks, is_hook
-from mua.utils.masking import mask_credentials
+from mua.utils.masking import mask_secrets
 
 OPTIMIZER_BYTES = 12
 """Of one parameter in a checkpoint: Adam's two moments and the main weight, float32 each."""
@@ -193,7 +193,7 @@ def check_addresses(start: Start) -> Iterator[Check]:
 
 
 def _address(key: str, url: str, start: Start) -> Iterator[Check]:
-    shown = mask_credentials(url) or "an empty text"
+    shown = mask_secrets(url) or "an empty text"
     try:
         address = urlsplit(url)
         host, _ = address.hostname, address.port

@@ -22,7 +22,7 @@ from mua.engine.server import ALLOCATOR_VARIABLES, expandable
 from mua.launch.checks import CHECKS, Check, Stage, Start, failure, listed, ok, run_check, warning
 from mua.launch.gpus import NodeFacts, needed_variables, read_node
 from mua.utils.cores import given_cores
-from mua.utils.masking import below, mask_credentials
+from mua.utils.masking import below, mask_secrets
 from mua.utils.resources import shipped
 from mua.utils.source_state import installed_version
 
@@ -366,7 +366,7 @@ def check_endpoints(start: Start) -> list[Check]:
 
 def check_endpoint(model: EndpointConfig, name: str = "user.llm") -> Check:
     """The endpoint in the section ``name`` answers and knows its model."""
-    shown = mask_credentials(model.base_url.rstrip("/"))
+    shown = mask_secrets(model.base_url.rstrip("/"))
     answer = _get(below(model.base_url, "models"), model.api_key, shown, name)
     if isinstance(answer, Check):
         return answer

@@ -17,18 +17,17 @@ from contextlib import suppress
 from time import monotonic
 from typing import TypeAlias
 
-from rich.console import Console
-
 from mua.config.schema import ExperimentConfig
 from mua.environment.endpoint.services import ChatClient, Services
 from mua.environment.protocol import Split, Task
 from mua.environment.selection import Selection, environment_of
 from mua.observe.progress import Progress
+from mua.observe.terminal import SafeConsole
 from mua.rollout.agent import ChatPolicy
 from mua.rollout.runner import EpisodeRunner, Placed, evaluation_places, require_scored, without_gc_pauses
 from mua.rollout.service import RolloutService
 from mua.store.recorder import Recorder
-from mua.store.traces import TraceWriter
+from mua.store.traces import trace_file, write_traces
 from mua.trainer.evaluation.report import TaskResult, console_table, draw, markdown, summarize, training_metrics
 from mua.trainer.evaluation.store import (
     FILE,
@@ -123,7 +122,7 @@ def evaluate(config: ExperimentConfig) -> Json:
     one episode could be scored.
     """
     result = evaluated(servable(config))
-    Console().print(console_table(result))
+    SafeConsole().print(console_table(result))
     if result["unscored"]:
         first = result["errors"][0]
         print(
@@ -151,7 +150,7 @@ def evaluate_in_training(
         stage.advance(0, note=said)
     log.info("evaluation on %s after %d steps: %s", split, step, said)
     if config.writes_traces:
-        TraceWriter(config.output / "evaluations" / split).write(step, trajectories)
+        write_traces(trace_file(config.output / "evaluations" / split, step), trajectories)
     require_scored([t for t in trajectories if t.domain in config.environment.shares])
     return found
 
@@ -187,7 +186,7 @@ def evaluated(config: ExperimentConfig, play: Play | None = None) -> Json:
         "setting": setting,
     }
     if config.observe.traces is not False:
-        TraceWriter(config.output / "traces").write(0, episodes)
+        write_traces(trace_file(config.output / "traces", 0), episodes)
     folder, outputs = config.output, config.evaluation.outputs
     if "json" in outputs:
         replace_text(folder / RESULT, json.dumps(result, indent=2) + "\n")

@@ -37,7 +37,7 @@ from mua.environment.protocol import Task
 from mua.store.database import Store, store_url
 from mua.store.faults import StoreError
 from mua.store.recorder import Recorder
-from mua.store.starts import begin_part, missing_steps
+from mua.store.starts import begin_part, missing_steps, refuse_successor
 from mua.store.tables import parts, runs
 from mua.store.traces import describe_line_error, encode_trajectory, trajectory_from_json
 from mua.store.writer import Update, Writer
@@ -186,12 +186,8 @@ def recording(
                         "store %s: lacks what steps %d to %d of this run did: it was begun, or restored, after them",
                         store.name, lacking[0], lacking[-1],
                     )  # fmt: skip
-        with Writer(
-            store,
-            every_seconds=chosen.write_seconds,
-            queue_bytes=chosen.queue_megabytes * 2**20,
-            outage_seconds=chosen.outage_seconds,
-            name=run,
+        with Writer.of(
+            store, chosen, f"{run}/{part}", guard=lambda connection: refuse_successor(connection, run, part)
         ) as writer:
 
             def end(state: str) -> None:

@@ -14,7 +14,7 @@ const orders = {
   reward: (row) => -row.reward,
   tokens: (row) => -row.tokens,
   turns: (row) => -row.turns,
-  seconds: (row) => -(row.started_at ? row.ended_at - row.started_at : 0),
+  seconds: (row) => -row.seconds,
   gap: (row) => -(row.gap ?? -1),
 };
 
@@ -51,7 +51,7 @@ const page = async (run, given) => {
   }
   if (given.order === "gap") rows = rows.filter((row) => row.gap !== null);
   const key = orders[given.order || "newest"];
-  rows = [...rows].sort((a, b) => key(a) - key(b) || (a.id < b.id ? -1 : 1));
+  rows = [...rows].sort((a, b) => key(a) - key(b) || (a.id < b.id ? -1 : 1) * (["oldest", "gap"].includes(given.order) ? 1 : -1));
   const offset = Number(given.offset || 0);
   return { total: rows.length, rows: rows.slice(offset, offset + Number(given.limit || 50)), searched };
 };

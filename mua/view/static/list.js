@@ -1,6 +1,6 @@
 // Trajectories under filters, a page at a time. Filters are in the address: a link shows the same list.
 import { useEffect, useRef, useState } from "preact/hooks";
-import { Answered, Table, Verdict, address, figure, go, html, moment, useAnswer, useKeys } from "view/ui";
+import { Answered, COUNTED, Table, Verdict, address, counted, figure, go, html, moment, useAnswer, useKeys } from "view/ui";
 
 const PAGE = 50;
 const ORDERS = { newest: "newest first", oldest: "oldest first", reward: "highest reward", tokens: "most tokens", turns: "most turns", seconds: "longest time", gap: "largest gap" };
@@ -54,14 +54,14 @@ export const Trajectories = ({ run, query, version }) => {
   const of = useAnswer("trajectories", { run, limit: PAGE, offset, ...filters }, version);
   const [at, setAt] = useState(0);
   const search = useRef(null);
-  const data = of.data ?? { rows: [], total: 0 };
+  const data = of.data ?? { rows: [], total: 0 }, more = data.total === COUNTED + 1;
   useEffect(() => { Object.assign(around, { run, query, ids: data.rows.map((row) => row.id) }); }, [of.data]);
   useEffect(() => setAt(0), [JSON.stringify(query)]);
   const open = (row) => go(["run", run, "t", row.id]);
   const change = (more) => go(["run", run, "trajectories"], { ...filters, ...more });
   const page = (by) => {
     const to = Number(offset) + by * PAGE;
-    if (to >= 0 && to < data.total) go(["run", run, "trajectories"], { ...filters, offset: to || "" });
+    if (to >= 0 && (to < data.total || (more && by > 0 && data.rows.length === PAGE) || by < 0)) go(["run", run, "trajectories"], { ...filters, offset: to || "" });
   };
   useKeys({
     "/": () => search.current?.focus(), j: () => setAt(Math.min(at + 1, data.rows.length - 1)), k: () => setAt(Math.max(at - 1, 0)),
@@ -81,12 +81,12 @@ export const Trajectories = ({ run, query, version }) => {
     { name: "ended (UTC)", cell: (r) => moment(r.ended_at) },
     { name: "suspect", cell: (r) => r.suspect.join(", ") },
   ];
-  const last = Math.min(Number(offset) + PAGE, data.total);
+  const last = Number(offset) + data.rows.length;
   return html`
     <h1>Trajectories of <a href=${address(["run", run])}>${run}</a></h1>
     <${Filters} key=${JSON.stringify(filters)} run=${run} query=${filters} change=${change} search=${search} />
     <${Answered} of=${of}>${() => html`
-      <p class="dim" data-total=${data.total}>${figure(data.total)} trajectories${data.total ? `, ${Number(offset) + 1} to ${last}` : ""}
+      <p class="dim" data-total=${data.total}>${counted(data.total)} trajectories${data.total ? `, ${Number(offset) + 1} to ${last}` : ""}
         ${data.searched && data.searched.read < data.searched.of ? ` (read ${figure(data.searched.read)} of ${figure(data.searched.of)}, newest first; filter more to search all)` : ""}
         ${data.total > PAGE && html` <button onClick=${() => page(-1)} title="p">‹ before</button> <button onClick=${() => page(1)} title="n">next ›</button>`}</p>
       <div class="wide"><${Table} name="trajectories" columns=${columns} rows=${data.rows} selected=${at} onOpen=${open} /></div>`}<//>`;

@@ -1,7 +1,7 @@
 // The list of runs, and one run as a whole.
 import { useState } from "preact/hooks";
 import { Chart } from "view/charts";
-import { Answered, Bar, Facts, Table, address, duration, figure, go, html, moment, percent, useAnswer, useKeys } from "view/ui";
+import { Answered, Bar, Facts, Table, address, counted, duration, figure, go, html, moment, percent, useAnswer, useKeys } from "view/ui";
 
 export const Runs = ({ version }) => {
   const of = useAnswer("runs", {}, version);
@@ -19,10 +19,10 @@ export const Runs = ({ version }) => {
     { name: "state", cell: (r) => html`<span class=${`mark ${r.state}`}>${r.state}</span>` },
     { name: "began (UTC)", cell: (r) => moment(r.started_at) },
     { name: "time", right: true, cell: (r) => duration(r.ended_at ? r.ended_at - r.started_at : null) },
-    { name: "starts", right: true, cell: (r) => figure(r.parts) },
-    { name: "steps", right: true, cell: (r) => figure(r.steps) },
-    { name: "tasks", right: true, cell: (r) => figure(r.tasks) },
-    { name: "trajectories", right: true, cell: (r) => figure(r.trajectories) },
+    { name: "starts", right: true, cell: (r) => counted(r.parts) },
+    { name: "steps", right: true, cell: (r) => counted(r.steps) },
+    { name: "tasks", right: true, cell: (r) => counted(r.tasks) },
+    { name: "trajectories", right: true, cell: (r) => counted(r.trajectories) },
     { name: "store", cell: (r) => html`<span class="dim">${r.store}</span>` },
   ];
   return html`<${Answered} of=${of}>${() => html`
@@ -118,8 +118,8 @@ export const Overview = ({ run, version, theme }) => {
     const unit = [0, 1];
     return html`
       <h1>${run} <span class=${`mark ${data.run.state}`}>${data.run.state}</span></h1>
-      <p class="dim">${data.run.name ?? ""} · began ${moment(data.run.started_at)} UTC · ${figure(data.state.steps)} steps ·
-        <a href=${address(["run", run, "trajectories"])}>${figure(data.state.trajectories)} trajectories</a> · ${data.run.output}</p>
+      <p class="dim">${data.run.name ?? ""} · began ${moment(data.run.started_at)} UTC · ${figure(data.state.step === null ? 0 : data.state.step + 1)} steps ·
+        <a href=${address(["run", run, "trajectories"])}>${counted(data.state.trajectories)} trajectories</a> · ${data.run.output}</p>
       ${curves.length > 0 && html`
         <h2>Held-out success</h2>
         <div class="charts">

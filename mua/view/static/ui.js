@@ -7,6 +7,10 @@ import { ask } from "view/api";
 export const html = htm.bind(h);
 export { Fragment };
 
+// As mua.store.queries.COUNTED: a count of one more says that there are more.
+export const COUNTED = 1000;
+export const counted = (value) => (value === COUNTED + 1 ? `more than ${figure(COUNTED)}` : figure(value));
+
 export const figure = (value, digits = 4) => {
   if (value === null || value === undefined) return "–";
   if (typeof value === "boolean") return value ? "yes" : "no";
