@@ -84,7 +84,10 @@ def test_engines_on_gpus_of_their_own_are_counted_apart() -> None:
         (["engine.count=2", "engine.tensor_parallel=4"], "have 8 GPUs of each node .* so that 0 are left"),
         (["engine.nodes=1"], "are 32 GPUs, of which engines on GPUs of their own have engine.nodes 1, so that 24"),
         (["engine.nodes=4"], "engine.nodes 4 of cluster.nodes 4 leave no node to the trainer"),
-        (["engine.nodes=1", "cluster.nodes=5", "engine.tensor_parallel=16"], "8 GPUs of a node do not divide by it"),
+        (
+            ["engine.nodes=1", "cluster.nodes=5", "engine.tensor_parallel=16"],
+            "tensor_parallel 16 does not divide the 8 GPUs of a node",
+        ),
     ],
 )
 def test_no_gpus_left_for_the_one_or_the_other(overrides: list[str], message: str) -> None:

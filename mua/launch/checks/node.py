@@ -213,7 +213,7 @@ def check_apex(_: RunNode) -> Check:
     if importlib.util.find_spec("apex") is not None:
         fix = "pip uninstall apex, then build https://github.com/NVIDIA/apex (docs/installation.md)"
         return warning("", "the package apex is not NVIDIA's, or was built without --cuda_ext", fix)
-    return ok("none; Transformer Engine accumulates by itself where it is there")
+    return ok("none; weight gradients are added after their product")
 
 
 @listed("variables", on="node")
