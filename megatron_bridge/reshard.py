@@ -69,11 +69,7 @@ class BucketLayout:
 
 
 def lay_out(
-    specs: Iterable[TensorSpec],
-    limit: int,
-    *,
-    alignment: int = ALIGNMENT,
-    together: Callable[[str], str] | None = None,
+    specs: Iterable[TensorSpec], limit: int, *, alignment: int = ALIGNMENT, together: Callable[[str], str] | None = None
 ) -> list[BucketLayout]:
     """Divide tensors over buckets of at most ``limit`` bytes, in their order.
 

@@ -18,13 +18,7 @@ from megatron_bridge.families.decoder import (
     TINY,
 )
 from megatron_bridge.family import Family, HfConfig
-from megatron_bridge.hf_config import (
-    check_decoder,
-    corrected_routing,
-    decoder_transformer,
-    experts_transformer,
-    need,
-)
+from megatron_bridge.hf_config import check_decoder, corrected_routing, decoder_transformer, experts_transformer, need
 from mua.utils.errors import BridgeError
 
 

@@ -61,9 +61,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from mua.compat import (
-    megatron_optimizer,
-)
+from mua.compat import megatron_optimizer
 
 T = TypeVar("T")
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 from megatron_bridge.hf_folder import MANIFEST, verify_hf_folder
 from megatron_bridge.safetensors_io import SafetensorsFolder
@@ -68,15 +68,10 @@ def read_manifest(folder: Path) -> Json:
     return content
 
 
-def _inside(name: str) -> str:
-    path = PurePosixPath(name)
-    if not path.parts or path.is_absolute() or ".." in path.parts or "\0" in name:
-        raise ValueError("no file of this folder")
-    return name
-
-
 _Count = Annotated[int, Field(ge=0, lt=1 << 62)]
 _Name = Annotated[str, Field(pattern=r"\A[ -~]{1,500}\z")]  # as ``is_name`` says
+_File = Annotated[str, Field(pattern=r"\A\w[\w.-]*(/\w[\w.-]*)*\z")]
+"""Of this folder: no part of it is hidden, or leads out."""
 
 
 class _FileEntry(BaseModel, strict=True):
@@ -93,7 +88,7 @@ class _Manifest(BaseModel, strict=True):
     """What every manifest says."""
 
     dtype: Literal["torch.float32", "torch.bfloat16", "torch.float16", "torch.float64"]
-    files: dict[Annotated[str, AfterValidator(_inside)], _FileEntry]
+    files: dict[_File, _FileEntry]
     layout: dict[str, _Count]
     networks: dict[_Name, _NetworkState]
     """By name: optimizer steps, which are its schedule's position, and those that were skipped."""

@@ -30,13 +30,7 @@ from torch import Tensor
 from megatron_bridge.convert import check_coverage, check_sizes
 from megatron_bridge.family import HfConfig
 from megatron_bridge.hf_config import need, read_hf_config
-from megatron_bridge.hf_folder import (
-    DEFAULT_SHARD_BYTES,
-    copy_other_files,
-    foreign_files,
-    main_dtype,
-    verify_hf_folder,
-)
+from megatron_bridge.hf_folder import DEFAULT_SHARD_BYTES, copy_other_files, foreign_files, main_dtype, verify_hf_folder
 from megatron_bridge.plan import PlannedParameter, TensorSpec, as_matrix, attach_hf_config, plan_rank
 from megatron_bridge.safetensors_io import SafetensorsFolder, SafetensorsWriter
 from mua.compat.without_cuda import without_cuda

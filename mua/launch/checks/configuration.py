@@ -22,20 +22,7 @@ from mua.config.environment import NO_DOMAIN
 from mua.config.load import Reading, read_config
 from mua.config.messages import Problem
 from mua.config.schema import EndpointConfig, EnvironmentConfig, ExperimentConfig
-from mua.launch.checks import (
-    CHECKS,
-    Check,
-    Start,
-    State,
-    Verb,
-    failure,
-    is_key,
-    listed,
-    ok,
-    raised,
-    run_check,
-    warning,
-)
+from mua.launch.checks import CHECKS, Check, Start, State, Verb, failure, is_key, listed, ok, raised, run_check, warning
 from mua.utils.errors import TOOL_SERVERS, ConfigError, MuaError, find_missing, one_line
 from mua.utils.hooks import check_hooks, is_hook
 from mua.utils.masking import mask_credentials
