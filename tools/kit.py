@@ -58,7 +58,7 @@ def forget_peak() -> None:
     Path("/proc/self/clear_refs").write_text("5")
 
 
-def random_qwen3(folder: Path, seed: int, *, dtype: str = "float32", max_shard_size: str = "5GB", **shape: Any) -> Any:
+def random_qwen3(folder: Path, seed: int, *, dtype: str = "float32", max_shard_size: Any = "5GB", **shape: Any) -> Any:
     """Save a Qwen3 with random weights; the model."""
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM

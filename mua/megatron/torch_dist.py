@@ -23,7 +23,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, cast
 
 import torch
 from torch import Tensor
@@ -110,7 +110,8 @@ def parse_index(data: bytes, sizes: Callable[[str], int]) -> dict[str, GlobalTen
                 continue
             fields = Record.fields(entry, "TensorStorageMetadata")
             shape, dtype = _size(fields["size"]), fields["properties"].state[0]
-            itemsize, chunks = dtype.itemsize, {}
+            itemsize = dtype.itemsize
+            chunks: dict[tuple[int, ...], tuple[tuple[int, ...], ArchivePlace]] = {}
             for chunk in fields["chunks"]:
                 part = Record.fields(chunk, "ChunkStorageMetadata")
                 offsets, counts = _size(part["offsets"]), _size(part["sizes"])
@@ -179,7 +180,7 @@ def find_tensor(descriptor: int, place: ArchivePlace) -> StoredTensor:
     try:
         with (
             mmap.mmap(descriptor, place.offset - start + place.length, offset=start, access=mmap.ACCESS_READ) as data,
-            zipfile.ZipFile(data) as archive,  # type: ignore[arg-type]  # a map is read like a file
+            zipfile.ZipFile(cast(IO[bytes], data)) as archive,  # a map is read like a file
         ):
             for entry in archive.infolist():
                 values = entry.header_offset + _LOCAL_HEADER.size
@@ -246,9 +247,10 @@ class TorchDistReader:
         pieces = [
             BandPart(m.origin, low - m.row, 0, low - row, m.col, high - low, m.cols)
             for m in self._matrices[key, len(prefix)].get(prefix, ())
-            if (low := max(row, m.row)) < (high := min(row + target.shape[0], m.row + m.rows))
+            if (low := max(row, m.row)) < (high := min(row + len(target), m.row + m.rows))
         ]
-        for band in bands(f"{self.folder}: {key}", pieces, *target.shape, target.shape[0]):
+        rows, cols = target.shape
+        for band in bands(f"{self.folder}: {key}", pieces, rows, cols, rows):
             for piece in band.pieces:
                 place, first = piece.origin
                 with self._plain(f"{label(place.file)} at byte {place.offset}"):

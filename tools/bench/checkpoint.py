@@ -22,6 +22,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch.distributed as dist
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
+
+from mua.utils.collective import gathered
 from tools import kit
 
 
@@ -49,9 +54,6 @@ def measure(scratch: Path, ranks: int, repeat: int) -> None:
     """On every rank; the first prints."""
     warnings.filterwarnings("ignore")
     built = kit.bare_learner(scratch / "model", 512, dtype="bfloat16", data_parallel=ranks)
-    import torch.distributed as dist
-    from torch.distributed import checkpoint as theirs
-
     from mua.compat.megatron_optimizer_state import parameter_states
 
     state: dict[str, Any] = {f"weight/{name}": p.data for name, p in built.policy.chunks[0].named_parameters()}
@@ -61,7 +63,7 @@ def measure(scratch: Path, ranks: int, repeat: int) -> None:
     methods: dict[str, tuple[Path, Callable[[], object], Callable[[], object]]] = {
         "mua": (ours, lambda: built.save(ours, {}), lambda: built.load(ours)),
         "torch.distributed.checkpoint": (
-            peer, lambda: theirs.save(state, checkpoint_id=peer), lambda: theirs.load(state, checkpoint_id=peer),
+            peer, lambda: save(state, checkpoint_id=peer), lambda: load(state, checkpoint_id=peer),
         ),
     }  # fmt: skip
     taken = defaultdict[str, list[list[float]]](list)
@@ -84,10 +86,6 @@ def measure(scratch: Path, ranks: int, repeat: int) -> None:
 
 def timed(method: Callable[[], object]) -> tuple[float, float]:
     """Seconds of the slowest rank, and CPU seconds of all."""
-    import torch.distributed as dist
-
-    from mua.utils.collective import gathered
-
     dist.barrier()
     wall, cpu = time.perf_counter(), time.process_time()
     method()

@@ -221,7 +221,7 @@ def parameters(config: dict[str, Any]) -> nn.Module:
 def write_source(folder: Path, config: dict[str, Any]) -> int:
     """A random model folder; bytes of its weights."""
     shape = {key: value for key, value in config.items() if key not in ("architectures", "model_type", "torch_dtype")}
-    kit.random_qwen3(folder, 1, dtype="bfloat16", max_shard_size=f"{SHARD_BYTES >> 20}MiB", **shape)
+    kit.random_qwen3(folder, 1, dtype="bfloat16", max_shard_size=SHARD_BYTES, **shape)
     return sum(path.stat().st_size for path in folder.glob("*.safetensors"))
 
 
