@@ -18,7 +18,7 @@ import torch
 from megatron_bridge.plan import TensorSpec
 from megatron_bridge.safetensors_io import SafetensorsFolder
 from mua.utils.checksums import NAME as CHECKSUMS
-from mua.utils.checksums import Sidecar, digest_of, digest_of_file, read_sealed, seal
+from mua.utils.checksums import digest_of, digest_of_file, read_sealed
 from mua.utils.errors import BridgeError
 from mua.utils.strict_json import open_regular
 
@@ -114,12 +114,3 @@ def copy_other_files(
             written.write(text.encode())
     for name, text in texts.items():
         (folder / name).write_text(text, encoding="utf-8")
-
-
-def write_checksums(folder: Path, digests: dict[str, str], headers: dict[str, int]) -> None:
-    """The closed sidecar of a folder that was written in one go; ``headers`` as for :func:`seal`."""
-    sidecar = Sidecar(folder / CHECKSUMS, job="export")
-    for name, digest in digests.items():
-        sidecar.add(name, digest)
-    sidecar.close()
-    seal(folder, headers)

@@ -68,32 +68,22 @@ class BucketLayout:
         return sum(slot.spec.nbytes for slot in self.tensors)
 
 
-def lay_out(
-    specs: Iterable[TensorSpec],
-    limit: int,
-    *,
-    alignment: int = ALIGNMENT,
-    together: Callable[[str], str] | None = None,
-) -> list[BucketLayout]:
+def lay_out(specs: Iterable[TensorSpec], limit: int, *, alignment: int = ALIGNMENT) -> list[BucketLayout]:
     """Divide tensors over buckets of at most ``limit`` bytes, in their order.
 
     Args:
         alignment: every tensor starts at a multiple of it, at least of 16. Or 1: no gaps; a tensor still starts at a
             multiple of its element size, because wider elements come first within a bucket.
-        together: tensors it maps to the same key are never divided over two buckets.
 
     What is larger than ``limit`` by itself gets a bucket of its own.
     """
-    units: dict[tuple[str, int], list[TensorSpec]] = defaultdict(list)
-    for spec in specs:
-        units[together(spec.name) if together else spec.name, spec.row].append(spec)
     buckets: list[BucketLayout] = []
     pending: list[TensorSpec] = []
-    for unit in units.values():
-        if pending and _fill(pending + unit, alignment).nbytes > limit:
+    for spec in specs:
+        if pending and _fill([*pending, spec], alignment).nbytes > limit:
             buckets.append(_fill(pending, alignment))
             pending = []
-        pending = pending + unit
+        pending.append(spec)
     return [*buckets, *([_fill(pending, alignment)] if pending else [])]
 
 
@@ -328,12 +318,11 @@ def bucket_layouts(
     limit: int,
     *,
     alignment: int = ALIGNMENT,
-    together: Callable[[str], str] | None = None,
     by_turns: bool = True,
 ) -> list[BucketLayout]:
     """The target's tensors in buckets (:func:`lay_out`), ``by_turns`` those of all pipeline stages alike."""
     if not by_turns:
-        return lay_out(target.specs, limit, alignment=alignment, together=together)
+        return lay_out(target.specs, limit, alignment=alignment)
     stage = {source: min(p.owners) for p in parameters for source in p.packing.sources if not p.tied_copy}
     at = {spec: stage[source] for source, placed in target.variants[0].items() for spec, _ in placed}
     queues: dict[int, list[TensorSpec]] = defaultdict(list)
@@ -347,7 +336,7 @@ def bucket_layouts(
             placed.append((end / total, number, len(placed), spec))
             end += spec.nbytes
     ordered = [spec for *_, spec in sorted(placed, key=lambda one: one[:3])]
-    return lay_out(ordered, limit, alignment=alignment, together=together)
+    return lay_out(ordered, limit, alignment=alignment)
 
 
 _Pair = tuple[int, int]
@@ -365,7 +354,7 @@ class Resharder:
         limit: upper bound of one bucket, in bytes.
         target: what they get; by default whole Hugging Face tensors, one variant.
         node: number of this rank's machine; a root prefers senders of its own.
-        alignment, together, by_turns: see :func:`bucket_layouts`.
+        alignment, by_turns: see :func:`bucket_layouts`.
     """
 
     def __init__(
@@ -377,15 +366,12 @@ class Resharder:
         target: Target | None = None,
         node: int = 0,
         alignment: int = ALIGNMENT,
-        together: Callable[[str], str] | None = None,
         by_turns: bool = True,
     ) -> None:
         self._plan = plan
         self._rank = distributed.get_rank()
         target = target or whole_tensors(plan.tensors())
-        self.buckets = bucket_layouts(
-            plan.parameters, target, limit, alignment=alignment, together=together, by_turns=by_turns
-        )
+        self.buckets = bucket_layouts(plan.parameters, target, limit, alignment=alignment, by_turns=by_turns)
         ranks = distributed.get_process_group_ranks(plan.group)
         self._variants = tuple(roots.get(self._rank, ()))
         self._filled = {variant: target.filled(variant) for variant in self._variants}

@@ -40,6 +40,8 @@ _BUFFER_BYTES = 16 << 20
 _SKIP_BYTES = 16 << 10
 """A call of the operating system costs as much as reading about this much beside what is wanted."""
 _MAX_DIMS = 16
+_MOST_OPEN = 32
+"""Files of a folder that are open at a time: a checkpoint has one for every rank that saved it."""
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
@@ -62,14 +64,14 @@ class Entry:
 
 
 class SafetensorsFolder:
-    """The tensors of a model folder. Headers are parsed once and files stay open until ``close``.
+    """The tensors of a model folder. Headers are parsed once; the files read last stay open until ``close``.
 
     Args:
         finite: raise where values that are read are no finite numbers.
-        single: the one file to read, which may be empty, instead of those of the folder's index.
+        files: those to read, which may be empty, instead of those of the folder's index.
     """
 
-    def __init__(self, folder: Path, *, finite: bool = True, single: str | None = None) -> None:
+    def __init__(self, folder: Path, *, finite: bool = True, files: Sequence[str] | None = None) -> None:
         self.folder = folder
         self.data_starts: dict[str, int] = {}
         """Bytes before the first tensor, by file."""
@@ -79,15 +81,15 @@ class SafetensorsFolder:
         self._buffer = torch.empty(0, dtype=torch.uint8)
         index = folder / INDEX
         try:
-            weight_map = _weight_map(index) if single is None and os.path.lexists(index) else {}
-            if single is None and not weight_map and not os.path.lexists(folder / SINGLE):
+            weight_map = _weight_map(index) if files is None and os.path.lexists(index) else {}
+            if files is None and not weight_map and not os.path.lexists(folder / SINGLE):
                 raise BridgeError(f"{folder} has neither {SINGLE} nor {INDEX}; the weights must be safetensors")
-            for name in sorted(set(weight_map.values())) or [single or SINGLE]:
-                self._open(folder / name)
+            for name in (sorted(set(weight_map.values())) or [SINGLE]) if files is None else files:
+                self._read_header(folder / name)
             for name, file in weight_map.items():
                 if name not in self._entries or self._entries[name].path.name != file:
                     raise BridgeError(f"{index} says {name} is in {file}, but it is not there")
-            if not self._entries and single is None:
+            if not self._entries and files is None:
                 raise BridgeError(f"{folder} holds no tensor")
         except BaseException:
             self.close()
@@ -115,8 +117,17 @@ class SafetensorsFolder:
         return self._entries[name]
 
     def descriptor(self, name: str) -> int:
-        """The open file that holds the tensor."""
-        return self._files[self._entries[name].path]
+        """The open file that holds the tensor, until another one is asked for."""
+        return self._opened(self._entries[name].path)
+
+    def _opened(self, path: Path) -> int:
+        """A file, which is opened anew if :data:`_MOST_OPEN` others were read since."""
+        if (descriptor := self._files.pop(path, None)) is None:
+            while len(self._files) >= _MOST_OPEN:
+                os.close(self._files.pop(next(iter(self._files))))
+            descriptor = open_regular(path)
+        self._files[path] = descriptor
+        return descriptor
 
     def read(self, name: str, row: int, col: int, target: Tensor) -> None:
         """Copy rows ``row...`` and columns ``col...`` of tensor ``name`` into ``target``, ``[rows, cols]``.
@@ -151,7 +162,7 @@ class SafetensorsFolder:
         a, b = self._entries[first], self._entries[second]
         if (a.shape, a.dtype) != (b.shape, b.dtype):
             return False
-        digests = (digest_of(self._files[one.path], one.offset, one.nbytes) for one in (a, b))
+        digests = (digest_of(self._opened(one.path), one.offset, one.nbytes) for one in (a, b))
         return next(digests) == next(digests)
 
     def _rows(self, entry: Entry, row: int, count: int, width: int) -> Tensor:
@@ -167,15 +178,15 @@ class SafetensorsFolder:
         view = target.reshape(-1).view(torch.uint8).numpy().data
         position = entry.offset + offset
         while len(view):
-            count = os.preadv(self._files[entry.path], [view], position)
+            count = os.preadv(self._opened(entry.path), [view], position)
             if count == 0:
                 raise BridgeError(f"{entry.path} ends at byte {position}, inside a tensor; copy the file again")
             view, position = view[count:], position + count
 
-    def _open(self, path: Path) -> None:
+    def _read_header(self, path: Path) -> None:
         """Open a file and believe its header, once the library has found that tensors fill it without a hole."""
         try:
-            descriptor = self._files[path] = open_regular(path)
+            descriptor = self._opened(path)
             with safe_open(path, "pt"):
                 start = 8 + int.from_bytes(os.pread(descriptor, 8, 0), "little")
             header = read_json(os.pread(descriptor, start - 8, 8))

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,10 +24,12 @@ import torch
 from torch import Tensor, distributed
 
 from megatron_bridge.blocks import BandPart, bands
-from megatron_bridge.hf_folder import DEFAULT_SHARD_BYTES, copy_other_files, main_dtype, write_checksums
+from megatron_bridge.hf_folder import DEFAULT_SHARD_BYTES, copy_other_files, main_dtype
 from megatron_bridge.plan import ModelPlan, PlannedParameter, TensorSpec, as_matrix, plan_model
 from megatron_bridge.safetensors_io import SafetensorsWriter
 from mua.utils.atomic import hidden_folder, publish_folder, staged_folder, write_error
+from mua.utils.checksums import NAME as CHECKSUMS
+from mua.utils.checksums import Sidecar, seal
 from mua.utils.collective import gathered, raise_together, together
 
 if TYPE_CHECKING:
@@ -173,8 +175,10 @@ class ModelExport:
         digests = {name: digest for found in gathered(self._writer.digests) for name, digest in found.items()}
         with together():
             if distributed.get_rank() == 0:
-                ordered = {spec.name: digests[spec.name] for spec in self.specs}
-                write_checksums(self._folder, ordered, self._writer.header_sizes())
+                with closing(Sidecar(self._folder / CHECKSUMS, job="export")) as sidecar:
+                    for spec in self.specs:
+                        sidecar.add(spec.name, digests[spec.name])
+                seal(self._folder, self._writer.header_sizes())
 
     def close(self) -> None:
         """Close the files as they are."""

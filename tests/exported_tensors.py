@@ -9,11 +9,13 @@ from typing import Any
 
 from torch import Tensor, distributed
 
-from megatron_bridge.hf_folder import DEFAULT_SHARD_BYTES, copy_other_files, main_dtype, write_checksums
+from megatron_bridge.hf_folder import DEFAULT_SHARD_BYTES, copy_other_files, main_dtype
 from megatron_bridge.plan import TensorSpec, plan_model
 from megatron_bridge.reshard import Resharder
 from megatron_bridge.safetensors_io import SafetensorsWriter
 from mua.utils.atomic import publish_folder, staged_folder
+from mua.utils.checksums import NAME as CHECKSUMS
+from mua.utils.checksums import Sidecar, seal
 
 
 def export_hf(chunks: Sequence[Any]) -> Iterator[tuple[str, Tensor]]:
@@ -44,11 +46,14 @@ def write_hf_folder(
     """
     with staged_folder(out) as folder:
         copy_other_files(source, folder, main_dtype(specs))
-        with closing(SafetensorsWriter(folder, specs, max_shard_bytes)) as writer:
+        with (
+            closing(Sidecar(folder / CHECKSUMS, job="export")) as sidecar,
+            closing(SafetensorsWriter(folder, specs, max_shard_bytes, sidecar=sidecar)) as writer,
+        ):
             for name, tensor in tensors:
                 write_whole(writer, name, tensor)
             writer.finish()
-        write_checksums(folder, writer.digests, writer.header_sizes())
+        seal(folder, writer.header_sizes())
         publish_folder(folder, out)
 
 

@@ -58,26 +58,21 @@ def forget_peak() -> None:
     Path("/proc/self/clear_refs").write_text("5")
 
 
-def random_qwen3(folder: Path, seed: int, **shape: Any) -> Any:
-    """Save a float32 Qwen3 with random weights; the model."""
+def random_qwen3(folder: Path, seed: int, *, dtype: str = "float32", max_shard_size: Any = "5GB", **shape: Any) -> Any:
+    """Save a Qwen3 with random weights; the model."""
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     torch.manual_seed(seed)
-    model = Qwen3ForCausalLM(Qwen3Config(**shape))
-    model.save_pretrained(folder)
+    model = Qwen3ForCausalLM(Qwen3Config(**shape)).to(getattr(torch, dtype))
+    model.save_pretrained(folder, max_shard_size=max_shard_size)
     return model
 
 
 def bare_learner(
-    folder: Path,
-    max_length: int,
-    learning_rate: float = 1e-6,
-    *,
-    dtype: Any = "float32",
-    fp32_lm_head: Any = False,
+    folder: Path, max_length: int, learning_rate: float = 1e-6, *, dtype: Any = "float32", fp32_lm_head: Any = False,
     **megatron: Any,
-) -> Any:
+) -> Any:  # fmt: skip
     """A learner of the model in ``folder``, of which nothing else of a run is configured."""
     from mua.config.schema import EngineConfig, ExperimentConfig, MegatronConfig, ModelConfig, OptimizerConfig
     from mua.trainer.learner import Learner

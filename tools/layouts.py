@@ -21,15 +21,9 @@ from tools import kit
 
 KINDS = {"dense": ("Dense models", layouts.DENSE), "moe": ("Mixtures of experts", layouts.MOE)}
 COLUMNS = {
-    "loss": "loss",
-    "gradient": "gradients",
-    "norm": "norm",
-    "weights": "weights",
-    "distributed_loss": "loss, DO",
-    "distributed_weights": "weights, DO",
-    "alone": "one sequence",
-    "load": "experts' load",
-}
+    "loss": "loss", "gradient": "gradients", "norm": "norm", "weights": "weights", "distributed_loss": "loss, DO",
+    "distributed_weights": "weights, DO", "alone": "one sequence", "load": "experts' load",
+}  # fmt: skip
 
 PAGE = """# Parallel layouts
 

@@ -14,7 +14,9 @@ from mua.types import Json
 from mua.utils.errors import ModelError, describe_error
 
 FORMS = ("step_*", "iter_*", "global_step_*")
-"""Names of step folders: ours, Megatron-LM's, MUA-RL's."""
+"""Names of step folders: ours, Megatron-LM's, MUA-RL's and verl's."""
+ACTOR = Path("actor")
+"""In a step folder of the last: ``dist_ckpt`` beside ``huggingface``, a folder with configuration and tokenizer."""
 
 
 def convert_run(run: Path, out: Path | None = None, source: Path | None = None) -> Json:
@@ -23,7 +25,8 @@ def convert_run(run: Path, out: Path | None = None, source: Path | None = None) 
     Args:
         run: output folder of ``mua train`` or ``mua sft``.
         out: where the model folders go; None: its ``hf-steps``.
-        source: folder with config.json and tokenizer, for checkpoints that Megatron-LM wrote.
+        source: folder with config.json and tokenizer, for checkpoints that Megatron-LM wrote; None: the one beside
+            those that MUA-RL and verl wrote.
 
     Raises:
         ModelError: the folder has no checkpoints.
@@ -34,14 +37,16 @@ def convert_run(run: Path, out: Path | None = None, source: Path | None = None) 
     faults: list[str] = []
     done = 0
     with Progress(True) as progress, progress.stage(f"checkpoints of {run}", total=len(steps)) as stage:
-        for checkpoint in steps:
+        for step in steps:
+            theirs = step / ACTOR / "dist_ckpt"
+            checkpoint, beside = (theirs, step / ACTOR / "huggingface") if theirs.is_dir() else (step, None)
             try:
-                if not offline.is_exported(checkpoint, out / checkpoint.name):
-                    offline.convert_to_hf(checkpoint, out / checkpoint.name, source)
+                if not offline.is_exported(checkpoint, out / step.name):
+                    offline.convert_to_hf(checkpoint, out / step.name, source or beside)
                     done += 1
             except Exception as error:  # the other steps are converted all the same; every fault is told below
                 faults.append(f"{checkpoint}: {described(error)}")
-            stage.advance(note=checkpoint.name)
+            stage.advance(note=step.name)
     return {
         "written": str(out), "converted": done, "already": len(steps) - done - len(faults), "faults": faults,
     }  # fmt: skip

@@ -45,7 +45,7 @@ DENSE_DECODER: dict[str, Rule] = {
 QKV_BIAS: dict[str, Rule] = {
     MEGATRON + "self_attention.linear_qkv.bias": grouped_qkv(
         HF + "self_attn.q_proj.bias", HF + "self_attn.k_proj.bias", HF + "self_attn.v_proj.bias"
-    ),
+    )
 }
 
 QK_NORM: dict[str, Rule] = {
@@ -102,7 +102,7 @@ SHARED_EXPERTS: dict[str, Rule] = gated_mlp(MEGATRON + "mlp.shared_experts.", HF
 
 # A buffer, and float32 whatever the parameters are.
 CORRECTED_ROUTER: dict[str, Rule] = {
-    MEGATRON + "mlp.router.expert_bias": replicated(HF + "mlp.gate.e_score_correction_bias"),
+    MEGATRON + "mlp.router.expert_bias": replicated(HF + "mlp.gate.e_score_correction_bias")
 }
 
 TINY: dict[str, Any] = {

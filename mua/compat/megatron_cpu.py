@@ -51,7 +51,6 @@ import importlib.machinery
 import logging
 import os
 import sys
-import time
 import types
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -62,9 +61,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from mua.compat import (
-    megatron_optimizer,
-)
+from mua.compat import megatron_optimizer
 
 T = TypeVar("T")
 
@@ -73,37 +70,16 @@ def _nothing(*_: Any, **__: Any) -> None:
     """The device is one, does what it is told at once, and keeps no cache: there is nothing to do or to wait for."""
 
 
-class CudaEvent:
-    """``torch.cuda.Event`` for a device that finishes every call before it returns."""
+class SynchronousQueue:
+    """``torch.cuda.Stream`` and ``torch.cuda.Event`` of a device that finishes every call before it returns."""
 
-    wait = synchronize = _nothing
-
-    def __init__(self, *_: Any, **__: Any) -> None:
-        self._time = 0.0
-
-    def record(self, *_: Any) -> None:
-        self._time = time.perf_counter()
-
-    def query(self) -> bool:
-        return True
-
-    def elapsed_time(self, end: CudaEvent) -> float:
-        """Milliseconds from this event to ``end``."""
-        return (end._time - self._time) * 1e3
-
-
-class CudaStream:
-    """``torch.cuda.Stream`` for a device with a single, synchronous queue."""
-
-    wait_stream = wait_event = synchronize = _nothing
+    wait = record = synchronize = wait_stream = wait_event = _nothing
 
     def __init__(self, *_: Any, **__: Any) -> None:
-        """Takes and ignores what ``torch.cuda.Stream`` takes."""
+        """Takes and ignores what they take."""
 
-    def record_event(self, event: CudaEvent | None = None) -> CudaEvent:
-        event = event or CudaEvent()
-        event.record()
-        return event
+    def record_event(self, event: SynchronousQueue | None = None) -> SynchronousQueue:
+        return event or SynchronousQueue()
 
     def query(self) -> bool:
         return True
@@ -118,10 +94,10 @@ class CudaStandIn(types.ModuleType):
 
     def __init__(self) -> None:
         super().__init__("mua.compat.megatron_cpu.cuda")
-        stream = CudaStream()
+        stream = SynchronousQueue()
         vars(self).update(
-            Event=CudaEvent,
-            Stream=CudaStream,
+            Event=SynchronousQueue,
+            Stream=SynchronousQueue,
             nvtx=types.SimpleNamespace(
                 range=lambda *_: contextlib.nullcontext(), range_push=_nothing, range_pop=_nothing
             ),
@@ -323,15 +299,11 @@ _NOTICES: tuple[tuple[str, type[Warning]], ...] = (
     ("`sequence_parallel` is set to `True`, but tensor model parallel size is 1", UserWarning),
     # A part of Megatron-Core that is imported along with the rest.
     ("MimoModelConfig is experimental", UserWarning),
-    # A checkpoint's index, which one process reads by itself.
-    (r"torch\.distributed is disabled, unavailable or uninitialized", UserWarning),
     # Upstream warning about its own defaults and its own calls of torch.
     ("full scope is deprecated", UserWarning),
     ("Warning: tp_group is None", DeprecationWarning),
-    ("The argument order of (load|save) has been changed", UserWarning),
     (r"The \.grad attribute of a Tensor that is not a leaf", UserWarning),
     (r"`torch\.distributed\.(reduce_scatter_tensor|all_gather_into_tensor)` is deprecated", FutureWarning),
-    ("`load_state_dict` is deprecated and will be removed", FutureWarning),
     ("Please use DTensor instead and we are deprecating ShardedTensor", FutureWarning),
 )
 
@@ -339,7 +311,6 @@ _RECORDS = {
     # Upstream, in the log: what is to replace what is used here, and its default for what is not given.
     "megatron.core.models.gpt.gpt_model": "GPTModel IS DEPRECATED",
     "megatron.core.distributed.distributed_data_parallel": "full_param_layout not provided",
-    "megatron.core.dist_checkpointing.strategies.torch": "MCore's async save is deprecated",
 }
 
 # The same where there is no CUDA device; with one, both would say something.

@@ -1,12 +1,10 @@
 """What Megatron-Core's optimizers get wrong: without Transformer Engine, without CUDA, and in checkpoints.
 
-**An Adam with which a run can be resumed without Transformer Engine or Apex.**
-Upstream: megatron-core 0.19.2, ``megatron/core/optimizer``. Without either package it falls back to
-``torch.optim.AdamW``, which trains, but whose state holds one step count a parameter; what Megatron-Core begins a
-state with has the fused optimizers' form, one count a parameter group, and a resumed run does not go on as before.
-:class:`GroupStepAdam` has the fused optimizers' surface over torch's own fused kernel.
-Needed on any device without those packages. Goes when:
-``tests/unit/test_megatron_compat.py::test_upstream_adam_fallback_still_cannot_resume`` fails.
+**An Adam that is fused without Transformer Engine or Apex.**
+Upstream: megatron-core 0.19.2, ``megatron/core/optimizer``. Without either package it builds ``torch.optim.AdamW`` with
+torch's defaults, on a CPU one tensor and operation after the other. :func:`fused_adam` is the same with torch's fused
+kernel. Its state has a count of steps for each parameter, which :mod:`mua.compat.megatron_optimizer_state` restores.
+Goes when: Megatron-Core passes ``fused`` on.
 
 **Megatron-Core's optimizer that updates a share of the weights on the CPU, on a machine that has nothing but a CPU.**
 Upstream: megatron-core 0.19.2, ``megatron/core/optimizer/cpu_offloading/hybrid_optimizer.py``. It tells what is to be
@@ -20,69 +18,17 @@ Goes when: ``tests/unit/test_megatron_optimizer.py`` passes without it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import wraps
+from functools import partial, wraps
 from typing import Any
 
 import torch
-from torch.optim.adam import adam
-from torch.optim.adamw import adamw
 
 
-class GroupStepAdam(torch.optim.Optimizer):
-    """Adam (Kingma and Ba, 2015), with decoupled weight decay if ``adam_w_mode``; ``step`` is kept a group.
-
-    The state of a parameter is ``exp_avg`` and ``exp_avg_sq``, both of the parameter's shape and dtype.
-    """
-
-    def __init__(
-        self,
-        params: Iterable[Any],
-        lr: float = 1e-3,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-8,
-        weight_decay: float = 0.0,
-        adam_w_mode: bool = True,
-        capturable: bool = False,
-    ) -> None:
-        if capturable:
-            raise ValueError("an optimizer in a CUDA graph needs Transformer Engine or Apex")
-        self._kernel = adamw if adam_w_mode else adam
-        # bias_correction is read by Megatron-Core when it restores a group.
-        super().__init__(
-            params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "bias_correction": True}
-        )
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
-        """One update of every parameter that has a gradient."""
-        for group in self.param_groups:
-            parameters = [p for p in group["params"] if p.grad is not None]
-            if not parameters:
-                continue
-            group["step"] = group.get("step", 0) + 1
-            states = [self.state[parameter] for parameter in parameters]
-            for parameter, state in zip(parameters, states, strict=True):
-                if "exp_avg" not in state:
-                    state.update(exp_avg=torch.zeros_like(parameter), exp_avg_sq=torch.zeros_like(parameter))
-            self._kernel(
-                parameters,
-                [p.grad for p in parameters],
-                [state["exp_avg"] for state in states],
-                [state["exp_avg_sq"] for state in states],
-                [],
-                [torch.tensor(float(group["step"] - 1), device=p.device) for p in parameters],
-                fused=True,
-                foreach=False,
-                capturable=False,
-                differentiable=False,
-                amsgrad=False,
-                maximize=False,
-                beta1=group["betas"][0],
-                beta2=group["betas"][1],
-                **{key: group[key] for key in ("lr", "weight_decay", "eps")},
-            )
+def fused_adam(params: Any, *, adam_w_mode: bool = True, fused: bool = True, **settings: Any) -> torch.optim.Adam:
+    """torch's Adam, with decoupled weight decay if ``adam_w_mode``, by the name that fused optimizers have for it."""
+    return (torch.optim.AdamW if adam_w_mode else torch.optim.Adam)(params, fused=fused, **settings)
 
 
 def initialize_state(part: Any) -> None:
@@ -96,6 +42,8 @@ def initialize_state(part: Any) -> None:
     adam = part.optimizer
     if not part.config.use_precision_aware_optimizer:
         part.init_state_fn(adam, part.config)
+        for parameter, state in adam.state.items() if isinstance(adam, torch.optim.Adam) else ():
+            state.setdefault("step", torch.zeros((), dtype=torch.float32, device=parameter.device))
         return
     for group in adam.param_groups:
         for parameter in group["params"]:
@@ -106,7 +54,7 @@ def initialize_state(part: Any) -> None:
 def repair_optimizer(module: Any, without_cuda: bool) -> None:
     """Gives the imported ``megatron.core.optimizer`` the Adam above where it fell back to torch's."""
     if module.USING_PYTORCH_OPTIMIZER:
-        module.USING_PYTORCH_OPTIMIZER, module.Adam = False, GroupStepAdam
+        module.USING_PYTORCH_OPTIMIZER, module.Adam = False, fused_adam
 
 
 @contextmanager
@@ -121,7 +69,7 @@ def plain_adam() -> Iterator[None]:
     from megatron.core import optimizer as optimizers  # this file repairs it while it is imported
 
     before = optimizers.USING_PYTORCH_OPTIMIZER, optimizers.Adam
-    optimizers.USING_PYTORCH_OPTIMIZER, optimizers.Adam = False, GroupStepAdam
+    optimizers.USING_PYTORCH_OPTIMIZER, optimizers.Adam = False, partial(fused_adam, fused=False)
     try:
         yield
     finally:
@@ -146,8 +94,8 @@ def split(weights: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def repair_distributed_optimizer(module: Any, without_cuda: bool) -> None:
-    """Makes the imported ``megatron.core.optimizer.distrib_optimizer`` take its fused-Adam paths, and its checkpoints
-    hold float32 weights, whatever its Adam keeps of them.
+    """Makes what the imported ``megatron.core.optimizer.distrib_optimizer`` tells of a parameter its float32 weight,
+    whatever its Adam keeps of it.
 
     Upstream: megatron-core 0.19.2, ``megatron/core/optimizer/distrib_optimizer.py``. Its ``fully_reshardable`` form
     takes the remainders of a precision-aware Adam for the weights, saves them as float32 and on loading gives them
@@ -155,9 +103,6 @@ def repair_distributed_optimizer(module: Any, without_cuda: bool) -> None:
     another implementation reads. Of a float32 parameter Transformer Engine updates the parameter, not its copy.
     Goes when: ``tests/unit/test_megatron_compat.py::test_a_precise_adam_is_saved_with_whole_weights`` fails.
     """
-    if not module.HAVE_APEX_OR_TE:
-        module.HAVE_APEX_OR_TE = module.USING_APEX_OPTIMIZER = True
-        module.Adam = GroupStepAdam
     optimizer, hybrid = module.DistributedOptimizer, module.HybridDeviceOptimizer
     read, write = optimizer._get_main_param_and_optimizer_states, optimizer._set_main_param_and_optimizer_states
 
@@ -209,8 +154,8 @@ def zero_state(optimizer: Any) -> None:
                 state = part.state[parameter]
                 if "exp_avg" not in state:
                     state.update(exp_avg=torch.zeros_like(parameter), exp_avg_sq=torch.zeros_like(parameter))
-                    if part in optimizer.cpu_optimizers:  # torch's own counts steps for each parameter
-                        state["step"] = torch.zeros((), dtype=torch.float32)
+                    if isinstance(part, torch.optim.Adam):  # which counts steps for each parameter
+                        state["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
     optimizer._sync_sub_optimizers_state_to_hdo()
 
 

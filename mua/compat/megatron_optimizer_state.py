@@ -54,7 +54,8 @@ class ParameterState:
             # Of an optimizer that is partly on the host the device never holds all: :func:`settle` moves its share.
             hybrid = isinstance(self._part.optimizer, HybridDeviceOptimizer)
             device = "cpu" if hybrid else self.parameter.device
-            found = {"param" if kind == WEIGHT else kind: value.to(device) for kind, value in values.items()}
+            found: dict[str, Any] = {"step": None}  # of torch's Adam: :func:`settle` sets it
+            found |= {"param" if kind == WEIGHT else kind: value.to(device) for kind, value in values.items()}
             self._part._set_main_param_and_optimizer_states(self.parameter, found)
             return
         for kind, target in {WEIGHT: self._main, **self._part.optimizer.state[self._main]}.items():
@@ -106,10 +107,10 @@ def settle(optimizer: ChainedOptimizer, steps: int) -> None:
     """Ends a loading: ``steps`` were made, and copies of weights and moments on other devices follow."""
     for part in optimizer.chained_optimizers:
         inner, counting = part.optimizer, part.optimizer
+        for state in inner.state.values() if inner is not None else ():
+            if "step" in state:  # torch's own counts for each parameter
+                state["step"].fill_(steps)
         if isinstance(inner, HybridDeviceOptimizer):
-            for state in inner.state.values():
-                if "step" in state:  # torch's own, on the host, counts for each parameter
-                    state["step"] = torch.tensor(float(steps))
             inner._init_sub_optimizers()
             inner._sync_hdo_param_groups_to_sub_optimizers()
             inner._sync_hdo_state_to_sub_optimizers()

@@ -390,21 +390,22 @@ def check_trainer_machine(config: ExperimentConfig, ranks: int, gpus: int) -> No
         )
 
 
+def engine_problem(engine: EngineConfig, gpus: int, where: str) -> str | None:
+    """Why ``gpus`` GPUs, of one machine, cannot be filled with its engines, and the fix; None if they can."""
+    count, tp = engine.count, engine.tensor_parallel
+    if gpus % tp:
+        fits = ", ".join(str(size) for size in range(1, gpus + 1) if gpus % size == 0)
+        return f"engine.tensor_parallel {tp} does not divide the {gpus} GPUs of {where}; possible: {fits}"
+    if count * tp > gpus:
+        needed = f"engine.count {count} x engine.tensor_parallel {tp} needs {count * tp} GPUs"
+        return f"{needed}, and {where} has {gpus}; set engine.count to {gpus // tp} at most"
+    return None
+
+
 def check_engine_machine(config: ExperimentConfig, gpus: int) -> None:
     """Raises :class:`ConfigError` when an engine node of ``gpus`` CUDA devices cannot be filled with engines."""
-    count, tp = config.engine.count, config.engine.tensor_parallel
-    if not gpus:
-        return
-    if gpus % tp:
-        raise ConfigError(
-            f"engine.tensor_parallel {tp} does not divide the {gpus} GPUs of this machine ({socket.gethostname()}): "
-            f"{gpus % tp} would be left over; choose a divisor of {gpus}, or show fewer with CUDA_VISIBLE_DEVICES"
-        )
-    if count * tp > gpus:
-        raise ConfigError(
-            f"engine.count {count} x engine.tensor_parallel {tp} needs {count * tp} GPUs, and this machine "
-            f"({socket.gethostname()}) shows {gpus}; set engine.count to {gpus // tp}"
-        )
+    if gpus and (problem := engine_problem(config.engine, gpus, f"this machine ({socket.gethostname()})")):
+        raise ConfigError(problem)
 
 
 def trainer_address(engine: EngineConfig) -> str:

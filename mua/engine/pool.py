@@ -42,15 +42,7 @@ import numpy as np
 from mua.config.schema import EngineConfig
 from mua.engine import Deadline, Pauses, SamplingParams, TurnCut
 from mua.engine.cluster import Cluster, Hosts
-from mua.engine.engine_handle import (
-    EngineGone,
-    EngineHandle,
-    EngineLoad,
-    EngineState,
-    Machine,
-    Server,
-    Targets,
-)
+from mua.engine.engine_handle import EngineGone, EngineHandle, EngineLoad, EngineState, Machine, Server, Targets
 from mua.engine.server import RemoteServer, engine_server
 from mua.engine.weight_transfer import SyncReport, WeightGroups, WeightTransfer, all_or_first_error, find_differences
 from mua.observe.timeline import EngineActivity, engine_metrics

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from http import HTTPStatus
 from time import monotonic
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import aiohttp
 import numpy as np
@@ -28,11 +28,14 @@ from aiohttp import web
 
 import mua
 from mua.config.rollout import SamplersConfig
-from mua.engine import Pauses, Sampler, SamplingParams, TurnCut
-from mua.engine.engine_handle import EngineGone, EngineLoad
+from mua.engine import Pauses, SamplingParams, TurnCut
+from mua.engine.engine_handle import EngineGone
 from mua.engine.server import serve
 from mua.types import Generation, Json
 from mua.utils.errors import DeadlineExceeded, EngineError, one_line
+
+if TYPE_CHECKING:
+    from mua.engine.pool import EnginePool
 
 _log = logging.getLogger(__name__)
 CONTRACT = 2
@@ -246,19 +249,10 @@ _COMING_SECONDS = 1.0
 """How long an episode that was started counts as a request that is about to come."""
 
 
-class RoutedPool(Sampler, Protocol):
-    """What the router needs of :class:`mua.engine.pool.EnginePool`."""
-
-    version: int
-
-    def load(self) -> EngineLoad:
-        """What the engines do now."""
-
-
 class EngineRouter:
     """Serves ``pool``. Belongs to its event loop."""
 
-    def __init__(self, pool: RoutedPool, config: SamplersConfig) -> None:
+    def __init__(self, pool: EnginePool, config: SamplersConfig) -> None:
         self._pool, self._config = pool, config
         self.key = secrets.token_urlsafe(32)
         self.url = ""

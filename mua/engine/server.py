@@ -56,10 +56,6 @@ _MANAGED = frozenset(
     }
 )  # fmt: skip
 
-_OF_TRAINER = re.compile(r"((LOCAL|GROUP|ROLE)_)?(RANK|WORLD_SIZE)|ROLE_NAME|MASTER_(ADDR|PORT)|TORCHELASTIC_.*")
-"""Variables by which torchrun speaks to a trainer rank. A server that inherits them takes itself for one: with
-TORCHELASTIC_USE_AGENT_STORE its own process group waits for torchrun's store until the deadline."""
-
 Arguments = Mapping[str, str | int | float | bool]
 """Native server arguments without dashes; True is a flag, False one that is left out."""
 
@@ -69,14 +65,6 @@ def has_cuda() -> bool:
     import torch
 
     return torch.cuda.is_available()
-
-
-def log_tail(path: Path, lines: int = 15) -> str:
-    """The last lines of a log, terminal colors removed."""
-    if not path.exists():
-        return "(no log was written)"
-    text = path.read_bytes()[-65536:].decode("utf-8", errors="replace")
-    return "\n".join(re.sub(r"\x1b\[[0-9;]*m", "", text).rstrip().splitlines()[-lines:])
 
 
 def start_process(command: list[str], log: BinaryIO | None, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
@@ -241,19 +229,17 @@ class SglangServer:
             "SGLANG_PYSPY_DUMP_BEFORE_CRASH": "0",  # it delays a crash by 5 s
             "SGLANG_TIMEOUT_KEEP_ALIVE": str(IDLE_CONNECTION_SECONDS),
         }
-        inherited = {name: value for name, value in os.environ.items() if not _OF_TRAINER.fullmatch(name)}
-        environment |= for_engine(inherited)
-        environment = sglang_keys.with_plugin(environment)
+        environment = sglang_keys.with_plugin(environment | for_engine(os.environ))
         if self.cuda:
             return with_cuda_runtime(environment) if self.arguments.get("enable-memory-saver") else environment
         return sglang_cpu.cpu_environment(tensor_parallel=self.tensor_parallel, base=environment)
 
     def _evidence(self) -> str:
-        return (
-            "its log stands above"
-            if self.log_file is None
-            else f"the end of {self.log_file}:\n{log_tail(self.log_file)}"
-        )
+        if self.log_file is None:
+            return "its log stands above"
+        text = self.log_file.read_bytes()[-65536:].decode(errors="replace") if self.log_file.exists() else ""
+        plain = re.sub(r"\x1b\[[0-9;]*m", "", text).rstrip()
+        return "\n".join([f"the end of {self.log_file}:", *(plain.splitlines()[-15:] or ["(no log was written)"])])
 
 
 def engine_server(
@@ -436,14 +422,20 @@ class RemoteServer:
 
 OF_NCCL_GROUP: Mapping[str, str] = {"NCCL_CUMEM_ENABLE": "0", "NCCL_NVLS_ENABLE": "0"}
 """What a group of trainer and engine ranks needs alike on all of them, and SGLang's own choice."""
-OF_TRAINER = frozenset({"CUDA_DEVICE_MAX_CONNECTIONS", "NVTE_ALLOW_NONDETERMINISTIC_ALGO", "CUBLAS_WORKSPACE_CONFIG"})
-"""Set for Megatron; SGLang has settings of its own. Its captured graphs and overlapping streams want more than the one
-connection that Megatron's order of kernels rests on."""
+_OF_TRAINER = re.compile(
+    r"((LOCAL|GROUP|ROLE)_)?(RANK|WORLD_SIZE)|ROLE_NAME|MASTER_(ADDR|PORT)|TORCHELASTIC_.*"
+    "|CUDA_DEVICE_MAX_CONNECTIONS|NVTE_ALLOW_NONDETERMINISTIC_ALGO|CUBLAS_WORKSPACE_CONFIG"
+)
+"""Variables by which torchrun speaks to a trainer rank, and those that are set for Megatron.
+
+A server that inherits the first takes itself for a rank: with TORCHELASTIC_USE_AGENT_STORE its own process group waits
+for torchrun's store until the deadline. For the second SGLang has settings of its own: its captured graphs and
+overlapping streams want more than the one connection that Megatron's order of kernels rests on."""
 
 
 def for_engine(environment: Mapping[str, str]) -> dict[str, str]:
     """A trainer's or launcher's variables for an engine that it starts; a person's own values of NCCL's stay."""
-    return dict(OF_NCCL_GROUP) | {name: value for name, value in environment.items() if name not in OF_TRAINER}
+    return dict(OF_NCCL_GROUP) | {name: value for name, value in environment.items() if not _OF_TRAINER.fullmatch(name)}
 
 
 def with_cuda_runtime(environment: Mapping[str, str]) -> dict[str, str]:

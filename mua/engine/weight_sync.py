@@ -34,7 +34,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import re
 import socket
 import time
 from collections import defaultdict, deque
@@ -208,7 +207,6 @@ class _Colocated:
             config.bucket_bytes,
             target=self._target,
             node=nodes.own,
-            together=None if self._slices else fused_key,
         )
 
     def steps(self, plan: ModelPlan, engines: Sequence[EnginePlace], groups: int) -> WeightGenerator:
@@ -270,7 +268,6 @@ class _Broadcast:
             config.bucket_bytes,
             node=nodes.own,
             alignment=1,  # what is broadcast has no gaps: its receivers derive the offsets from the shapes
-            together=fused_key,
             by_turns=False,
         )
         held = [self.resharder.held] if world == 1 else gathered(self.resharder.held)
@@ -456,14 +453,3 @@ def assign_roots(held: Mapping[int, Sequence[int]], sizes: Sequence[int]) -> lis
         found.append(max(held, key=lambda rank: (held[rank][index], -duties[rank], -rank)))
         duties[found[-1]] += size
     return found
-
-
-_ONE_CALL = re.compile(r"\.(q_a_proj|kv_a_proj_with_mqa)\.")
-
-
-def fused_key(name: str) -> str:
-    """A key that tensors share which SGLang fuses within one call of its loader, and would lose apart.
-
-    Those are the two down projections of multi-head latent attention; of the others it takes one at a time.
-    """
-    return _ONE_CALL.sub(".fused_qkv_a_proj_with_mqa.", name)

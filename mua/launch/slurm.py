@@ -50,6 +50,8 @@ def place_job(config: ExperimentConfig, verb: str = "train") -> JobNodes:
     Raises:
         ConfigError: the layout's ranks do not fill so many nodes and GPUs, or its engines have no GPUs.
     """
+    from mua.engine.cluster import engine_problem  # brings aiohttp
+
     slurm, engine, separate = config.slurm, config.engine, config.placement == "separate"
     alone = 0 if verb == "sft" else engine.nodes
     apart = bool(slurm.engine_partition or slurm.engine_gpus_per_node is not None or slurm.engine_extra)
@@ -58,14 +60,9 @@ def place_job(config: ExperimentConfig, verb: str = "train") -> JobNodes:
     if apart and not engine.nodes and verb != "engines":
         raise ConfigError("slurm.engine_*: these are for nodes that have engines alone; set engine.nodes")
     key = "engine_gpus_per_node" if slurm.engine_gpus_per_node is not None else "gpus_per_node"
-    if (alone or verb == "engines") and (gpus := getattr(slurm, key)):
-        tensor, count = engine.tensor_parallel, engine.count
-        if gpus % tensor or count * tensor > gpus:
-            fits = ", ".join(f"{gpus // size} of {size}" for size in range(1, gpus + 1) if gpus % size == 0)
-            raise ConfigError(
-                f"engine.count {count} of engine.tensor_parallel {tensor} do not fit slurm.{key} {gpus}; a node could "
-                f"have {fits}"
-            )
+    gpus = getattr(slurm, key)
+    if (alone or verb == "engines") and gpus and (problem := engine_problem(engine, gpus, f"slurm.{key}")):
+        raise ConfigError(problem)
     if verb == "engines":
         return JobNodes(0, 1, slurm.nodes or alone or 1)
     beside = engine.count * engine.tensor_parallel if separate and not alone and verb == "train" else 0

@@ -12,9 +12,9 @@ A checkpoint is a folder ``step_%08d``:
 It is assembled in a hidden neighbor folder, flushed to disk and renamed, so a folder under its final name is always
 whole. Nothing in it is a pickle.
 
-    begin():   folder; weights go to the ranks that write them; in the background, a copy     all ranks together
-    thread:    this rank's tensors and slices, with their checksums                           each rank for itself
-    finish():  wait, tell errors, checksums, manifest, rename                                 all ranks together
+    PendingSave():  folder; weights go to the ranks that write them; in the background, a copy    all ranks together
+    thread:         this rank's tensors and slices, with their checksums                          each rank for itself
+    finish():       wait, tell errors, checksums, manifest, rename                                all ranks together
 
 Saving in the foreground is the same without the copy.
 """
@@ -23,12 +23,11 @@ from __future__ import annotations
 
 import base64
 import json
-import math
 import os
 import shlex
 import shutil
 import threading
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -44,7 +43,7 @@ from megatron_bridge.save import ModelExport
 from mua.config.schema import MegatronConfig
 from mua.megatron import checkpoint_manifest, optimizer_files
 from mua.megatron.network import Network
-from mua.megatron.optimizer_files import OptimizerState, PendingSlices
+from mua.megatron.optimizer_files import OptimizerState
 from mua.types import Json
 from mua.utils.atomic import hidden_folder, publish_folder, replace_link
 from mua.utils.checksums import digest_of_file
@@ -54,7 +53,6 @@ from mua.utils.strict_json import read_json_file
 
 WRITE_SECONDS = 3600.0
 """Deadline of one rank's writing."""
-_OPTIMIZER_BYTES = 12  # float32 weight and two moments
 POLICY = "policy"
 """Name of the network whose weights are the checkpoint's own; another's are in a folder of its name."""
 _TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "vocab.json", "merges.txt")
@@ -126,18 +124,8 @@ def checkpoint_folder(root: Path, step: int) -> Path:
     return root / f"step_{step:08d}"
 
 
-def begin(
-    folder: Path,
-    networks: Mapping[str, Network],
-    config: MegatronConfig,
-    extra: Json,
-    provenance: Json | None = None,
-    *,
-    background: bool,
-    model_files: Path,
-    texts: Mapping[str, str] | None = None,
-) -> PendingSave:
-    """Begins to write a checkpoint; collective. It exists once :meth:`PendingSave.finish` has returned.
+class PendingSave:
+    """A checkpoint that is being written; it exists once :meth:`finish` has returned. All methods are collective.
 
     Args:
         networks: by name: :data:`POLICY`, and any others of its model.
@@ -151,63 +139,57 @@ def begin(
         ModelError: it could not be written (disk full, no permission). Other checkpoints are as they were, and
             nothing of this one is left.
     """
-    partial, older = hidden_folder(folder), latest_checkpoint(folder.parent)
-    if older is not None and not (model_files / "config.json").is_file():
-        model_files = older  # the folder was moved since the run began: no reason to lose a checkpoint
-    content = {
-        "dtype": str(_dtype(networks[POLICY])),
-        "layout": _layout(config),
-        "networks": {
-            name: {"steps": network.optimizer.steps - network.skipped_steps, "skipped_steps": network.skipped_steps}
-            for name, network in networks.items()
-        },
-        "data_position": extra,
-        **(provenance or {}),
-    }
-    folders = {name: partial if name == POLICY else partial / name for name in networks}
-    needed = sum(_bytes_of(network) for network in networks.values())
-    with _cleaned_up(partial):
-        with _together(folder):
-            if dist.get_rank() == 0:
-                _prepare(partial, needed)
-                for name, network in networks.items():
-                    (folders[name] / optimizer_files.FOLDER).mkdir(parents=True)
-                    copy_other_files(model_files, folders[name], _dtype(network), texts if name == POLICY else None)
-        with _together(folder):
-            path = partial / optimizer_files.FOLDER / _random_file(dist.get_rank())
-            path.write_text(json.dumps(_random_states()), encoding="utf-8")
-        return PendingSave(folder, content, networks, folders, background=background)
-
-
-class PendingSave:
-    """A checkpoint that is being written. All methods are collective."""
 
     def __init__(
         self,
         folder: Path,
-        content: Json,
         networks: Mapping[str, Network],
-        folders: Mapping[str, Path],
+        config: MegatronConfig,
+        extra: Json,
+        provenance: Json | None = None,
         *,
         background: bool,
+        model_files: Path,
+        texts: Mapping[str, str] | None = None,
     ) -> None:
-        self.folder = folder
-        self._partial, self._content = hidden_folder(folder), content
+        self.folder, self._partial = folder, hidden_folder(folder)
+        self._content = {
+            "dtype": str(_dtype(networks[POLICY])),
+            "layout": _layout(config),
+            "networks": {
+                name: {"steps": network.optimizer.steps - network.skipped_steps, "skipped_steps": network.skipped_steps}
+                for name, network in networks.items()
+            },
+            "data_position": extra,
+            **(provenance or {}),
+        }
         self._digests: dict[str, str] = {}
         self._error: BaseException | None = None
         self._thread: threading.Thread | None = None
         self._exports: list[ModelExport] = []
-        self._slices: list[PendingSlices] = []
-        file = optimizer_files.rank_file(dist.get_rank())
-        for name, network in networks.items():
+        self._slices: dict[Path, Callable[[], str]] = {}
+        folders = {name: self._partial if name == POLICY else self._partial / name for name in networks}
+        if (older := latest_checkpoint(folder.parent)) is not None and not (model_files / "config.json").is_file():
+            model_files = older  # the folder was moved since the run began: no reason to lose a checkpoint
+        with self._whole_or_not_at_all():
             with _together(folder):
-                state = OptimizerState(network.chunks, network.optimizer.megatron)
-                path = folders[name] / optimizer_files.FOLDER / file
-                self._slices.append(state.save(path, keep=background))
-            with _told(folder):
-                export = ModelExport(network.chunks, folders[name], head=name != POLICY)
-                self._exports.append(export)
-                export.exchange(keep=background)
+                if dist.get_rank() == 0:
+                    shutil.rmtree(self._partial, ignore_errors=True)
+                    for name, network in networks.items():
+                        (folders[name] / optimizer_files.FOLDER).mkdir(parents=True)
+                        copy_other_files(model_files, folders[name], _dtype(network), texts if name == POLICY else None)
+            with _together(folder):
+                random = self._partial / _random_file(dist.get_rank())
+                random.write_text(json.dumps(_random_states()), encoding="utf-8")
+                self._digests[_random_file(dist.get_rank())] = str(digest_of_file(random))
+            for name, network in networks.items():
+                with _together(folder):
+                    state = OptimizerState(network.chunks, network.optimizer.megatron)
+                    path = folders[name] / optimizer_files.FOLDER / f"rank_{dist.get_rank():05d}.safetensors"
+                    self._slices[path] = state.save(path, keep=background)
+                with _told(folder):
+                    self._exports.append(ModelExport(network.chunks, folders[name], head=name != POLICY))
+                    self._exports[-1].exchange(keep=background)
         if background:
             self._thread = threading.Thread(target=self._write, name="checkpoint", daemon=True)
             self._thread.start()
@@ -216,8 +198,7 @@ class PendingSave:
 
     def done(self) -> bool:
         """Whether every rank has written its part."""
-        writing = self._thread is not None and self._thread.is_alive()
-        finished = torch.tensor(0 if writing else 1)
+        finished = torch.tensor(int(self._thread is None or not self._thread.is_alive()))
         dist.all_reduce(finished, dist.ReduceOp.MIN)
         return bool(finished)
 
@@ -225,16 +206,16 @@ class PendingSave:
         """Waits for every rank's part and gives the checkpoint its name.
 
         Raises:
-            ModelError: as :func:`begin`.
+            ModelError: as the class.
         """
-        with _cleaned_up(self._partial):
+        with self._whole_or_not_at_all():
             with _together(self.folder):
                 if self._thread is not None:
                     self._thread.join(WRITE_SECONDS)
-                if self._thread is not None and self._thread.is_alive():
-                    raise ModelError(
-                        f"checkpoint {self.folder}: rank {dist.get_rank()} has not written its part in time"
-                    )
+                    if self._thread.is_alive():
+                        raise ModelError(
+                            f"checkpoint {self.folder}: rank {dist.get_rank()} has not written its part in time"
+                        )
                 if self._error is not None:
                     for export in self._exports:
                         export.close()
@@ -251,27 +232,24 @@ class PendingSave:
     def _write(self) -> None:
         """This rank's tensors and slices. An error is kept for :meth:`finish`: it may have come in a thread."""
         try:
-            for slices in self._slices:
-                self._digests[str(slices.path.relative_to(self._partial))] = slices.write()
+            for path, write in self._slices.items():
+                self._digests[str(path.relative_to(self._partial))] = write()
             for export in self._exports:
                 export.write()
-            random = self._partial / optimizer_files.FOLDER / _random_file(dist.get_rank())
-            self._digests[str(random.relative_to(self._partial))] = str(digest_of_file(random))
         except BaseException as error:
             self._error = error
 
-
-@contextmanager
-def _cleaned_up(partial: Path) -> Iterator[None]:
-    """A block after whose failure nothing is left of a checkpoint."""
-    try:
-        yield
-    except BaseException as error:
-        if dist.get_rank() == 0:
-            shutil.rmtree(partial, ignore_errors=True)
-        if isinstance(error, ModelError):
-            raise ModelError(f"{error}. Is the disk full? Older checkpoints are as they were") from error
-        raise
+    @contextmanager
+    def _whole_or_not_at_all(self) -> Iterator[None]:
+        """A block after whose failure nothing is left of the checkpoint."""
+        try:
+            yield
+        except BaseException as error:
+            if dist.get_rank() == 0:
+                shutil.rmtree(self._partial, ignore_errors=True)
+            if isinstance(error, ModelError):
+                raise ModelError(f"{error}. Is the disk full? Older checkpoints are as they were") from error
+            raise
 
 
 def load(folder: Path, networks: Mapping[str, Network], config: MegatronConfig, model_files: Path) -> Json:
@@ -283,7 +261,7 @@ def load(folder: Path, networks: Mapping[str, Network], config: MegatronConfig, 
         model_files: the model folder that the run starts from, whose tokenizer must be the checkpoint's.
 
     Returns:
-        the ``extra`` given to :func:`begin`.
+        the ``extra`` given to :class:`PendingSave`.
 
     Raises:
         ModelError: the folder is missing or not whole, was saved from another model, or lacks a network.
@@ -305,7 +283,7 @@ def load(folder: Path, networks: Mapping[str, Network], config: MegatronConfig, 
         network.skipped_steps = counts["skipped_steps"]
     with _together(folder, doing="loaded"):
         if content["layout"] == _layout(config):
-            _restore_random_states(folder / optimizer_files.FOLDER / _random_file(dist.get_rank()))
+            _restore_random_states(folder / _random_file(dist.get_rank()))
     extra: Json = content["data_position"]
     return extra
 
@@ -328,23 +306,6 @@ def _told(folder: Path, doing: str = "written") -> Iterator[None]:
         raise
     except Exception as error:
         raise ModelError(f"checkpoint {folder} could not be {doing} ({one_line(error)})") from error
-
-
-def _prepare(partial: Path, needed: int) -> None:
-    """Makes the empty folder, if the disk has room for the bytes ``needed``."""
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    free = shutil.disk_usage(partial).free
-    if free < needed:
-        raise ModelError(
-            f"checkpoint {partial.parent}: the disk has {free / 2**30:.2f} GiB free, a checkpoint needs about "
-            f"{needed / 2**30:.2f} GiB"
-        )
-
-
-def _bytes_of(network: Network) -> int:
-    specs = plan_model(network.chunks).tensors()
-    return sum(spec.nbytes + _OPTIMIZER_BYTES * math.prod(spec.shape) for spec in specs)
 
 
 def _dtype(network: Network) -> torch.dtype:
@@ -377,7 +338,7 @@ def _check(folder: Path, networks: Mapping[str, Network], model_files: Path) -> 
 
 
 def _random_file(rank: int) -> str:
-    return f"random_{rank:05d}.json"
+    return f"{optimizer_files.FOLDER}/random_{rank:05d}.json"
 
 
 def _random_states() -> dict[str, str]:

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 from megatron_bridge.hf_folder import MANIFEST, verify_hf_folder
 from megatron_bridge.safetensors_io import SafetensorsFolder
@@ -49,7 +49,13 @@ def read_manifest(folder: Path) -> Json:
         raise DamagedCheckpoint(f"checkpoint {folder} is damaged: {NAME} is no JSON object")
     intact = content.get(_SUM) == _checksum(content)
     if content.get("format") != FORMAT and (intact or _SUM not in content):
-        raise ModelError(_other_format(folder, content))
+        found, quoted = content.get("format"), shlex.quote(str(folder))
+        if found == 3:
+            raise ModelError(
+                f"checkpoint {folder} is of the old form (torch_dist); mua convert megatron-to-hf {quoted} OUT "
+                f"--source {quoted}/hf imports its weights, from which a new run starts with model.path there"
+            )
+        raise ModelError(f"checkpoint {folder}: {NAME} has format {shown(found)}, this version reads {FORMAT}")
     if not intact:
         raise DamagedCheckpoint(f"checkpoint {folder} is damaged: {NAME}: it has other bytes than were written")
     try:
@@ -62,25 +68,10 @@ def read_manifest(folder: Path) -> Json:
     return content
 
 
-def _other_format(folder: Path, content: Json) -> str:
-    found, quoted = content.get("format"), shlex.quote(str(folder))
-    if found == 3:
-        return (
-            f"checkpoint {folder} is of the old form (torch_dist); mua convert megatron-to-hf {quoted} OUT --source "
-            f"{quoted}/hf imports its weights, from which a new run starts with model.path there"
-        )
-    return f"checkpoint {folder}: {NAME} has format {shown(found)}, this version reads {FORMAT}"
-
-
-def _inside(name: str) -> str:
-    path = PurePosixPath(name)
-    if not path.parts or path.is_absolute() or ".." in path.parts or "\0" in name:
-        raise ValueError("no file of this folder")
-    return name
-
-
 _Count = Annotated[int, Field(ge=0, lt=1 << 62)]
 _Name = Annotated[str, Field(pattern=r"\A[ -~]{1,500}\z")]  # as ``is_name`` says
+_File = Annotated[str, Field(pattern=r"\A\w[\w.-]*(/\w[\w.-]*)*\z")]
+"""Of this folder: no part of it is hidden, or leads out."""
 
 
 class _FileEntry(BaseModel, strict=True):
@@ -97,7 +88,7 @@ class _Manifest(BaseModel, strict=True):
     """What every manifest says."""
 
     dtype: Literal["torch.float32", "torch.bfloat16", "torch.float16", "torch.float64"]
-    files: dict[Annotated[str, AfterValidator(_inside)], _FileEntry]
+    files: dict[_File, _FileEntry]
     layout: dict[str, _Count]
     networks: dict[_Name, _NetworkState]
     """By name: optimizer steps, which are its schedule's position, and those that were skipped."""
@@ -122,16 +113,14 @@ def write_manifest(folder: Path, content: Mapping[str, Any], digests: Mapping[st
     known = dict(digests)
     for path in sorted(folder.rglob(CHECKSUMS)):
         known[str(path.relative_to(folder))] = str(digest_of_file(path))
-    files = {
-        name: {"bytes": (folder / name).stat().st_size, ALGORITHM: known[name]} for name in sorted(known)
-    }  # fmt: skip
+    files = {name: {"bytes": (folder / name).stat().st_size, ALGORITHM: known[name]} for name in sorted(known)}
     described = {"format": FORMAT, **content, "files": files}
     plain: Json = json.loads(json.dumps(described))  # whose keys are all text, as they will be when they are read
     (folder / NAME).write_text(json.dumps({**plain, _SUM: _checksum(plain)}, indent=1))
 
 
 def check_files(folder: Path, content: Json, part: int = 0, parts: int = 1) -> None:
-    """Read a share of the files and compare them with the sizes and checksums they were written with.
+    """Read a share of the files and compare them with the checksums they were written with.
 
     The model folders in it, each by its sidecar, are compared too.
 
@@ -141,22 +130,16 @@ def check_files(folder: Path, content: Json, part: int = 0, parts: int = 1) -> N
     Raises:
         DamagedCheckpoint: a file is missing or another one.
     """
-    for name in _share(content["files"], part, parts):
-        expected, path = content["files"][name], folder / name
-        size, state = expected["bytes"], None
+    files = content["files"]
+    for name in sorted(files, key=lambda name: (files[name]["bytes"], name))[part::parts]:
         try:
-            found = path.stat().st_size if path.is_file() else None
-            if found is None:
-                state = "is missing"
-            elif found != size:
-                state = f"has {found} bytes instead of {size}"
-            elif digest_of_file(path) != expected[ALGORITHM]:
-                state = "has other bytes than were written"
+            intact = digest_of_file(folder / name) == files[name][ALGORITHM]
+            state = "has other bytes than were written"
         except (OSError, ValueError) as error:
-            state = f"cannot be read: {getattr(error, 'strerror', None) or error}"
-        if state is not None:
+            intact, state = False, f"cannot be read: {getattr(error, 'strerror', None) or error}"
+        if not intact:
             raise DamagedCheckpoint(f"checkpoint {folder} is damaged: {label(name)} {state}")
-    for name in content["files"]:
+    for name in files:
         if PurePosixPath(name).name == CHECKSUMS:
             try:
                 verify_hf_folder((folder / name).parent, part, parts)
@@ -174,14 +157,3 @@ def has_files(folder: Path) -> bool:
         return all((folder / name).stat().st_size == entry["bytes"] for name, entry in files.items())
     except (ModelError, OSError):
         return False
-
-
-def _share(files: Mapping[str, Any], part: int, parts: int) -> list[str]:
-    """The largest files first, each to the share that has the fewest bytes; whole files, as each has one checksum."""
-    loads, mine = [0] * parts, []
-    for name in sorted(files, key=lambda name: (-files[name]["bytes"], name)):
-        least = loads.index(min(loads))
-        loads[least] += files[name]["bytes"] + 1
-        if least == part:
-            mine.append(name)
-    return mine

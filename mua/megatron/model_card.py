@@ -10,19 +10,17 @@ import json
 import logging
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
+from huggingface_hub import EvalResult, ModelCardData
+from huggingface_hub.repocard import metadata_load
 
-from mua.config.load import dump_config
 from mua.config.schema import ExperimentConfig
-from mua.config.tree import parse
 from mua.observe.metrics_log import EVALUATIONS_FILE, read_metrics
 from mua.observe.output import REPORT_FILE
 from mua.types import Json
-from mua.utils.errors import ConfigError
 from mua.utils.source_state import installed_version
 from mua.utils.strict_json import JsonError, is_number, read_file, read_json
 
@@ -31,127 +29,11 @@ log = logging.getLogger(__name__)
 CARD, GENERATION = "README.md", "generation_config.json"
 TAG = "mua"
 """A tag of every card that is written here."""
-_MOST_BYTES = 1 << 20
 _KEPT = ("license", "license_name", "license_link", "language")
 """Of the base's front matter: what holds for whatever is made of it."""
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _HUB_CACHE = re.compile(r"models--([A-Za-z0-9][\w.-]*?)--([A-Za-z0-9][\w.-]*)")
 _EVALUATED = re.compile(r"eval/(?:(?P<domain>.+)/)?(?P<held_out>held_out_)?(?P<split>\w+)_success")
 _VERSIONS = ("mua", "megatron-core", "torch", "sglang", "transformers")
-
-
-@dataclass(frozen=True)
-class ExportedPolicy:
-    """Whose policy is exported."""
-
-    config: Json
-    """The run's configuration, secrets masked."""
-    base: Path
-    """Folder with configuration, tokenizer and card of the model that it began from."""
-    step: int
-    """Steps that the policy has learned from."""
-    run: Path | None = None
-    """Output folder of the run; None where it is not known, and neither are evaluations."""
-    git: Json | None = None
-    versions: Mapping[str, str | None] | None = None
-
-    @classmethod
-    def of_run(cls, config: ExperimentConfig, step: int, provenance: Json) -> ExportedPolicy:
-        """The policy after ``step`` steps of a run that is under way."""
-        dumped: Json = yaml.safe_load(dump_config(config))
-        return cls(dumped, config.model.path, step, config.output, provenance.get("git"), provenance.get("versions"))
-
-    @property
-    def base_path(self) -> Path:
-        """Where the base lay when the run began."""
-        return Path(str((self.config.get("model") or {}).get("path") or self.base))
-
-    @property
-    def name(self) -> str:
-        """The run's."""
-        return str(self.config.get("name") or "policy")
-
-    @property
-    def domains(self) -> list[str]:
-        """Those of the run."""
-        environment = self.config.get("environment") or {}
-        return [str(name) for name in environment.get("mix") or [environment.get("name")] if name]
-
-
-@dataclass(frozen=True)
-class Success:
-    """Success of one policy on one set of tasks."""
-
-    split: str
-    domain: str | None
-    """None: all that the run trains on, or, if ``held_out``, all others."""
-    held_out: bool
-    mean: float
-    low: float
-    high: float
-
-    @property
-    def tasks(self) -> str:
-        """What it is of, in words."""
-        of = self.domain or ("domains not trained on" if self.held_out else "all domains trained on")
-        return f"{of}, {self.split}"
-
-    @property
-    def shown(self) -> str:
-        return f"{self.mean:.3f} ({self.low:.3f} to {self.high:.3f})"
-
-
-def exported_texts(exported: ExportedPolicy) -> dict[str, str]:
-    """The files that stand in an export instead of the base's, by name."""
-    return {CARD: model_card(exported), GENERATION: generation_config(exported)}
-
-
-def generation_config(exported: ExportedPolicy) -> str:
-    """``generation_config.json``: the base's special tokens, and sampling as the run evaluates it, one turn at most."""
-    found = _json(exported.base / GENERATION) or {}
-    shape = _json(exported.base / "config.json") or {}
-    tokens = {
-        key: (found if key in found else shape).get(key) for key in ("bos_token_id", "eos_token_id", "pad_token_id")
-    }
-    rollout, evaluation = exported.config.get("rollout") or {}, exported.config.get("evaluation") or {}
-    temperature = evaluation.get("temperature", 0.0)
-    sampled: Json = {"do_sample": bool(temperature)}
-    if temperature:
-        top_k = rollout.get("top_k", -1)
-        sampled |= {"temperature": temperature, "top_p": rollout.get("top_p", 1.0), "top_k": max(top_k, 0)}
-        if rollout.get("min_p"):
-            sampled["min_p"] = rollout["min_p"]
-    longest = {"max_new_tokens": rollout["max_turn_tokens"]} if "max_turn_tokens" in rollout else {}
-    made = {"transformers_version": installed_version("transformers")}
-    kept = {key: value for key, value in tokens.items() if _is_token(value)}
-    return json.dumps({**kept, **sampled, **longest, **made}, indent=2, allow_nan=False) + "\n"
-
-
-def model_card(exported: ExportedPolicy) -> str:
-    """``README.md`` of an export, with the front matter that the Hugging Face Hub reads."""
-    before, after = evaluations(exported)
-    matter: Json = {key: value for key, value in _base_matter(exported.base).items() if key in _KEPT}
-    if base := _base_id(exported):
-        matter["base_model"] = base
-    matter |= {"library_name": "transformers", "pipeline_tag": "text-generation"}
-    matter["tags"] = [TAG, "sft" if exported.config.get("sft") else "reinforcement-learning", "tool-use", "multi-turn"]
-    if after:
-        results = [
-            {
-                "task": {"type": "text-generation", "name": "Multi-turn tool use"},
-                "dataset": {"name": one.tasks, "type": "/".join(exported.domains) or "mua", "split": one.split},
-                "metrics": [{"type": "success", "value": round(one.mean, 4), "name": f"success, {one.shown}"}],
-            }
-            for one in after
-        ]
-        matter["model-index"] = [{"name": exported.name, "results": results}]
-    front = yaml.safe_dump(matter, sort_keys=False, allow_unicode=True, width=1000)
-    parts = ["# " + _plain(exported.name), *_summary(exported)]
-    parts += ["## Evaluation", *_evaluation(exported, before, after)]
-    parts += ["## How it was made", "\n".join(f"- {line}" for line in _making(exported)), "## Use", _USE]
-    return f"---\n{front}---\n\n" + "\n\n".join(parts) + "\n"
-
-
 _USE = """\
 ```python
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -164,119 +46,153 @@ The policy was trained with its own chat template, a system prompt and the tools
 have not been evaluated. `mua eval` and `mua env play --as user` run it as it was trained."""
 
 
-def evaluations(exported: ExportedPolicy) -> tuple[list[Success], list[Success]]:
-    """Of the run's first policy and of this one, from the run's report and evaluations."""
-    if exported.run is None:
-        return [], []
-    before: dict[str, float] = {}
-    after: dict[str, float] = {}
-    measured = exported.run / EVALUATIONS_FILE
-    for line in read_metrics(measured) if measured.is_file() else ():
-        for known, step in ((before, 0), (after, exported.step)):
-            known |= line if line.get("step") == step else {}
-    report = _json(exported.run / REPORT_FILE) or {}
-    for part, known, step in (("first", before, 0), ("final", after, exported.step)):
-        said = report.get(part)
-        if isinstance(said, dict) and said.get("step") == step:
-            known |= said
-    return list(_successes(before)), list(_successes(after))
+def exported_texts(config: ExperimentConfig, step: int, provenance: Json) -> dict[str, str]:
+    """The files that stand in an export instead of the base's, by name.
+
+    Args:
+        step: steps that the policy has learned from.
+        provenance: of the run: git commit and versions of packages, where they are known.
+    """
+    return {CARD: model_card(config, step, provenance), GENERATION: generation_config(config)}
 
 
-def _successes(metrics: Mapping[str, Any]) -> Iterator[Success]:
-    for name in metrics:
-        if found := _EVALUATED.fullmatch(name):
-            values = [metrics.get(f"{name}{end}") for end in ("", "_low", "_high")]
-            numbers = [float(value) for value in values if value is not None and is_number(value)]
-            if len(numbers) == len(values):
-                yield Success(found["split"], found["domain"], bool(found["held_out"]), *numbers)
+def generation_config(config: ExperimentConfig) -> str:
+    """``generation_config.json``: the base's special tokens, and sampling as the run evaluates it, one turn at most."""
+    known = _json(config.model.path / "config.json") | _json(config.model.path / GENERATION)
+    tokens = {key: known.get(key) for key in ("bos_token_id", "eos_token_id", "pad_token_id")}
+    rollout, temperature = config.rollout, config.evaluation.temperature
+    sampled: Json = {"do_sample": temperature > 0}
+    if temperature > 0:
+        sampled |= {"temperature": temperature, "top_p": rollout.top_p, "top_k": max(rollout.top_k, 0)}
+        sampled |= {"min_p": rollout.min_p} if rollout.min_p else {}
+    made = {"max_new_tokens": rollout.max_turn_tokens, "transformers_version": installed_version("transformers")}
+    kept = {key: value for key, value in tokens.items() if _is_token(value)}
+    return json.dumps({**kept, **sampled, **made}, indent=2, allow_nan=False) + "\n"
 
 
-def _summary(exported: ExportedPolicy) -> Iterator[str]:
-    shape = _json(exported.base / "config.json") or {}
-    kinds = [_plain(str(kind)) for kind in shape.get("architectures") or () if isinstance(kind, str)]
-    lies = exported.base_path  # an earlier run's export is called by that run's folder
-    lies = lies.parent if lies.name == "hf" and lies.parent.name else lies
-    base = _base_id(exported) or lies.name or "a model without a name"
-    sft = bool(exported.config.get("sft"))
-    how = "Supervised fine-tuning" if sft else "Reinforcement learning"
-    within = "recorded conversations" if sft else ", ".join(f"`{_code(name)}`" for name in exported.domains)
-    yield (
-        f"{how} of `{_code(base)}`{f' ({kinds[0]})' if kinds else ''} as an agent that talks with users and calls "
-        f"tools, {exported.step:,} steps {'on' if sft else 'in'} {within}."
+def model_card(config: ExperimentConfig, step: int, provenance: Json) -> str:
+    """``README.md`` of an export, with the front matter that the Hugging Face Hub reads."""
+    before, after = _evaluations(config.output, 0, "first"), _evaluations(config.output, step, "final")
+    domains, base, sft = list(config.environment.shares), _base_id(config.model.path), config.sft is not None
+    results = [
+        EvalResult(
+            task_type="text-generation",
+            task_name="Multi-turn tool use",
+            dataset_type="/".join(domains),
+            dataset_name=tasks,
+            dataset_split=split,
+            metric_type="success",
+            metric_value=round(mean, 4),
+            metric_name=f"success, {shown}",
+        )
+        for tasks, (split, mean, shown) in after.items()
+    ]
+    matter = ModelCardData(
+        base_model=base,
+        library_name="transformers",
+        pipeline_tag="text-generation",
+        tags=[TAG, "sft" if sft else "reinforcement-learning", "tool-use", "multi-turn"],
+        model_name=config.name,
+        eval_results=results or None,
+        **{key: value for key, value in _base_matter(config.model.path).items() if key in _KEPT},
     )
+    kinds = [kind for kind in _json(config.model.path / "config.json").get("architectures") or () if _simple(kind)]
+    path = config.model.path  # an earlier run's export is called by that run's folder
+    name = base or (path.parent if path.name == "hf" else path).name or "a model without a name"
+    how, within = (
+        ("Supervised fine-tuning", "on recorded conversations")
+        if sft
+        else ("Reinforcement learning", "in " + ", ".join(f"`{_code(domain)}`" for domain in domains))
+    )
+    summary = (
+        f"{how} of `{_code(name)}`{f' ({_plain(kinds[0])})' if kinds else ''} as an agent that talks with users and "
+        f"calls tools, {step:,} steps {within}."
+    )
+    making = "\n".join(f"- {line}" for line in _making(config, provenance))
+    parts = [f"---\n{matter.to_yaml()}\n---", f"# {_plain(config.name)}", summary, "## Evaluation"]
+    parts += [*_evaluation(config, before, after), "## How it was made", making, "## Use", _USE]
+    return "\n\n".join(parts) + "\n"
 
 
-def _evaluation(exported: ExportedPolicy, before: list[Success], after: list[Success]) -> Iterator[str]:
+_Successes = dict[str, tuple[str, float, str]]
+"""By tasks, in words: the split, the mean of success, and mean and interval in words."""
+
+
+def _evaluations(run: Path, step: int, part: str) -> _Successes:
+    """Success of the policy after ``step`` steps, from the run's evaluations and the ``part`` of its report."""
+    known: dict[str, Any] = {}
+    for line in read_metrics(run / EVALUATIONS_FILE) if (run / EVALUATIONS_FILE).is_file() else ():
+        known |= line if line.get("step") == step else {}
+    reported = _json(run / REPORT_FILE).get(part)
+    known |= reported if isinstance(reported, dict) and reported.get("step") == step else {}
+    found: _Successes = {}
+    for name in known:
+        values = [known.get(f"{name}{end}") for end in ("", "_low", "_high")]
+        if (match := _EVALUATED.fullmatch(name)) and all(map(is_number, values)):
+            everything = "domains not trained on" if match["held_out"] else "all domains trained on"
+            mean, low, high = map(float, values)  # type: ignore[arg-type]
+            shown = f"{mean:.3f} ({low:.3f} to {high:.3f})"
+            found[f"{match['domain'] or everything}, {match['split']}"] = match["split"], mean, shown
+    return found
+
+
+def _evaluation(config: ExperimentConfig, before: _Successes, after: _Successes) -> Iterator[str]:
     if not after:
-        yield (
-            "This policy was not evaluated by its run. `mua eval` measures it on held-out tasks."
-            if exported.run is not None
-            else "What its run measured is not with this checkpoint. `mua eval` measures it on held-out tasks."
-        )
+        yield "This policy was not evaluated by its run. `mua eval` measures it on held-out tasks."
         return
-    settings = exported.config.get("evaluation") or {}
-    percent, samples = 100 * float(settings.get("level", 0.95)), int(settings.get("samples", 1))
+    settings = config.evaluation
     yield (
-        f"Share of tasks that the environment's own check calls solved, with {percent:g} % intervals over tasks; "
-        f"{samples} episode{'s' if samples > 1 else ''} per task at temperature {settings.get('temperature', 0.0):g}."
+        f"Share of tasks that the environment's own check calls solved, with {100 * settings.level:g} % intervals over "
+        f"tasks; episodes per task: {settings.samples}, at temperature {settings.temperature:g}."
     )
-    first = {one.tasks: one.shown for one in before}
-    rows = [f"| {_plain(one.tasks)} | {first.get(one.tasks, '')} | {one.shown} |" for one in after]
+    rows = [f"| {_plain(tasks)} | {before[tasks][2] if tasks in before else ''} | {shown} |"
+            for tasks, (_, _, shown) in after.items()]  # fmt: skip
     yield "\n".join(["| tasks | before training | this policy |", "| --- | --- | --- |", *rows])
-    export = (exported.config.get("trainer") or {}).get("export")
-    chosen = settings.get("split")
-    if export == "best" and any(one.split == chosen for one in after):
-        yield f"The step was chosen by success on `{_code(str(chosen))}`, so that split's numbers flatter it."
+    if config.trainer.export == "best" and any(split == settings.split for split, _, _ in after.values()):
+        yield f"The step was chosen by success on `{settings.split}`, so that split's numbers flatter it."
 
 
-def _making(exported: ExportedPolicy) -> Iterator[str]:
-    config = exported.config
-    algorithm, optimizer, model = (config.get(name) or {} for name in ("algorithm", "optimizer", "model"))
-    user, sft = config.get("user") or {}, config.get("sft")
-    if sft:
-        source = sft.get("data") or (sft.get("stored") or {}).get("store") or ""
-        yield f"conversations of `{_code(Path(str(source)).name)}`, {sft.get('batch_size')} per step"
+def _making(config: ExperimentConfig, provenance: Json) -> Iterator[str]:
+    algorithm, optimizer, model = config.algorithm, config.optimizer, config.model
+    if config.sft:
+        source = Path(str(config.sft.data or (config.sft.stored.store if config.sft.stored else "")))
+        yield f"conversations of `{_code(source.name)}`, {config.sft.batch_size} per step"
     else:
-        weights = (config.get("environment") or {}).get("mix") or {}
-        mixed = ", ".join(f"`{_code(str(name))}` {weight:g}" for name, weight in weights.items())
+        mixed = ", ".join(f"`{_code(name)}` {weight:g}" for name, weight in config.environment.mix.items())
         yield "tasks of the split `train`" + (f", drawn by weight: {mixed}" if mixed else "")
-        llm = (user.get("llm") or {}).get("model")
-        yield f"user: {_plain(str(user.get('kind')))}" + (f" (`{_code(str(llm))}`)" if llm else "")
+        yield f"user: {_plain(config.user.kind)}" + (f" (`{_code(config.user.llm.model)}`)" if config.user.llm else "")
         yield (
-            f"{algorithm.get('groups_per_step')} groups of {algorithm.get('group_size')} episodes per step; advantage "
-            f"{algorithm.get('advantage')}, loss {algorithm.get('loss')}, clip {algorithm.get('clip_low')} and "
-            f"{algorithm.get('clip_high')}, KL coefficient {algorithm.get('kl_coefficient')}"
+            f"{algorithm.groups_per_step} groups of {algorithm.group_size} episodes per step; advantage "
+            f"{algorithm.advantage}, loss {algorithm.loss}, clip {algorithm.clip_low} and {algorithm.clip_high}, "
+            f"KL coefficient {algorithm.kl_coefficient}"
         )
-        if stale := (config.get("trainer") or {}).get("max_staleness"):
-            yield f"at most {stale} steps of staleness, correction {algorithm.get('correction')}"
-    yield f"learning rate {optimizer.get('learning_rate')}, schedule {optimizer.get('schedule')}"
-    yield f"{model.get('dtype')}, contexts of at most {model.get('max_length')} tokens; seed {config.get('seed')}"
-    versions = exported.versions or {}
+        if stale := config.trainer.max_staleness:
+            yield f"at most {stale} steps of staleness, correction {algorithm.correction}"
+    yield f"learning rate {optimizer.learning_rate}, schedule {optimizer.schedule}"
+    yield f"{model.dtype}, contexts of at most {model.max_length} tokens; seed {config.seed}"
+    versions: Mapping[str, str | None] = provenance.get("versions") or {}
     yield ", ".join(f"{name} {versions[name]}" for name in _VERSIONS if versions.get(name)) or "versions unknown"
-    if git := exported.git:
+    if git := provenance.get("git"):
         yield f"commit `{_code(str(git.get('commit')))}`" + (", with changes" if git.get("dirty") else "")
 
 
-def _base_id(exported: ExportedPolicy) -> str | None:
+def _base_id(base: Path) -> str | None:
     """The base's name on the Hub, where it can be told: from the Hub's cache, or from the card of an earlier export."""
-    for part in reversed(exported.base_path.parts):
+    for part in reversed(base.parts):
         if found := _HUB_CACHE.fullmatch(part):
             return "/".join(found.groups())
-    matter = _base_matter(exported.base)
-    named, tags = matter.get("base_model"), matter.get("tags")
-    ours = isinstance(tags, list) and TAG in tags
-    return named if ours and isinstance(named, str) and _HUB_ID.fullmatch(named) else None
+    matter = _base_matter(base)
+    named = matter.get("base_model") if TAG in matter.get("tags", ()) else None
+    return named if isinstance(named, str) and re.fullmatch(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", named) else None
 
 
 def _base_matter(base: Path) -> Json:
     """The front matter of the base's card; nothing of one that cannot be read, as it is somebody else's text."""
     try:
-        text = read_file(base / CARD)[:_MOST_BYTES].decode("utf-8", errors="replace")
-        found = re.match(r"---\r?\n(.*?)\r?\n---\r?\n", text, re.DOTALL)
-        data = parse(found[1], CARD).data if found else {}
-    except (OSError, ConfigError):
+        found = metadata_load(base / CARD)
+    except (OSError, ValueError, RecursionError, yaml.YAMLError):
         return {}
-    return {key: value for key, value in data.items() if _simple(value)}
+    return {key: value for key, value in (found or {}).items() if _simple(value)}
 
 
 def _simple(value: Any) -> bool:
@@ -293,11 +209,11 @@ def _is_token(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 31
 
 
-def _json(path: Path) -> Json | None:
+def _json(path: Path) -> Json:
     """An object that the base or the run has as a file, if any. One that cannot be read is told of in the log: it is
     no reason to lose an export."""
     if not path.exists():
-        return None
+        return {}
     try:
         if isinstance(found := read_json(read_file(path)), dict):
             return found
@@ -305,7 +221,7 @@ def _json(path: Path) -> Json | None:
     except (JsonError, OSError) as error:
         reason = str(error)
     log.warning("%s: cannot be read (%s): the export says nothing of it", path, reason)
-    return None
+    return {}
 
 
 def _plain(text: str) -> str:

@@ -127,10 +127,7 @@ class Network:
         self.skipped_steps += not done.applied
         policy = {}
         if "_loss" in sums:
-            policy = {
-                "train/loss": sums.pop("_loss"),
-                "train/entropy": sums.pop("_entropy") / max(sums["tokens"], 1.0),
-            }
+            policy = {"train/loss": sums.pop("_loss"), "train/entropy": sums.pop("_entropy") / max(sums["tokens"], 1.0)}
         own = {
             "grad_norm": done.grad_norm,
             "lr": done.learning_rate,

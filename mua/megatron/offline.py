@@ -7,8 +7,8 @@ gives, as rectangles,
 
     Hugging Face tensor  ◄── blocks of the bridge ──►  parameter  ◄── regions ──►  global tensor  ◄── chunks ──►  file
 
-so that rows are copied from file to file through one buffer. What is in place already, after an interruption, is told
-by the checksums in the sidecar and not written again.
+so that tensors are read and written one at a time. What is in place already, after an interruption, is told by the
+checksums in the sidecar and not written again.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import itertools
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
-from dataclasses import replace
+from contextlib import closing
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,18 +27,10 @@ import torch
 from megatron.core.dist_checkpointing.mapping import ShardedTensor, ShardedTensorFactory
 from torch import Tensor
 
-from megatron_bridge.blocks import BandPart, bands
 from megatron_bridge.convert import check_coverage, check_sizes
 from megatron_bridge.family import HfConfig
 from megatron_bridge.hf_config import context_length, need, read_hf_config
-from megatron_bridge.hf_folder import (
-    DEFAULT_SHARD_BYTES,
-    copy_other_files,
-    foreign_files,
-    main_dtype,
-    verify_hf_folder,
-    write_checksums,
-)
+from megatron_bridge.hf_folder import DEFAULT_SHARD_BYTES, copy_other_files, foreign_files, main_dtype, verify_hf_folder
 from megatron_bridge.plan import PlannedParameter, TensorSpec, as_matrix, attach_hf_config, plan_rank
 from megatron_bridge.safetensors_io import SafetensorsFolder, SafetensorsWriter
 from mua.compat.without_cuda import without_cuda
@@ -46,18 +38,28 @@ from mua.config.schema import MegatronConfig, ModelConfig
 from mua.megatron import checkpoint_manifest
 from mua.megatron.model import build_chunks
 from mua.megatron.parallel import meta_rank
-from mua.megatron.torch_dist import INDEX, Region, StoredMatrix, TorchDistReader
+from mua.megatron.torch_dist import INDEX, TorchDistReader
 from mua.observe.progress import Progress
 from mua.utils import checksums as sidecars
 from mua.utils.atomic import publish_folder, refuse_overlap, replaceable, staged_folder
 from mua.utils.checksums import Sidecar, read_sealed
 from mua.utils.errors import BridgeError, ModelError, MuaError, one_line
 
-BUFFER_BYTES = 32 << 20
-"""Values held at a time; another buffer of this size takes the rows of one chunk where several lie side by side."""
 
-OnBytes = Callable[[int], None]
-"""Told how many more bytes of weights are in place."""
+@dataclass(frozen=True, slots=True)
+class Region:
+    """Rows of a parameter, as a matrix, in a global tensor: those from ``row`` on of its last dimensions at ``prefix``.
+
+    One-dimensional parameters are matrices of one column.
+    """
+
+    first_row: int
+    """Of the parameter."""
+    rows: int
+    key: str
+    prefix: tuple[int, ...]
+    row: int
+
 
 _Mapping = Sequence[tuple[PlannedParameter, Sequence[Region]]]
 """Every parameter of a model of one rank, and where its rows lie in the checkpoint's global tensors."""
@@ -84,24 +86,17 @@ def convert_to_hf(
         BridgeError: ``out`` cannot be written, holds anything else, or lies over or in what is read.
     """
     if not (checkpoint / INDEX).exists():
-        export_checkpoint(checkpoint, out, dtype=dtype, max_shard_bytes=shard_bytes, force=force)
+        _export(checkpoint, out, dtype, shard_bytes, force)
     elif source is None or dtype is not None:
         fix = "name a folder with its config.json and tokenizer by --source" if source is None else "leave --dtype out"
         raise ModelError(f"{checkpoint} is a checkpoint of Megatron (torch_dist); {fix}")
     else:
-        import_torch_dist(checkpoint, out, source=source, max_shard_bytes=shard_bytes, force=force)
+        _import_torch_dist(checkpoint, out, source, shard_bytes, force)
     print(f"{out}: written from {checkpoint}")
 
 
-def export_checkpoint(
-    checkpoint: Path,
-    out: Path,
-    *,
-    dtype: str | None = None,
-    max_shard_bytes: int = DEFAULT_SHARD_BYTES,
-    force: bool = False,
-) -> None:
-    """The model folder in one of our checkpoints, without optimizer and manifest; see :func:`convert_to_hf`."""
+def _export(checkpoint: Path, out: Path, dtype: str | None, shard_bytes: int, force: bool) -> None:
+    """The model folder in one of our checkpoints, without optimizer and manifest."""
     refuse_overlap(out, checkpoint)
     checkpoint_manifest.check_files(checkpoint, checkpoint_manifest.read_manifest(checkpoint))
     with staged_folder(out, foreign=replaceable(foreign_files, force=force)) as folder:
@@ -115,29 +110,40 @@ def export_checkpoint(
                 except OSError:  # another file system
                     shutil.copyfile(checkpoint / name, folder / name)
         else:
-            _cast(checkpoint, folder, dtype, max_shard_bytes)
+            _cast(checkpoint, folder, dtype, shard_bytes)
         publish_folder(folder, out)
 
 
-def _cast(checkpoint: Path, folder: Path, dtype: str, max_shard_bytes: int) -> None:
+def _cast(checkpoint: Path, folder: Path, dtype: str, shard_bytes: int) -> None:
     copy_other_files(checkpoint, folder, getattr(torch, dtype))
     with SafetensorsFolder(checkpoint) as weights:
-        specs = _tensors_of(read_hf_config(checkpoint), dtype)
-        with (
-            closing(SafetensorsWriter(folder, specs, max_shard_bytes)) as writer,
-            _progress(checkpoint, sum(spec.nbytes for spec in specs)) as on_bytes,
-        ):
-            for spec in specs:
-                sink, cols = writer.sink(spec.name), torch.Size(spec.shape[1:]).numel()
-                step = max(1, BUFFER_BYTES // (cols * spec.dtype.itemsize))
-                for row in range(0, spec.shape[0], step):
-                    rows = torch.empty(min(step, spec.shape[0] - row), cols, dtype=spec.dtype)
-                    weights.read(spec.name, row, 0, rows)
-                    sink.write(rows)
+
+        def read(spec: TensorSpec) -> Tensor:
+            whole = as_matrix(torch.empty(spec.shape, dtype=spec.dtype))
+            weights.read(spec.name, 0, 0, whole)
+            return whole
+
+        _write_tensors(folder, _tensors_of(read_hf_config(checkpoint), dtype), shard_bytes, "export", read)
+
+
+def _write_tensors(
+    folder: Path, specs: Sequence[TensorSpec], shard_bytes: int, job: str, read: Callable[[TensorSpec], Tensor]
+) -> None:
+    """Every tensor as ``read`` gives it; those that the same job left in ``folder`` are not read again."""
+    with (
+        closing(Sidecar(folder / sidecars.NAME, job)) as sidecar,
+        closing(SafetensorsWriter(folder, specs, shard_bytes, sidecar=sidecar)) as writer,
+        Progress(True) as progress,
+        progress.stage("tensors", total=len(specs)) as stage,
+    ):
+        for spec in specs:
+            if not writer.has(spec.name):
+                sink = writer.sink(spec.name)
+                sink.write(read(spec))
                 writer.complete(sink)
-                on_bytes(spec.nbytes)
-            writer.finish()
-    write_checksums(folder, writer.digests, writer.header_sizes())
+            stage.advance(1)
+        writer.finish()
+    sidecars.seal(folder, writer.header_sizes())
 
 
 def _tensors_of(config: HfConfig, dtype: str) -> list[TensorSpec]:
@@ -185,44 +191,22 @@ def verify(folder: Path) -> dict[str, int | None]:
     return {"tensors": tensors} if checked else {"tensors": tensors, "intact": None}
 
 
-def import_torch_dist(
-    checkpoint: Path,
-    out: Path,
-    *,
-    source: Path,
-    max_shard_bytes: int = DEFAULT_SHARD_BYTES,
-    force: bool = False,
-) -> None:
-    """Write the weights of a ``torch_dist`` checkpoint of any layout as the model folder ``out``.
+def _import_torch_dist(checkpoint: Path, out: Path, source: Path, shard_bytes: int, force: bool) -> None:
+    """A checkpoint of Megatron-LM of any layout as a model folder; one that was interrupted is continued.
 
-    Optimizer state is never read. The dtype is the checkpoint's. An interrupted import is continued. Arguments and
-    errors are those of :func:`convert_to_hf`.
+    Optimizer state is never read. The dtype is the checkpoint's.
     """
     refuse_overlap(out, checkpoint, source)
-    job, allowed = _import_job(checkpoint, max_shard_bytes), replaceable(foreign_files, force=force)
+    job, allowed = _import_job(checkpoint, shard_bytes), replaceable(foreign_files, force=force)
     with closing(TorchDistReader(checkpoint)) as reader, staged_folder(out, job=job, foreign=allowed) as folder:
-        mapping = without_cuda(_mapping, read_hf_config(source), "float32")
-        specs = [replace(spec, dtype=reader.dtype(regions[0].key))
-                 for parameter, regions in mapping for spec in parameter.sources()]  # fmt: skip
+        places = {
+            spec.name: (replace(spec, dtype=reader.dtype(regions[0].key)), parameter, regions)
+            for parameter, regions in without_cuda(_mapping, read_hf_config(source), "float32")
+            for spec in parameter.sources()
+        }
+        specs = [spec for spec, _, _ in places.values()]
         copy_other_files(source, folder, main_dtype(specs))
-        by_name = {spec.name: spec for spec in specs}
-        with (
-            closing(Sidecar(folder / sidecars.NAME, job)) as sidecar,
-            closing(SafetensorsWriter(folder, specs, max_shard_bytes, sidecar=sidecar)) as writer,
-            _progress(out, sum(spec.nbytes for spec in specs)) as on_bytes,
-        ):
-            for parameter, regions in mapping:
-                pieces = _pieces(reader, parameter, regions)
-                for name in parameter.packing.sources:
-                    if not writer.has(name):
-                        sink, cols = writer.sink(name), parameter.packing.cols
-                        max_rows = max(1, BUFFER_BYTES // (cols * by_name[name].dtype.itemsize))
-                        for band in bands(name, pieces[name], by_name[name].shape[0], cols, max_rows):
-                            sink.write(_rows(reader, band.pieces, band.rows, cols, by_name[name].dtype))
-                        writer.complete(sink)
-                    on_bytes(by_name[name].nbytes)
-            writer.finish()
-        sidecars.seal(folder, writer.header_sizes())
+        _write_tensors(folder, specs, shard_bytes, job, lambda spec: _read_source(reader, *places[spec.name]))
         publish_folder(folder, out)
 
 
@@ -249,17 +233,10 @@ def _regions(name: str, local: Tensor, state: Mapping[str, Any]) -> list[Region]
         raise BridgeError(f"Megatron's checkpoint has no place for parameter {name}")
     cols, regions = as_matrix(local.detach()).shape[1], []
     for tensor in _flat(state[name]):
-        leading, place = len(tensor.global_shape) - local.dim(), (*tensor.global_offset, 0)
-        region = Region(
-            first_row=(tensor.data.storage_offset() - local.storage_offset()) // cols,
-            key=tensor.key,
-            prefix=place[:leading],
-            row=place[leading],
-            col=place[leading + 1],
-            rows=tensor.data.shape[0],
-            cols=cols,
-        )
-        regions.append(region)
+        leading = len(tensor.global_shape) - local.dim()
+        first_row = (tensor.data.storage_offset() - local.storage_offset()) // cols
+        place = tensor.global_offset
+        regions.append(Region(first_row, tensor.data.shape[0], tensor.key, place[:leading], place[leading]))
     return regions
 
 
@@ -273,59 +250,24 @@ def _flat(entry: Any) -> Iterator[ShardedTensor]:
             yield from _flat(part)
 
 
-def _pieces(
-    reader: TorchDistReader, parameter: PlannedParameter, regions: Sequence[Region]
-) -> dict[str, list[BandPart[StoredMatrix]]]:
-    """For every Hugging Face tensor of a parameter the stored rectangles that it consists of.
-
-    ``shift`` leads from the parameter's rows to the global tensor's.
-    """
-    pieces: dict[str, list[BandPart[StoredMatrix]]] = {source: [] for source in parameter.packing.sources}
-    stored = [(region, region.row - region.first_row, m) for region in regions for m in reader.stored(region)]
-    for block, (region, shift, matrix) in itertools.product(parameter.packing.shard_blocks(1, 0), stored):
-        low = max(block.shard_row + shift, region.row, matrix.row)
-        high = min(block.shard_row + block.rows + shift, region.row + region.rows, matrix.row + matrix.rows)
-        if low < high:
-            piece = BandPart(
-                origin=matrix,
-                origin_row=low - matrix.row,
-                origin_col=0,
-                row=block.source_row + low - shift - block.shard_row,
-                col=matrix.col - region.col,
-                rows=high - low,
-                cols=matrix.cols,
-            )
-            pieces[block.source].append(piece)
-    return pieces
-
-
-def _rows(
-    reader: TorchDistReader, pieces: Sequence[BandPart[StoredMatrix]], rows: int, cols: int, dtype: torch.dtype
+def _read_source(
+    reader: TorchDistReader, spec: TensorSpec, parameter: PlannedParameter, regions: Sequence[Region]
 ) -> Tensor:
-    whole = torch.empty(rows, cols, dtype=dtype)
-    for piece in pieces:
-        part = whole if len(pieces) == 1 else torch.empty(rows, piece.cols, dtype=dtype)
-        reader.read(piece.origin, piece.origin_row, part)
-        if part is not whole:
-            whole[:, piece.col : piece.col + piece.cols].copy_(part)
+    """A Hugging Face tensor that ``parameter`` is packed from, ``[rows, cols]``."""
+    whole, read = torch.empty(spec.shape[0], parameter.packing.cols, dtype=spec.dtype), 0
+    for block, region in itertools.product(parameter.packing.shard_blocks(1, 0), regions):
+        low = max(block.shard_row, region.first_row)
+        rows = min(block.shard_row + block.rows, region.first_row + region.rows) - low
+        if block.source == spec.name and rows > 0:
+            first = block.source_row + low - block.shard_row
+            reader.read(region.key, region.prefix, region.row + low - region.first_row, whole[first : first + rows])
+            read += rows
+    if read != len(whole):
+        raise BridgeError(f"Megatron's checkpoint has {read} of the {len(whole)} rows of {spec.name}")
     return whole
 
 
-def _import_job(checkpoint: Path, max_shard_bytes: int) -> str:
+def _import_job(checkpoint: Path, shard_bytes: int) -> str:
     """Names an import by what it reads and how: only the same one may continue what was interrupted."""
-    read = (checkpoint / INDEX).read_bytes() + str(max_shard_bytes).encode()
+    read = (checkpoint / INDEX).read_bytes() + str(shard_bytes).encode()
     return f"torch_dist-to-hf {hashlib.sha256(read).hexdigest()}"
-
-
-@contextmanager
-def _progress(out: Path, nbytes: int) -> Iterator[OnBytes]:
-    """A line on the terminal that counts the mebibytes of ``nbytes`` that are in place."""
-    with Progress(True) as progress, progress.stage(f"{out.name} (MiB)", total=nbytes >> 20) as stage:
-        done = 0
-
-        def add(count: int) -> None:
-            nonlocal done
-            before, done = done, done + count
-            stage.advance((done >> 20) - (before >> 20))
-
-        yield add

@@ -83,8 +83,7 @@ class Optimizer:
                 f"in; lower it or set {section}.schedule to constant"
             )
         self.megatron: ChainedOptimizer = get_megatron_optimizer(
-            optimizer_config(config, chunks[0].config.params_dtype, megatron, section=section),
-            chunks,
+            optimizer_config(config, chunks[0].config.params_dtype, megatron, section=section), chunks
         )
         self.scheduler = OptimizerParamScheduler(
             self.megatron,

@@ -12,8 +12,7 @@ from __future__ import annotations
 import os
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,11 +32,6 @@ from mua.utils.errors import BridgeError
 
 FOLDER = "optimizer"
 _KEY = re.compile(r"(?P<name>.+)/(?P<kind>\w+)\[(?P<row>\d+):(?P<last>\d+),(?P<col>\d+):(?P<end>\d+)\]")
-
-
-def rank_file(rank: int) -> str:
-    """The file in which a rank leaves its slices."""
-    return f"rank_{rank:05d}.safetensors"
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,15 +85,40 @@ class OptimizerState:
             blocks = parameter.packing.shard_blocks(len(parameter.owners), plan.shard[parameter.name])
             self._held.append((state, parameter, blocks, as_matrix(state.parameter).shape[1]))
 
-    def save(self, path: Path, *, keep: bool) -> PendingSlices:
-        """Begin to write this rank's slices; with ``keep`` from a copy on the host, so that they may change at once."""
-        pending = PendingSlices(path, [
+    @torch.no_grad()
+    def save(self, path: Path, *, keep: bool) -> Callable[[], str]:
+        """What writes the file of this rank's slices, and returns its checksum.
+
+        With ``keep`` from a copy on the host, so that they may change at once.
+        """
+        held = [
             (state, list(slices_of(blocks, cols, state.first, state.end)))
             for state, parameter, blocks, cols in self._held if _is_saved(parameter)
-        ])  # fmt: skip
-        if keep:
-            pending.keep()
-        return pending
+        ]  # fmt: skip
+        copies = [
+            {kind: value.to("cpu", copy=True) for kind, value in state.read().items()} for state, _ in held if keep
+        ]
+        specs = [
+            TensorSpec(each.key(kind), (each.rows, each.cols), torch.float32)
+            for _, slices in held for kind in KINDS for each in slices
+        ]  # fmt: skip
+
+        def write() -> str:
+            with path.open("wb") as file:
+                stream = HashingStream(file.fileno())
+                stream.write(header_of(specs)[0])
+                for number, (state, slices) in enumerate(held):
+                    values = copies[number] if keep else state.read()
+                    for kind in KINDS:
+                        flat = values[kind].cpu()
+                        for each in slices:
+                            part = flat[each.start : each.start + each.rows * each.cols]
+                            stream.write(part.contiguous().view(torch.uint8).numpy().data)
+                os.fsync(file.fileno())
+            copies.clear()
+            return stream.hexdigest()
+
+        return write
 
     def load(self, folder: Path, steps: int) -> None:
         """Set everything from the slices in ``folder``, after ``steps`` steps; padding becomes zero.
@@ -107,7 +126,9 @@ class OptimizerState:
         Raises:
             BridgeError: an element that this rank needs is in no slice, or in several; a file is damaged.
         """
-        with closing(SliceReader(folder)) as reader:
+        files = sorted(path.name for path in folder.glob("rank_*.safetensors"))
+        with SafetensorsFolder(folder, finite=False, files=files) as opened:
+            reader = SliceReader(opened)
             for state, parameter, blocks, cols in self._held:
                 first, end = state.held
                 values = {kind: torch.zeros(end - first) for kind in KINDS}
@@ -130,69 +151,22 @@ def _is_saved(parameter: PlannedParameter) -> bool:
     return rank == 0
 
 
-class PendingSlices:
-    """A rank's file of slices that is still to be written."""
-
-    def __init__(self, path: Path, held: list[tuple[ParameterState, list[Slice]]]) -> None:
-        self.path, self._held = path, held
-        self._copies: list[dict[str, Tensor]] | None = None
-
-    def keep(self) -> None:
-        """Copy everything to the host."""
-        self._copies = [
-            {kind: value.to("cpu", copy=True) for kind, value in state.read().items()} for state, _ in self._held
-        ]
-
-    def write(self) -> str:
-        """Write the file; its checksum."""
-        specs = [
-            TensorSpec(each.key(kind), (each.rows, each.cols), torch.float32)
-            for _, slices in self._held for kind in KINDS for each in slices
-        ]  # fmt: skip
-        with self.path.open("wb") as file:
-            stream = HashingStream(file.fileno())
-            stream.write(header_of(specs)[0])
-            for number, (state, slices) in enumerate(self._held):
-                values = state.read() if self._copies is None else self._copies[number]
-                for kind in KINDS:
-                    flat = values[kind].cpu()
-                    for each in slices:
-                        part = flat[each.start : each.start + each.rows * each.cols]
-                        stream.write(part.contiguous().view(torch.uint8).numpy().data)
-                if self._copies is not None:
-                    self._copies[number] = {}
-            os.fsync(file.fileno())
-        return stream.hexdigest()
-
-
 class SliceReader:
-    """Reads rectangles of tensors from the slices of all ranks. Files stay open until :meth:`close`."""
+    """Reads rectangles of tensors from the slices that the ranks left in files."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._files: list[SafetensorsFolder] = []
-        self._slices: defaultdict[tuple[str, str], list[BandPart[tuple[SafetensorsFolder, str]]]] = defaultdict(list)
+    def __init__(self, files: SafetensorsFolder) -> None:
+        self._files = files
+        self._slices: defaultdict[tuple[str, str], list[BandPart[str]]] = defaultdict(list)
         self._checked: set[tuple[str, str]] = set()
-        try:
-            for path in sorted(folder.glob("rank_*.safetensors")):
-                file = SafetensorsFolder(folder, finite=False, single=path.name)
-                self._files.append(file)
-                for key in file.names:
-                    if (found := _KEY.fullmatch(key)) is None:
-                        raise BridgeError(f"{path}: {key} is no slice of a tensor")
-                    row, last, col, end = (int(found[part]) for part in ("row", "last", "col", "end"))
-                    if file.entry(key).shape != (last - row, end - col):
-                        raise BridgeError(f"{path}: {key} has shape {list(file.entry(key).shape)}")
-                    part = BandPart((file, key), 0, 0, row, col, last - row, end - col)
-                    self._slices[found["name"], found["kind"]].append(part)
-        except BaseException:
-            self.close()
-            raise
-
-    def close(self) -> None:
-        """Close every file."""
-        while self._files:
-            self._files.pop().close()
+        for key in files.names:
+            found, entry = _KEY.fullmatch(key), files.entry(key)
+            if found is None:
+                raise BridgeError(f"{entry.path}: {key} is no slice of a tensor")
+            row, last, col, end = (int(found[part]) for part in ("row", "last", "col", "end"))
+            if entry.shape != (last - row, end - col):
+                raise BridgeError(f"{entry.path}: {key} has shape {list(entry.shape)}")
+            part = BandPart(key, 0, 0, row, col, last - row, end - col)
+            self._slices[found["name"], found["kind"]].append(part)
 
     def read(self, parameter: PlannedParameter, wanted: Slice, kind: str, target: Tensor) -> None:
         """A slice of a tensor that ``parameter`` is packed from into ``target``, float32 ``[rows, cols]``."""
@@ -201,7 +175,7 @@ class SliceReader:
             spec = next(spec for spec in parameter.sources() if spec.name == wanted.name)
             width = torch.Size(spec.shape[1:]).numel()
             for _ in bands(
-                f"{self._folder}: {wanted.name}/{kind}", self._slices[key], spec.shape[0], width, spec.shape[0]
+                f"{self._files.folder}: {wanted.name}/{kind}", self._slices[key], spec.shape[0], width, spec.shape[0]
             ):
                 pass  # raises unless every element is in one slice
             self._checked.add(key)
@@ -209,6 +183,5 @@ class SliceReader:
             row, last = max(part.row, wanted.row), min(part.row + part.rows, wanted.row + wanted.rows)
             col, end = max(part.col, wanted.col), min(part.col + part.cols, wanted.col + wanted.cols)
             if row < last and col < end:
-                file, name = part.origin
                 view = target[row - wanted.row : last - wanted.row, col - wanted.col : end - wanted.col]
-                file.read(name, row - part.row, col - part.col, view)
+                self._files.read(part.origin, row - part.row, col - part.col, view)

@@ -13,11 +13,10 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import metadata
-from pathlib import Path
 from typing import Any, Literal, Self, TypeAlias
 
 import torch
@@ -32,7 +31,6 @@ from mua.megatron.parallel import virtual_stages
 from mua.utils.errors import ConfigError
 
 Implementation: TypeAlias = Literal["transformer_engine", "local"]
-Apex: TypeAlias = Literal["kernel", "without kernel", "other package", "absent"]
 
 TRANSFORMER_ENGINE = ("2.9.0", "3")
 """Versions of Transformer Engine that go with Megatron-Core 0.19: the first or later, below the second. ``setup.py``
@@ -53,9 +51,8 @@ class Capabilities:
     """Version of torch."""
     transformer_engine: str | None = None
     """Version of Transformer Engine; None: it is not installed, or its part for torch is not."""
-    apex: Apex = "absent"
-    """NVIDIA's Apex: with its kernel for fused gradient accumulation, or without; or PyPI's package of that name, which
-    is another; or neither."""
+    apex: bool = False
+    """Whether NVIDIA's Apex is here with its kernel for fused gradient accumulation."""
 
     @classmethod
     def here(cls) -> Self:
@@ -66,39 +63,13 @@ class Capabilities:
             with suppress(metadata.PackageNotFoundError):
                 metadata.version("transformer-engine-torch")  # without it there is nothing but the core library
                 engine = metadata.version("transformer-engine")
-        apex: Apex = "absent"
-        if importlib.util.find_spec("fused_weight_gradient_mlp_cuda") is not None:
-            apex = "kernel"
-        elif found := importlib.util.find_spec("apex"):
-            folders = found.submodule_search_locations or []
-            ours = any((Path(folder) / "multi_tensor_apply").is_dir() for folder in folders)
-            apex = "without kernel" if ours else "other package"
         return cls(
             cuda=cuda,
             compute=torch.cuda.get_device_capability() if cuda else None,
             torch=torch.__version__,
             transformer_engine=engine,
-            apex=apex,
+            apex=importlib.util.find_spec("fused_weight_gradient_mlp_cuda") is not None,
         )
-
-
-_pretended: Capabilities | None = None
-
-
-def capabilities() -> Capabilities:
-    """Of this process, or what :func:`pretending` says."""
-    return Capabilities.here() if _pretended is None else _pretended
-
-
-@contextmanager
-def pretending(of: Capabilities) -> Iterator[None]:
-    """Within it, models are built as on a machine with these capabilities."""
-    global _pretended
-    before, _pretended = _pretended, of
-    try:
-        yield
-    finally:
-        _pretended = before
 
 
 def implementation_of(megatron: MegatronConfig, of: Capabilities) -> Implementation:
@@ -113,7 +84,10 @@ def implementation_of(megatron: MegatronConfig, of: Capabilities) -> Implementat
         return "local"
     least, below = TRANSFORMER_ENGINE
     wanted = f"transformer-engine>={least},<{below}"
-    problem = None
+    try:
+        fits = Version(least) <= Version(of.transformer_engine or "0") < Version(below)
+    except InvalidVersion:
+        fits = False
     if of.transformer_engine is None:
         problem = (
             "Transformer Engine is not installed; install constraints/gpu-py312-cu.txt and "
@@ -121,21 +95,14 @@ def implementation_of(megatron: MegatronConfig, of: Capabilities) -> Implementat
         )
     elif not of.cuda:
         problem = "Transformer Engine needs a CUDA device and there is none; set it to auto or local"
+    elif not fits:
+        problem = (
+            f"Transformer Engine is {of.transformer_engine}, and Megatron-Core 0.19 needs {wanted}; install that "
+            "(constraints/gpu-py312-cu.txt has the version that is tried), or set megatron.implementation to local"
+        )
     else:
-        try:
-            fits = Version(least) <= Version(of.transformer_engine) < Version(below)
-        except InvalidVersion:
-            problem = f"the version {of.transformer_engine!r} of Transformer Engine cannot be read; install {wanted}"
-        else:
-            if not fits:
-                problem = (
-                    f"Transformer Engine is {of.transformer_engine}, and Megatron-Core 0.19 needs {wanted}; install "
-                    "that (constraints/gpu-py312-cu.txt has the version that is tried), or set "
-                    "megatron.implementation to local"
-                )
-    if problem is not None:
-        raise ConfigError(f"megatron.implementation {megatron.implementation}: {problem}")
-    return "transformer_engine"
+        return "transformer_engine"
+    raise ConfigError(f"megatron.implementation {megatron.implementation}: {problem}")
 
 
 _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -183,18 +150,12 @@ class Options:
                     f"megatron.{key} needs Transformer Engine's layers, and there is no {missing} here; leave {key} out"
                     + (" or install it (docs/installation.md)" if machine.cuda else "")
                 )
-        if megatron.gradient_accumulation_fusion and (machine.apex != "kernel" or not machine.cuda):
-            install = (
-                "install NVIDIA's from source (pip install -v --no-build-isolation --config-settings "
-                '"--build-option=--cpp_ext --cuda_ext" git+https://github.com/NVIDIA/apex)'
+        if megatron.gradient_accumulation_fusion and not (machine.apex and machine.cuda):
+            raise ConfigError(
+                "megatron.gradient_accumulation_fusion needs a CUDA device, and of NVIDIA's Apex the kernel "
+                "fused_weight_gradient_mlp_cuda (PyPI's package apex is another); install it from source "
+                "(docs/installation.md), or set it to null"
             )
-            problem = {
-                "kernel": "the kernel of NVIDIA's Apex needs a CUDA device",
-                "without kernel": f"NVIDIA's Apex lacks its kernel fused_weight_gradient_mlp_cuda; {install}",
-                "other package": f"the package apex here is PyPI's, not NVIDIA's; uninstall it and {install}",
-                "absent": f"NVIDIA's Apex is not installed (PyPI's package of that name is another); {install}",
-            }[machine.apex]
-            raise ConfigError(f"megatron.gradient_accumulation_fusion: {problem}, or set it to null")
         if megatron.cuda_graphs and not machine.cuda:
             raise ConfigError("megatron.cuda_graphs needs a CUDA device and there is none; set it to false")
         if megatron.fp8 and machine.compute is not None and machine.compute < HOPPER:
@@ -211,9 +172,7 @@ class Options:
             moe_permute_fusion=experts and _chosen(megatron.moe_permute_fusion, engine),
             moe_router_fusion=experts
             and _chosen(megatron.moe_router_fusion, engine and megatron.routing_replay == "off"),
-            gradient_accumulation_fusion=_chosen(
-                megatron.gradient_accumulation_fusion, machine.cuda and machine.apex == "kernel"
-            ),
+            gradient_accumulation_fusion=_chosen(megatron.gradient_accumulation_fusion, machine.cuda and machine.apex),
             overlap_grad_reduce=overlap,
             overlap_param_gather=_chosen(megatron.overlap_param_gather, overlap and machine.cuda)
             and megatron.distributed_optimizer,
@@ -245,12 +204,12 @@ def transformer_config(
         architecture: fields that the model folder decides.
         model: gives the dtype.
         megatron: gives layout and options.
-        machine: None: :func:`mua.megatron.settings.capabilities`.
+        machine: None: :meth:`Capabilities.here`.
 
     Raises:
         ConfigError: an option is impossible on this machine or for this model.
     """
-    here, machine = machine is None, machine or capabilities()
+    here, machine = machine is None, machine or Capabilities.here()
     experts = bool(architecture.get("num_moe_experts"))
     options = Options.of(megatron, machine, experts=experts)
     dtype = _DTYPES[model.dtype]
@@ -334,7 +293,7 @@ def data_parallel_config(
     megatron: MegatronConfig, machine: Capabilities | None = None
 ) -> DistributedDataParallelConfig:
     """Of Megatron's data-parallel wrapper: gradients are summed, never averaged."""
-    options = Options.of(megatron, machine or capabilities())
+    options = Options.of(megatron, machine or Capabilities.here())
     return DistributedDataParallelConfig(
         grad_reduce_in_fp32=megatron.grad_reduce_in_fp32,
         use_distributed_optimizer=megatron.distributed_optimizer,
@@ -360,13 +319,13 @@ def optimizer_config(
         optimizer: rates, and where and in which types the state lies.
         params_dtype: of the model.
         megatron: gives the options that it shares with the data-parallel wrapper.
-        machine: None: :func:`mua.megatron.settings.capabilities`.
+        machine: None: :meth:`Capabilities.here`.
         section: of the configuration that ``optimizer`` is, for messages.
 
     Raises:
         ConfigError: Transformer Engine's Adam is asked for and not there.
     """
-    machine = machine or capabilities()
+    machine = machine or Capabilities.here()
     options = Options.of(megatron, machine)
     offloaded = optimizer.cpu_offload_fraction > 0
     if optimizer.precision_aware and not offloaded and options.implementation == "local":

@@ -11,9 +11,9 @@ Memory and time are in proportion to the bytes read. Nothing is loaded in whole.
 
 from __future__ import annotations
 
-import io
 import itertools
 import math
+import mmap
 import operator
 import os
 import struct
@@ -23,11 +23,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, cast
 
 import torch
 from torch import Tensor
 
+from megatron_bridge.blocks import BandPart, bands
 from mua.compat.plain_pickle import PickleError, PlainUnpickler, Record
 from mua.utils.errors import DamagedCheckpoint, ModelError
 from mua.utils.strict_json import is_count, is_name, label, open_regular, shown
@@ -97,39 +98,34 @@ def parse_index(data: bytes, sizes: Callable[[str], int]) -> dict[str, GlobalTen
             larger than the bytes it is said to lie in, a file outside the folder, a chunk that is nowhere).
     """
     index = Record.fields(PlainUnpickler(data, _NAMES).read_value(), "Metadata")
-    stored, tensors = index.get("storage_data"), index.get("state_dict_metadata")
-    if type(stored) is not dict or type(tensors) is not dict:
-        raise PickleError("it lacks a dictionary that every index has")
-    places: dict[tuple[str, tuple[int, ...] | None], ArchivePlace] = {}
-    for key, place in stored.items():
-        fields = Record.fields(key, "MetadataIndex")
-        offset = fields.get("offset")
-        places[str(fields.get("fqn")), None if offset is None else tuple(offset)] = _place(place, sizes)
     found = {}
-    for name, entry in tensors.items():
-        if type(entry) is Record and entry.kind == "BytesStorageMetadata":
-            continue  # an object, which is never read
-        fields = Record.fields(entry, "TensorStorageMetadata")
-        size, properties = fields.get("size"), fields.get("properties")
-        state = properties.state if type(properties) is Record else None
-        if type(name) is not str or type(size) is not torch.Size or type(state) is not tuple or not state:
-            raise PickleError("it has a tensor without a name, a shape or properties")
-        if type(state[0]) is not torch.dtype or type(fields.get("chunks")) is not list:
-            raise PickleError(f"{label(name)} has no dtype, or no list of chunks")
-        tensor = GlobalTensor(state[0], {})
-        for chunk in fields["chunks"]:
-            part = Record.fields(chunk, "ChunkStorageMetadata")
-            offsets, counts = part.get("offsets"), part.get("sizes")
-            if type(offsets) is not torch.Size or type(counts) is not torch.Size:
-                raise PickleError(f"{label(name)} has a chunk without a shape")
-            ends = zip(offsets, counts, size, strict=False)
-            if not len(offsets) == len(counts) == len(size) or any(first + n > end for first, n, end in ends):
-                raise PickleError(f"{label(name)} has a chunk outside its shape {list(size)}")
-            place = places.get((name, tuple(offsets)))
-            if place is None or math.prod(counts) * tensor.dtype.itemsize > place.length:
-                raise PickleError(f"it does not say where the chunk of {label(name)} at {list(offsets)} lies")
-            tensor.chunks[tuple(offsets)] = tuple(counts), place
-        found[name] = tensor
+    try:
+        places = {}
+        for record, stored in index["storage_data"].items():
+            key = Record.fields(record, "MetadataIndex")
+            if (offset := key.get("offset")) is not None:  # else it is an object's, which is never read
+                places[key["fqn"], _size(offset)] = _place(stored, sizes)
+        for name, entry in index["state_dict_metadata"].items():
+            if entry.kind == "BytesStorageMetadata":
+                continue
+            fields = Record.fields(entry, "TensorStorageMetadata")
+            shape, dtype = _size(fields["size"]), fields["properties"].state[0]
+            itemsize = dtype.itemsize
+            chunks: dict[tuple[int, ...], tuple[tuple[int, ...], ArchivePlace]] = {}
+            for chunk in fields["chunks"]:
+                part = Record.fields(chunk, "ChunkStorageMetadata")
+                offsets, counts = _size(part["offsets"]), _size(part["sizes"])
+                if any(first + count > end for first, count, end in zip(offsets, counts, shape, strict=True)):
+                    raise PickleError(f"{label(name)} has a chunk outside its shape {list(shape)}")
+                place = places.get((name, offsets))
+                if place is None or math.prod(counts) * itemsize > place.length:
+                    raise PickleError(f"it does not say where the chunk of {label(name)} at {list(offsets)} lies")
+                chunks[offsets] = counts, place
+            found[name] = GlobalTensor(dtype, chunks)
+    except (PickleError, OSError):
+        raise
+    except Exception as error:  # a value of another kind, or none: Python tells it by whatever is asked of it
+        raise PickleError("it has something else where every index has a name, a shape, a dtype or a list") from error
     return found
 
 
@@ -140,27 +136,15 @@ def _place(record: Any, sizes: Callable[[str], int]) -> ArchivePlace:
         raise PickleError(f"it names {label(name)}, which is no file of a checkpoint")
     if fields.get("transform_descriptors"):
         raise PickleError(f"it has {label(name)} transformed, which is not supported")
-    try:
-        size = sizes(name)
-    except OSError as error:
-        raise PickleError(f"it names {label(name)}: {error.strerror}") from error
+    size = sizes(name)
     if type(offset) is not int or type(length) is not int or not (0 <= offset <= offset + length <= size):
         raise PickleError(f"it names {shown(length)} bytes from {shown(offset)} on of {label(name)}, which has {size}")
     return ArchivePlace(name, offset, length)
 
 
 @dataclass(frozen=True, slots=True)
-class _Storage:
-    """The values that a tensor of an archive lies in: where they begin in the file, and how many they are."""
-
-    offset: int
-    count: int
-    dtype: torch.dtype
-
-
-@dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """A tensor of an archive: where in the file its values begin."""
+    """A tensor of an archive, or the storage that it lies in: where in the file its values begin."""
 
     offset: int
     dtype: torch.dtype
@@ -174,106 +158,54 @@ def find_tensor(descriptor: int, place: ArchivePlace) -> StoredTensor:
         PickleError: it is no archive of one tensor whose values lie in order and without holes.
     """
     records: dict[str, tuple[int, int]] = {}
+    start = place.offset - place.offset % mmap.ALLOCATIONGRANULARITY
 
-    def read(start: int, size: int) -> bytes:
-        found = os.pread(descriptor, size, place.offset + start) if start >= 0 else b""
-        if len(found) != size:
-            raise PickleError("it is cut short")
-        return found
-
-    def storage(key: Any) -> _Storage:
+    def storage(key: Any) -> StoredTensor:
         """What a persistent id names: ``("storage", kind, record, device, number of elements)``."""
         if type(key) is not tuple or len(key) != 5 or key[0] != "storage" or type(key[1]) is not torch.dtype:
             raise PickleError("it has a tensor without a storage")
-        start, size = records.get(f"data/{key[2]}", (0, -1))
+        first, size = records.get(f"data/{key[2]}", (0, -1))
         if not is_count(key[4]) or key[4] * key[1].itemsize != size:
             raise PickleError(f"it has {size} bytes for {shown(key[4])} elements of {key[1]}")
-        return _Storage(place.offset + start, key[4], key[1])
+        return StoredTensor(start + first, key[1], torch.Size([key[4]]))
 
     def tensor(stored: Any, first: Any, shape: Any, strides: Any, *_: Any) -> StoredTensor:
         size = _size(shape)
-        if type(stored) is not _Storage or not is_count(first) or first + size.numel() > stored.count:
+        if type(stored) is not StoredTensor or not is_count(first) or first + size.numel() > stored.shape.numel():
             raise PickleError("it has a tensor without a shape, or larger than its storage")
         if size.numel() and strides != torch.empty(size, device="meta").stride():
             raise PickleError("it has a tensor whose memory is not contiguous")
         return StoredTensor(stored.offset + first * stored.dtype.itemsize, stored.dtype, size)
 
     try:
-        with zipfile.ZipFile(io.BufferedReader(_FilePart(descriptor, place), 1 << 12)) as archive:
+        with (
+            mmap.mmap(descriptor, place.offset - start + place.length, offset=start, access=mmap.ACCESS_READ) as data,
+            zipfile.ZipFile(cast(IO[bytes], data)) as archive,  # a map is read like a file
+        ):
             for entry in archive.infolist():
-                signature, *lengths = _LOCAL_HEADER.unpack(read(entry.header_offset, _LOCAL_HEADER.size))
-                start = entry.header_offset + _LOCAL_HEADER.size + sum(lengths)
+                values = entry.header_offset + _LOCAL_HEADER.size
+                signature, *lengths = _LOCAL_HEADER.unpack(data[entry.header_offset : values])
+                values += sum(lengths)
                 plain = entry.compress_type == zipfile.ZIP_STORED and entry.compress_size == entry.file_size
-                if signature != b"PK\3\4" or not plain or start + entry.file_size > place.length:
+                plain = plain and entry.header_offset >= place.offset - start  # and not in what the map begins with
+                if signature != b"PK\3\4" or not plain or values + entry.file_size > len(data):
                     raise PickleError(f"its record {label(entry.filename)} is damaged")
-                records[entry.filename.partition("/")[2]] = start, entry.file_size
-        if read(*records["byteorder"]) != b"little":
-            raise PickleError("it was written on a machine of the other byte order")
-        pickled = read(*records["data.pkl"])
+                records[entry.filename.partition("/")[2]] = values, entry.file_size
+            order, pickled = (data[at : at + size] for at, size in (records["byteorder"], records["data.pkl"]))
     except PickleError:
         raise
     except Exception as error:  # zipfile tells damage by some ten kinds of errors
         raise PickleError("it is no archive of torch.save") from error
+    if order != b"little":
+        raise PickleError("it was written on a machine of the other byte order")
     found = PlainUnpickler(pickled, {**_NAMES, ("torch._utils", "_rebuild_tensor_v2"): tensor}, storage).read_value()
     if type(found) is not StoredTensor:
         raise PickleError("it is no tensor")
     return found
 
 
-class _FilePart(io.RawIOBase):
-    """A part of an open file as a file."""
-
-    def __init__(self, descriptor: int, place: ArchivePlace) -> None:
-        self._descriptor, self._place, self._position = descriptor, place, 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        start = {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self._place.length}[whence]
-        if start + offset < 0:
-            raise OSError("a place before the beginning")
-        self._position = start + offset
-        return self._position
-
-    def readinto(self, buffer: Any) -> int:
-        view = memoryview(buffer)[: max(0, self._place.length - self._position)]
-        count = os.preadv(self._descriptor, [view], self._place.offset + self._position) if len(view) else 0
-        self._position += count
-        return count
-
-
-@dataclass(frozen=True, slots=True)
-class Region:
-    """Rows of a parameter, as a matrix, in a global tensor: rows and columns of its last dimensions at ``prefix``.
-
-    One-dimensional parameters are matrices of one column.
-    """
-
-    first_row: int
-    """Of the parameter."""
-    key: str
-    prefix: tuple[int, ...]
-    row: int
-    col: int
-    rows: int
-    cols: int
-
-
-@dataclass(frozen=True, slots=True)
-class StoredMatrix:
-    """The part of one chunk that lies at one prefix: where its matrix is in the global tensor and in the file."""
-
-    row: int
-    col: int
-    rows: int
-    cols: int
-    place: ArchivePlace
-    first: int
-    """Elements of the chunk before this matrix."""
+_Matrix = BandPart[tuple[ArchivePlace, int]]
+"""The part of one chunk that lies at one prefix: of the chunk the archive, and the elements before this matrix."""
 
 
 class TorchDistReader:
@@ -286,7 +218,7 @@ class TorchDistReader:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._files: dict[str, int] = {}
-        self._stored: dict[tuple[str, int], dict[tuple[int, ...], list[StoredMatrix]]] = {}
+        self._matrices: dict[tuple[str, int], dict[tuple[int, ...], list[_Matrix]]] = {}
         self._opened: tuple[ArchivePlace, StoredTensor] | None = None
         with self._plain(INDEX), open(open_regular(folder / INDEX), "rb") as file:
             self._index = parse_index(file.read(), lambda name: os.stat(folder / name).st_size)
@@ -300,36 +232,49 @@ class TorchDistReader:
         """Dtype of a global tensor."""
         return self._tensor(key).dtype
 
-    def stored(self, region: Region) -> list[StoredMatrix]:
-        """The stored matrices that overlap ``region``."""
-        key = (region.key, len(region.prefix))
-        if key not in self._stored:
-            self._stored[key] = self._by_prefix(*key)
-        return [
-            matrix
-            for matrix in self._stored[key].get(region.prefix, ())
-            if -matrix.rows < matrix.row - region.row < region.rows
-            and -matrix.cols < matrix.col - region.col < region.cols
-        ]
+    def read(self, key: str, prefix: tuple[int, ...], row: int, target: Tensor) -> None:
+        """Rows ``row...`` of the matrix at ``prefix`` of a global tensor into ``target``, CPU ``[rows, cols]``.
 
-    def read(self, matrix: StoredMatrix, row: int, target: Tensor) -> None:
-        """Whole rows ``row...`` of a stored matrix into the contiguous CPU tensor ``target``, ``[rows, cols]``."""
-        place = matrix.place
-        with self._plain(f"{label(place.file)} at byte {place.offset}"):
-            if self._opened is None or self._opened[0] is not place:
-                if place.file not in self._files:
-                    self._files[place.file] = open_regular(self.folder / place.file)
-                self._opened = place, find_tensor(self._files[place.file], place)
-            tensor = self._opened[1]
-            if target.dtype != tensor.dtype or matrix.first + matrix.rows * matrix.cols > tensor.shape.numel():
-                raise PickleError(f"it is {tensor.dtype} {list(tensor.shape)}, which the index says otherwise")
-            view = target.reshape(-1).view(torch.uint8).numpy().data
-            position = tensor.offset + (matrix.first + row * matrix.cols) * tensor.dtype.itemsize
-            while len(view):
-                count = os.preadv(self._files[place.file], [view], position)
-                if count == 0:
-                    raise PickleError("it is cut short")
-                view, position = view[count:], position + count
+        The last one or two dimensions of the tensor are the matrix. One-dimensional ones have one column.
+
+        Raises:
+            DamagedCheckpoint: what the index says of a chunk is not what is there.
+            ModelError: the tensor is not in the checkpoint, or has another shape.
+            BridgeError: an element is in no chunk, or in several.
+        """
+        if (key, len(prefix)) not in self._matrices:
+            self._matrices[key, len(prefix)] = self._by_prefix(key, len(prefix))
+        pieces = [
+            BandPart(m.origin, low - m.row, 0, low - row, m.col, high - low, m.cols)
+            for m in self._matrices[key, len(prefix)].get(prefix, ())
+            if (low := max(row, m.row)) < (high := min(row + len(target), m.row + m.rows))
+        ]
+        rows, cols = target.shape
+        for band in bands(f"{self.folder}: {key}", pieces, rows, cols, rows):
+            for piece in band.pieces:
+                place, first = piece.origin
+                with self._plain(f"{label(place.file)} at byte {place.offset}"):
+                    part = target[band.row : band.row + band.rows, piece.col : piece.col + piece.cols]
+                    self._read_values(place, first + piece.origin_row * piece.cols, part)
+
+    def _read_values(self, place: ArchivePlace, first: int, part: Tensor) -> None:
+        """The elements from ``first`` on of the tensor at ``place``."""
+        if self._opened is None or self._opened[0] is not place:
+            if place.file not in self._files:
+                self._files[place.file] = open_regular(self.folder / place.file)
+            self._opened = place, find_tensor(self._files[place.file], place)
+        tensor = self._opened[1]
+        if part.dtype != tensor.dtype or first + part.numel() > tensor.shape.numel():
+            raise PickleError(f"it is {tensor.dtype} {list(tensor.shape)}, which the index says otherwise")
+        values = part if part.is_contiguous() else torch.empty(part.shape, dtype=part.dtype)
+        view, position = values.view(-1).view(torch.uint8).numpy().data, tensor.offset + first * part.itemsize
+        while len(view):
+            count = os.preadv(self._files[place.file], [view], position)
+            if count == 0:
+                raise PickleError("it is cut short")
+            view, position = view[count:], position + count
+        if values is not part:
+            part.copy_(values)
 
     @contextmanager
     def _plain(self, part: str) -> Iterator[None]:
@@ -337,7 +282,7 @@ class TorchDistReader:
         try:
             yield
         except (OSError, PickleError) as error:
-            reason = error.strerror if isinstance(error, OSError) else error
+            reason = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) else error
             raise DamagedCheckpoint(
                 f"checkpoint {self.folder}: {part} is damaged or holds what no checkpoint holds ({reason}); "
                 "do not load it"
@@ -348,9 +293,9 @@ class TorchDistReader:
             raise ModelError(f"checkpoint {self.folder} is of another model: it has no tensor {key}")
         return self._index[key]
 
-    def _by_prefix(self, key: str, dims: int) -> dict[tuple[int, ...], list[StoredMatrix]]:
+    def _by_prefix(self, key: str, dims: int) -> dict[tuple[int, ...], list[_Matrix]]:
         """Stored matrices by prefix; a chunk that is larger than one in a leading dimension holds several."""
-        found: dict[tuple[int, ...], list[StoredMatrix]] = {}
+        found: dict[tuple[int, ...], list[_Matrix]] = {}
         for offsets, (sizes, place) in self._tensor(key).chunks.items():
             if len(sizes) not in (dims + 1, dims + 2):
                 raise ModelError(f"checkpoint {self.folder} is of another model: {key} has {len(sizes)} dimensions")
@@ -360,5 +305,6 @@ class TorchDistReader:
             rows, cols = (*sizes[dims:], 1)[:2]
             for number, index in enumerate(itertools.product(*map(range, sizes[:dims]))):
                 prefix = tuple(map(operator.add, offsets, index))
-                found.setdefault(prefix, []).append(StoredMatrix(row, col, rows, cols, place, number * rows * cols))
+                matrix = BandPart((place, number * rows * cols), 0, 0, row, col, rows, cols)
+                found.setdefault(prefix, []).append(matrix)
         return found

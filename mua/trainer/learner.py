@@ -367,7 +367,7 @@ class Learner:
         background: bool = False,
         texts: Mapping[str, str] | None = None,
     ) -> None:
-        """Write a checkpoint, whole or not at all; see :func:`mua.megatron.checkpoint.begin`.
+        """Write a checkpoint, whole or not at all; see :class:`mua.megatron.checkpoint.PendingSave`.
 
         Args:
             provenance: JSON-able, for the manifest.
@@ -379,7 +379,7 @@ class Learner:
         self._finish_save()
         if background and self._closing is None:
             self._closing = parallel.own_group()
-        self._pending = checkpoint.begin(
+        self._pending = checkpoint.PendingSave(
             folder,
             self.networks,
             self._config.megatron,

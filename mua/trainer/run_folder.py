@@ -20,7 +20,7 @@ from mua.megatron.checkpoint import (
     prune_checkpoints,
 )
 from mua.megatron.checkpoint_manifest import NAME as MANIFEST
-from mua.megatron.model_card import ExportedPolicy, exported_texts
+from mua.megatron.model_card import exported_texts
 from mua.observe import metrics_log
 from mua.observe.metric_sinks import service_sink
 from mua.observe.metrics_log import (
@@ -210,7 +210,7 @@ class Run:
 
     def export(self, step: int) -> None:
         """Have the learner write its policy, which learned from ``step`` steps, as ``<output>/hf``, with its card."""
-        texts = exported_texts(ExportedPolicy.of_run(self._config, step, self._provenance))
+        texts = exported_texts(self._config, step, self._provenance)
         self._learner.save_hf(self._config.output / "hf", texts)
 
     def due(self, every: int, step: int) -> bool:
@@ -237,7 +237,7 @@ class Run:
                 "unscored": self._unscored or None,
             }  # fmt: skip
             state = {"step": done} | {name: value for name, value in optional.items() if value is not None}
-            texts = exported_texts(ExportedPolicy.of_run(self._config, done, self._provenance))
+            texts = exported_texts(self._config, done, self._provenance)
             background = self._config.trainer.async_save
             self._learner.save(folder, state, self._provenance, background=background, texts=texts)
             self._point_to_best()

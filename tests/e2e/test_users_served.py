@@ -17,15 +17,18 @@ import aiohttp
 import pytest
 from e2e_support import SECONDS
 from key_support import answers_without, routes
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from environments.help_desk import DOMAIN
 from environments.help_desk.demonstrations import demonstrations
 from environments.help_desk.tasks import generate
+from mua.algorithms.losses import CrossEntropyLoss
 from mua.config.schema import JudgeConfig, LlmConfig
 from mua.environment.endpoint.services import ChatClient, Services
 from mua.environment.protocol import ToolResult
 from mua.environment.user import UserReply
 from mua.launch.checks import node as checks
+from mua.megatron.checkpoint import checkpoint_folder
 from mua.rollout.runner import EpisodeRunner
 from mua.types import Json, Outcome, ToolSchema, Trajectory
 from mua.users.judge import Judge
@@ -33,7 +36,9 @@ from mua.users.llm import LlmUser
 from mua.users.personas import style_of
 from mua.utils.errors import MISTAKE, JudgeFault, UserFault, UserFaultKind
 from tests import collect_support as collecting
+from tests.distributed import run_distributed
 from tests.judged_desk import SURE, JudgedDesk
+from tests.megatron_support import backend, make_batch
 from tests.rollout_fixtures import ScriptedSampler, call, experiment, lines, only
 from tests.served_support import Served, random_model, serving
 from tests.tokens_fixtures import chat_family
@@ -43,17 +48,49 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 CONTEXT = 8192
 
 
+def save_checkpoint(model: str, folder: str) -> None:
+    with backend(Path(model)) as built:
+        built.train_step(make_batch(), CrossEntropyLoss())
+        built.save(Path(folder), {})
+
+
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """A random model's server."""
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The first checkpoint of a random model's training."""
     folder = tmp_path_factory.mktemp("served")
     talks = demonstrations(60, 1, DOMAIN.system_prompt("short"), ["brief"])
-    with serving(random_model(folder / "model", talks, CONTEXT), folder, "--tool-call-parser=qwen") as found:
+    model = random_model(folder / "model", talks, CONTEXT)
+    run_distributed(save_checkpoint, 1, str(model), str(checkpoint_folder(folder, 1)))
+    return checkpoint_folder(folder, 1)
+
+
+@pytest.fixture(scope="module")
+def served(checkpoint: Path) -> Iterator[Served]:
+    """A server of the checkpoint as it is."""
+    with serving(checkpoint, checkpoint.parent, "--tool-call-parser=qwen") as found:
         yield found
 
 
 def llm(served: Served, **settings: object) -> LlmConfig:
     return LlmConfig.model_validate(served.section(**settings))
+
+
+async def test_a_checkpoint_says_in_sglang_what_it_says_in_transformers(checkpoint: Path, served: Served) -> None:
+    assert checkpoint.name == "step_00000001"
+    prompt = "Where is my parcel?"
+    body = {"model": "tiny", "prompt": prompt, "max_tokens": 12, "temperature": 0}
+    headers = {"Authorization": f"Bearer {served.key}"}
+    async with (
+        aiohttp.ClientSession(headers=headers) as session,
+        session.post(f"{served.url}/completions", json=body) as answer,
+    ):
+        (choice,) = (await answer.json())["choices"]
+    tokenizer = AutoTokenizer.from_pretrained(checkpoint)
+    model = AutoModelForCausalLM.from_pretrained(checkpoint)
+    ids = tokenizer(prompt, return_tensors="pt").input_ids
+    said = model.generate(ids, max_new_tokens=12, do_sample=False)[0, ids.shape[1] :]
+    assert choice["text"] == tokenizer.decode(said, skip_special_tokens=True)
+    assert len(said) > 0
 
 
 async def test_nobody_without_the_key_is_answered(served: Served) -> None:

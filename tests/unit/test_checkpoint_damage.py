@@ -161,15 +161,6 @@ def test_ranks_share_the_files_and_none_is_left_out(trained: Path, tmp_path: Pat
         assert found == (3 if path.name == "checksums.jsonl" else 1), path
 
 
-def test_shares_are_of_about_the_same_size() -> None:
-    drawn = random.Random(1)
-    files = {f"rank_{number}": {"bytes": drawn.randrange(1 << 30)} for number in range(200)}
-    shares = [checkpoint_manifest._share(files, part, 7) for part in range(7)]
-    assert sorted(name for share in shares for name in share) == sorted(files)
-    sizes = [sum(files[name]["bytes"] for name in share) for share in shares]
-    assert max(sizes) < 1.02 * min(sizes)
-
-
 # ---- files that disagree, under checksums that fit
 
 

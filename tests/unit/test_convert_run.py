@@ -32,7 +32,10 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
             for parameter in built.policy.parameters():
                 parameter.data.add_(1)
             built.save(checkpoint_folder(root / "run" / "checkpoints", step), {})
-            save_torch_dist(built, root / "upstreams" / f"global_step_{step}")
+            save_torch_dist(built, root / "upstreams" / f"iter_{step:07d}")
+            actor = root / "verl" / f"global_step_{step}" / "actor"
+            shutil.copytree(root / "upstreams" / f"iter_{step:07d}", actor / "dist_ckpt")
+            shutil.copytree(root / "model", actor / "huggingface", ignore=shutil.ignore_patterns("*.safetensors"))
     return root
 
 
@@ -46,15 +49,18 @@ def first_value(folder: Path) -> float:
     return float(load_file(folder / "model.safetensors")["model.norm.weight"][0])
 
 
-@pytest.mark.parametrize("upstreams", [False, True])
+@pytest.mark.parametrize("form", ["step_{:08d}", "iter_{:07d}", "global_step_{}"])
 def test_every_step_is_converted_and_a_second_call_does_nothing(
-    made: Path, run: Path, tmp_path: Path, upstreams: bool
+    made: Path, run: Path, tmp_path: Path, form: str
 ) -> None:
-    flags = ["--source", str(made / "model"), "--out", str(tmp_path / "out")] if upstreams else []
-    run, out = (made / "upstreams", tmp_path / "out") if upstreams else (run, run / "hf-steps")
+    """Ours, Megatron-LM's, and those of MUA-RL and verl, which have configuration and tokenizer beside them."""
+    flags, out = list[str](), run / "hf-steps"
+    if not form.startswith("step"):
+        run, out = made / ("verl" if form.startswith("global") else "upstreams"), tmp_path / "out"
+        flags = ["--out", str(out), *(["--source", str(made / "model")] if form.startswith("iter") else [])]
     done = convert(run, *flags, "--json")
     assert json.loads(done.stdout) == {"written": str(out), "converted": 3, "already": 0, "faults": []}
-    folders = [out / (f"global_step_{step}" if upstreams else f"step_{step:08d}") for step in STEPS]
+    folders = [out / form.format(step) for step in STEPS]
     values = [first_value(folder) for folder in folders]
     assert [value - values[0] for value in values] == pytest.approx([0.0, 1.0, 2.0], abs=1e-4)
     times = [(folder / "model.safetensors").stat().st_ctime_ns for folder in folders]

@@ -18,7 +18,7 @@ from megatron_bridge.plan import TensorSpec
 from megatron_bridge.reshard import lay_out
 from mua.engine import weight_transfer
 from mua.engine.engine_handle import EngineGone, EnginePlace, Targets
-from mua.engine.weight_sync import Buffers, fused_key
+from mua.engine.weight_sync import Buffers
 from mua.engine.weight_transfer import SyncReport, WeightBucket, WeightGenerator, WeightSource, WeightTransfer
 from mua.utils.errors import EngineError
 
@@ -173,14 +173,6 @@ async def test_an_update_that_is_given_up_closes_the_source_too() -> None:
     with pytest.raises(asyncio.CancelledError):
         await update
     assert source.closed
-
-
-def test_what_the_engine_fuses_in_one_call_stays_in_one_bucket() -> None:
-    names = ["q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "o_proj"]
-    specs = [TensorSpec(f"model.layers.0.self_attn.{name}.weight", (16, 16), torch.float32) for name in names]
-    layouts = lay_out(specs, 1024, together=fused_key)
-    found = [[slot.spec.name.split(".")[4] for slot in layout.tensors] for layout in layouts]
-    assert found == [["q_a_proj", "kv_a_proj_with_mqa"], ["q_b_proj"], ["o_proj"]]
 
 
 def test_two_buffers_take_turns() -> None:

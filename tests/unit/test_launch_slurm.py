@@ -111,7 +111,7 @@ def test_engines_have_nodes_of_their_own(recipe: Path) -> None:
         render(_job(recipe, *engines, nodes=2))
     with pytest.raises(ConfigError, match=r"slurm.nodes 3 x slurm.gpus_per_node 8 are 24 GPUs"):
         render(_job(recipe, *engines, nodes=5))
-    with pytest.raises(ConfigError, match=r"tensor_parallel 3 do not fit slurm.gpus_per_node 8; .*4 of 2, 2 of 4"):
+    with pytest.raises(ConfigError, match=r"tensor_parallel 3 .* 8 GPUs of slurm.gpus_per_node; possible: 1, 2, 4, 8"):
         render(_job(recipe, *engines, "engine.tensor_parallel=3"))
     assert place_job(_job(recipe, *engines).config, "sft") == JobNodes(4, 8)
 

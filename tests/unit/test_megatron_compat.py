@@ -31,11 +31,11 @@ import torch.distributed as dist
 
 from mua.algorithms.losses import CrossEntropyLoss
 from mua.compat import megatron_cpu
-from mua.compat.megatron_optimizer import GroupStepAdam, joined, split
+from mua.compat.megatron_optimizer import joined, split
 from mua.config.schema import MegatronConfig
 from mua.megatron.parallel import start_groups
 from tests.distributed import run_distributed, run_on_workers
-from tests.megatron_support import backend, exported, make_batch, write_model
+from tests.megatron_support import backend, make_batch, write_model
 
 needs_cpu = pytest.mark.skipif(torch.cuda.is_available(), reason="with CUDA nothing is rewritten")
 
@@ -61,17 +61,11 @@ def upstream() -> dict[str, Any]:
     script = """
         import json, sys, torch
         import megatron.core.parallel_state
-        import megatron.core.optimizer as optimizer
-        import megatron.core.optimizer.distrib_optimizer as distributed
         import megatron.core.tensor_parallel.random as random
         import megatron.core.transformer.moe.moe_utils as moe
         facts = {
             "host tensor": type(moe.maybe_move_tensor_to_cpu(torch.zeros(1), as_numpy=True)).__name__,
             "recompute names": hasattr(random, "FP8GlobalStateManager"),
-            "adam": [str(module.Adam) for module in (optimizer, distributed)],
-            "fallback": [
-                optimizer.USING_PYTORCH_OPTIMIZER, distributed.HAVE_APEX_OR_TE, distributed.USING_APEX_OPTIMIZER
-            ],
         }
         torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
         megatron.core.parallel_state.initialize_model_parallel()
@@ -133,37 +127,6 @@ def test_upstream_compiles_while_it_recomputes() -> None:
     assert values._version == version
 
 
-def resumed(model: str, checkpoint: str) -> str:
-    """What a resumed run makes of its next step, with the optimizers as they are upstream."""
-    import megatron.core.optimizer as optimizer
-    import megatron.core.optimizer.distrib_optimizer as distributed
-
-    vars(optimizer).update(USING_PYTORCH_OPTIMIZER=True, Adam=torch.optim.AdamW)
-    vars(distributed).update(HAVE_APEX_OR_TE=False, USING_APEX_OPTIMIZER=False, Adam=torch.optim.Adam)
-    with backend(Path(model)) as built:
-        built.train_step(make_batch(), CrossEntropyLoss())
-        built.save(Path(checkpoint), {})
-        built.train_step(make_batch(seed=1), CrossEntropyLoss())
-        straight = exported(built)
-    with backend(Path(model)) as built:
-        try:
-            built.load(Path(checkpoint))
-            built.train_step(make_batch(seed=1), CrossEntropyLoss())
-        except Exception as error:  # whatever it is
-            return repr(error)
-        same = all(np.array_equal(values, straight[name]) for name, values in exported(built).items())
-        return "as before" if same else "other weights"
-
-
-@pytest.mark.slow
-def test_upstream_adam_fallback_still_cannot_resume(upstream: dict[str, Any], tmp_path: Path) -> None:
-    write_model(tmp_path / "model")
-    assert upstream["adam"] == [str(torch.optim.AdamW), str(torch.optim.Adam)]
-    assert upstream["fallback"] == [True, False, False]
-    paths = str(tmp_path / "model"), str(tmp_path / "step_00000001")
-    assert run_distributed(resumed, 1, *paths) != ["as before"]
-
-
 def uneven_gather() -> str:
     rank = dist.get_rank()
     try:
@@ -194,22 +157,6 @@ def test_uneven_gather_and_reduce_scatter() -> None:
         assert gathered[:, 0].tolist() == [0, 0, 2, 2, 2]
     whole = np.arange(10.0).reshape(5, 2) * 3
     assert np.array_equal(np.concatenate([scattered for _, scattered in results]), whole)
-
-
-@pytest.mark.parametrize("adam_w_mode", [True, False])
-def test_group_step_adam_is_torchs(adam_w_mode: bool) -> None:
-    start = torch.randn(4, 3, generator=torch.Generator().manual_seed(0))
-    settings: dict[str, Any] = {"lr": 0.1, "betas": (0.8, 0.9), "eps": 1e-6, "weight_decay": 0.3}
-    own, reference = (torch.nn.Parameter(start.clone()) for _ in range(2))
-    theirs = (torch.optim.AdamW if adam_w_mode else torch.optim.Adam)([reference], **settings)
-    ours = GroupStepAdam([own], **settings, adam_w_mode=adam_w_mode)
-    for step in range(5):
-        own.grad = reference.grad = torch.full_like(start, float(step) - 1.5)
-        ours.step()
-        theirs.step()
-    torch.testing.assert_close(own, reference, rtol=1e-6, atol=1e-7)
-    assert ours.param_groups[0]["step"] == 5
-    assert set(ours.state[own]) == {"exp_avg", "exp_avg_sq"}
 
 
 def test_a_bfloat16_weight_and_its_remainder_are_the_float32_one() -> None:

@@ -13,9 +13,8 @@ import pytest
 import torch
 import transformers
 
-from mua.algorithms.losses import CrossEntropyLoss, ValueLoss
+from mua.algorithms.losses import ValueLoss
 from mua.config.megatron import CriticConfig, CriticOptimizerConfig
-from mua.megatron import offline
 from mua.megatron.checkpoint import checkpoint_folder
 from mua.types import TrainBatch
 from mua.utils.errors import ConfigError, ModelError
@@ -96,48 +95,6 @@ def test_the_first_step_moves_the_head_and_the_second_the_backbone(folder: Path)
         built.train_values(batch, LOSS)
         moved = {n for n, p in network.chunks[0].named_parameters() if not torch.equal(p, before[n])}
         assert moved == set(before)
-
-
-@pytest.mark.slow  # make test resumes a run with a critic in test_trainer_gae.py
-@pytest.mark.parametrize("distributed", [True, False])
-def test_a_resumed_critic_goes_on_as_if_nothing_had_happened(folder: Path, tmp_path: Path, distributed: bool) -> None:
-    batches = [with_values(make_batch(seed=seed)) for seed in range(4)]
-    settings = {"critic": CRITIC, "distributed_optimizer": distributed}
-
-    def steps(built: object, batches: list[TrainBatch]) -> list[tuple[float, ...]]:
-        found = []
-        for batch in batches:
-            policy, critic = built.train_step(batch, CrossEntropyLoss()), built.train_values(batch, LOSS)
-            found.append(
-                (
-                    policy["train/loss"],
-                    policy["train/grad_norm"],
-                    critic["train/critic/vf_loss"],
-                    critic["train/critic/grad_norm"],
-                )
-            )
-        return found
-
-    with backend(folder, **settings) as built:
-        first = steps(built, batches[:2])
-        built.save(checkpoint_folder(tmp_path, 1), {"step": 2})
-        straight, values = steps(built, batches[2:]), built.values(batches[0].sequences)
-    assert len(set(first)) == 2
-    with backend(folder, **settings) as built:
-        assert built.load(checkpoint_folder(tmp_path, 1)) == {"step": 2}
-        assert steps(built, batches[2:]) == straight
-        assert all(map(np.array_equal, built.values(batches[0].sequences), values))
-    with backend(folder, distributed_optimizer=distributed) as built:  # the policy may go on without it
-        built.load(checkpoint_folder(tmp_path, 1))
-        assert built.train_step(batches[2], CrossEntropyLoss())["train/loss"] == straight[0][0]
-        weights = exported(built)
-    with backend(folder, distributed_optimizer=distributed) as built:
-        built.load(checkpoint_folder(tmp_path, 1))
-        saved = exported(built)
-    assert any(not np.array_equal(saved[name], weights[name]) for name in saved)
-    offline.convert_to_hf(checkpoint_folder(tmp_path, 1), tmp_path / "hf")
-    with backend(tmp_path / "hf") as built:
-        assert all(np.array_equal(values, saved[name]) for name, values in exported(built).items())
 
 
 def test_a_checkpoint_without_a_critic_does_not_pretend(folder: Path, tmp_path: Path) -> None:

@@ -114,8 +114,7 @@ def test_a_routers_bias_stays_precise_where_the_rest_is_cast(tmp_path: Path) -> 
         assert torch.equal(tensor, expected[name].to(tensor.dtype)), name
 
 
-def test_it_is_cast(ours: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(offline, "BUFFER_BYTES", 700)
+def test_it_is_cast(ours: Path, tmp_path: Path) -> None:
     offline.convert_to_hf(ours, tmp_path / "out", dtype="bfloat16", shard_bytes=20_000)
     expected = tensors(ours)
     found = tensors(tmp_path / "out")
@@ -132,11 +131,7 @@ def test_it_is_cast(ours: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize("experts", [0, 4])
-@pytest.mark.parametrize("buffer", [700, 1 << 20])
-def test_an_import_is_bit_exact(
-    model: Path, upstreams: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, experts: int, buffer: int
-) -> None:
-    monkeypatch.setattr(offline, "BUFFER_BYTES", buffer)  # 700: five rows
+def test_an_import_is_bit_exact(model: Path, upstreams: Path, tmp_path: Path, experts: int) -> None:
     if experts:
         model, upstreams = tmp_path / "model", tmp_path / "upstreams"
         write_model(model, experts=experts)
@@ -264,7 +259,6 @@ from pathlib import Path
 import psutil, torch
 from mua.megatron import offline
 torch.set_num_threads(1)
-offline.BUFFER_BYTES = 1 << 20
 peak, stop = 0, threading.Event()
 def watch():
     global peak

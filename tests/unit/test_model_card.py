@@ -1,4 +1,4 @@
-"""The card and the generation settings of an export: from a run's folder, from a checkpoint's manifest, from nothing.
+"""The card and the generation settings of an export: from a run's folder, and its configuration.
 
 Not covered: that a run writes them (``tests/e2e/test_best.py``) and that the Hub shows them.
 """
@@ -11,12 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from huggingface_hub import ModelCard
 from transformers import GenerationConfig
 
-from mua.config.load import dump_config, load_config
-from mua.megatron.model_card import CARD, GENERATION, ExportedPolicy, exported_texts
+from mua.config.load import load_config
+from mua.megatron.model_card import CARD, GENERATION, exported_texts
 
 INTERVAL = {"eval/test_success": 0.5625, "eval/test_success_low": 0.5, "eval/test_success_high": 0.62}
 
@@ -44,15 +43,13 @@ def run(tmp_path: Path) -> Path:
     return folder
 
 
-def exported(base: Path, run: Path | None, *overrides: str, step: int = 4) -> ExportedPolicy:
-    config = load_config(Path("demo"), [f"model.path={base}", "output=/secret/place", *overrides])
-    return ExportedPolicy(
-        yaml.safe_load(dump_config(config)), base, step, run, {"commit": "c0ffee", "dirty": True}, {"mua": "1"}
-    )
+def exported(base: Path, run: Path, *overrides: str, step: int = 4) -> dict[str, str]:
+    config = load_config(Path("demo"), [f"model.path={base}", f"output={run}", *overrides])
+    return exported_texts(config, step, {"git": {"commit": "c0ffee", "dirty": True}, "versions": {"mua": "1"}})
 
 
 def test_the_card_says_what_the_run_measured(base: Path, run: Path) -> None:
-    text = exported_texts(exported(base, run))[CARD]
+    text = exported(base, run)[CARD]
     card = ModelCard(text)
     assert (card.data.base_model, card.data.license) == ("Qwen/Qwen3-8B", "apache-2.0")
     assert card.data.pipeline_tag == "text-generation"
@@ -67,36 +64,35 @@ def test_the_card_says_what_the_run_measured(base: Path, run: Path) -> None:
     assert "24 groups of 8 episodes" in text
     assert "commit `c0ffee`, with changes" in text
     assert "Qwen's own words" not in text
-    assert "/secret/place" not in text  # nor any other path of this machine
+    assert str(run) not in text  # nor any other path of this machine
     assert str(base.parent) not in text
 
 
-def test_generation_is_as_the_run_evaluates(base: Path) -> None:
-    sampled = json.loads(exported_texts(exported(base, None))[GENERATION])
+def test_generation_is_as_the_run_evaluates(base: Path, run: Path) -> None:
+    sampled = json.loads(exported(base, run)[GENERATION])
     assert (sampled["eos_token_id"], sampled["temperature"], sampled["top_k"]) == ([3, 5], 1.0, 0)
     assert (sampled["do_sample"], sampled["max_new_tokens"]) == (True, 64)
-    greedy = json.loads(exported_texts(exported(base, None, "evaluation.temperature=0.0"))[GENERATION])
+    greedy = json.loads(exported(base, run, "evaluation.temperature=0.0")[GENERATION])
     assert greedy["do_sample"] is False
     assert "temperature" not in greedy
     for settings in (sampled, greedy):
         GenerationConfig.from_dict(settings).validate(strict=True)
     (base / GENERATION).unlink()
-    assert json.loads(exported_texts(exported(base, None))[GENERATION])["eos_token_id"] == 5
+    assert json.loads(exported(base, run)[GENERATION])["eos_token_id"] == 5
 
 
 def test_a_policy_of_an_unevaluated_step_says_so(base: Path, run: Path) -> None:
-    text = exported_texts(exported(base, run, step=2))[CARD]
+    text = exported(base, run, step=2)[CARD]
     assert "was not evaluated by its run" in text
     assert not ModelCard(text).data.eval_results
-    assert "not with this checkpoint" in exported_texts(exported(base, None))[CARD]
 
 
-def test_hostile_words_of_a_base_stay_words(base: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_hostile_words_of_a_base_stay_words(base: Path, run: Path, caplog: pytest.LogCaptureFixture) -> None:
     (base / CARD).write_text("---\nlicense: [[[\n---\n")
     (base / GENERATION).write_text('{"eos_token_id": "rm", "pad_token_id": true}')
     (base / "config.json").write_text("[]")
     with caplog.at_level(logging.WARNING):
-        texts = exported_texts(exported(base, None, "name='a|b]: <script>`'"))
+        texts = exported(base, run, "name='a|b]: <script>`'")
     assert "config.json: cannot be read (no JSON object)" in caplog.text
     assert json.loads(texts[GENERATION]).keys().isdisjoint({"eos_token_id", "pad_token_id"})
     assert ModelCard(texts[CARD]).data.license is None

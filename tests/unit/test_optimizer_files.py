@@ -7,7 +7,8 @@ checkpoints are in ``test_megatron_checkpoint.py``, changes of layout in ``tests
 from __future__ import annotations
 
 import itertools
-from contextlib import closing
+import os
+import resource
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,6 +22,7 @@ from safetensors.torch import save_file
 
 from megatron_bridge.blocks import Packing, Split
 from megatron_bridge.plan import TensorSpec
+from megatron_bridge.safetensors_io import SafetensorsFolder
 from mua.megatron.optimizer_files import SliceReader, slices_of
 from mua.utils.errors import BridgeError
 
@@ -76,9 +78,14 @@ def write(folder: Path, rank: int, *slices: str) -> None:
     save_file(parts, folder / f"rank_{rank:05d}.safetensors")
 
 
+def opened(folder: Path) -> SafetensorsFolder:
+    return SafetensorsFolder(folder, finite=False, files=sorted(path.name for path in folder.glob("rank_*")))
+
+
 def read(folder: Path) -> torch.Tensor:
     blocks, target = PACKINGS[Split.REPLICATED].shard_blocks(1, 0), torch.zeros(4, 4)
-    with closing(SliceReader(folder)) as reader:
+    with opened(folder) as files:
+        reader = SliceReader(files)
         for each in slices_of(blocks, 4, 5, 20):
             if each.name == "a":
                 reader.read(PARAMETER, each, "exp_avg", target[: each.rows, : each.cols])
@@ -111,6 +118,17 @@ def test_what_is_in_no_slice_or_in_two_is_named(tmp_path: Path, slices: tuple[st
 @pytest.mark.parametrize("key", ["a/exp_avg", "a/exp_avg[0:2,0:4]x", "a/exp_avg[0:3,0:4]", "a[0:2,0:4]"])
 def test_a_name_that_is_no_slice_is_refused(tmp_path: Path, key: str) -> None:
     save_file({key: torch.zeros(2, 4)}, tmp_path / "rank_00000.safetensors")
-    with pytest.raises(BridgeError) as error:
-        SliceReader(tmp_path)
+    with opened(tmp_path) as files, pytest.raises(BridgeError) as error:
+        SliceReader(files)
     assert key.split("[")[0] in str(error.value)
+
+
+def test_more_ranks_than_files_may_be_open(tmp_path: Path) -> None:
+    for rank in range(96):
+        row, col = divmod(rank, 4)
+        write(tmp_path, rank, *([f"{row}:{row + 1},{col}:{col + 1}"] if rank < 24 else []))
+    if (child := os.fork()) == 0:
+        os.closerange(3, 1024)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+        os._exit(0 if read(tmp_path)[0].tolist() == [8, 9, 10, 11] else 1)
+    assert os.waitpid(child, 0)[1] == 0

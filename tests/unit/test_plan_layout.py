@@ -35,16 +35,10 @@ def architecture_folder(name: str) -> str:
 @pytest.mark.parametrize(
     ("name", "overrides", "message"),
     [
-        (DENSE, ["tensor_parallel=3"], "tensor_parallel 3 does not divide the model's 64 attention heads"),
         (DENSE, ["tensor_parallel=3"], "neither a divisor nor a multiple of the model's 8 key-value heads"),
         (DENSE, ["tensor_parallel=16", "data_parallel=2"], "tensor_parallel 16 spans nodes of 8 GPUs"),
         (DENSE, ["data_parallel=3"], "24 ranks, but cluster.nodes 4 x gpus_per_node 8 are 32 GPUs"),
         (DENSE, ["expert_parallel=2"], "expert_parallel 2 needs a model with experts"),
-        (DENSE, ["tensor_parallel=2", "pipeline_parallel=16", "data_parallel=1", "virtual_pipeline=3"],
-         "virtual_pipeline 3 does not divide the 4 layers of a stage"),
-        (MOE, ["expert_parallel=3"], "expert_parallel 3 does not divide the model's 128 experts"),
-        (MOE, ["expert_parallel=16"], "does not divide the 8 ranks of a stage"),
-        (MOE, ["pipeline_parallel=5", "data_parallel=2"], "pipeline_parallel 5 does not divide the model's 48 layers"),
         (LARGE, ["first_stage_layers=null", "last_stage_layers=null"],
          "pipeline_parallel 8 does not divide the model's 94 layers; possible: first_stage_layers 11, "
          "last_stage_layers 11 (and 12 in each other)"),
@@ -84,7 +78,10 @@ def test_engines_on_gpus_of_their_own_are_counted_apart() -> None:
         (["engine.count=2", "engine.tensor_parallel=4"], "have 8 GPUs of each node .* so that 0 are left"),
         (["engine.nodes=1"], "are 32 GPUs, of which engines on GPUs of their own have engine.nodes 1, so that 24"),
         (["engine.nodes=4"], "engine.nodes 4 of cluster.nodes 4 leave no node to the trainer"),
-        (["engine.nodes=1", "cluster.nodes=5", "engine.tensor_parallel=16"], "8 GPUs of a node do not divide by it"),
+        (
+            ["engine.nodes=1", "cluster.nodes=5", "engine.tensor_parallel=16"],
+            "tensor_parallel 16 does not divide the 8 GPUs of a node",
+        ),
     ],
 )
 def test_no_gpus_left_for_the_one_or_the_other(overrides: list[str], message: str) -> None:

@@ -9,6 +9,7 @@ import json
 from functools import cache
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from typer.testing import CliRunner
@@ -18,8 +19,10 @@ from mua.config.load import load_config
 from mua.config.schema import ExperimentConfig
 from mua.launch.plan.gpu_memory import engine_bytes, engine_weights
 from mua.launch.plan.planner import Plan, forward_flops, make_plan, microbatches_per_rank
-from mua.megatron.architecture import Architecture, architecture_of
+from mua.megatron.architecture import Architecture, Workload, architecture_of
+from mua.types import TrainSequence
 from tests.planned_support import MODELS, SHAPE
+from tools.gpu_checks.steps import operations_of
 from workbench.plan_tables import as_text
 from workbench.shrink import shrunk
 
@@ -212,3 +215,14 @@ def test_microbatches_of_a_step() -> None:
     assert microbatches_per_rank(recipe("qwen3-8b-1x8")) == 128  # one of 256 episodes each, two replicas
     assert microbatches_per_rank(half) == 64
     assert microbatches_per_rank(recipe("qwen3-8b-1x8", "algorithm.minibatches=4")) == 32
+
+
+def test_operations_of_a_step_are_those_of_tokens_that_meet_the_output_layer() -> None:
+    """A policy's logits are computed for trained tokens alone, in the check on a GPU of what a step reaches."""
+    architecture, ids = Architecture.from_hf(SHAPE), np.zeros(9, np.int32)
+    none, some = (TrainSequence(ids, *np.array([[weight] * 9, *np.zeros((3, 9))], np.float32)) for weight in (0, 1))
+    some.weights[:3] = 0
+    output = 2 * architecture.vocabulary * architecture.hidden
+    layers = Workload.of(architecture).operations([(0, 9)]) - 9 * output
+    assert operations_of(architecture, [none]) == 3 * layers
+    assert operations_of(architecture, [some, none]) == 3 * (2 * layers + 6 * output)

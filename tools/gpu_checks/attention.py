@@ -19,7 +19,7 @@ from mua.megatron.microbatch import micro_batch
 from mua.megatron.model import build_chunks
 from mua.megatron.modules import PackedMicrobatch
 from mua.megatron.packing import Alignment, pack
-from mua.megatron.settings import Implementation, capabilities, implementation_of
+from mua.megatron.settings import Capabilities, Implementation, implementation_of
 from tools.gpu_checks.child import Found, Place
 from tools.gpu_checks.policies import sequences, wait
 
@@ -82,7 +82,7 @@ class Core:
 
 def implementations() -> list[Implementation]:
     """Whose layers can be built here."""
-    auto = implementation_of(MegatronConfig(), capabilities())
+    auto = implementation_of(MegatronConfig(), Capabilities.here())
     return list(dict.fromkeys([auto, "local"]))
 
 

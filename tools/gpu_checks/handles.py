@@ -5,13 +5,9 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
-import pybase64
-import torch
-
-from tools.gpu_checks.child import Found, Place, absent
+from tools.gpu_checks.child import Found, Place
 from tools.gpu_checks.policies import learner, random_policy, wait
 from tools.gpu_checks.receiver import checksum
 
@@ -25,8 +21,6 @@ def ipc(place: Place) -> Found:
     from mua.compat.shared_weights import shared_buffer, shared_handle
 
     found = Found()
-    if place.cuda and absent("sglang"):
-        return _torch_alone(place, found)
     random_policy(place.work / "policy", place, scale=place.pick(4, 1), layers=place.pick(6, 2))
     receiver, sent, taken, tensors = _receiver(place), 0, 0.0, 0
     try:
@@ -47,25 +41,6 @@ def ipc(place: Place) -> Found:
     found.add("tensors", tensors)
     found.add("bytes", sent / 1e6, "MB")
     found.add("opened and copied", sent / max(taken, 1e-9) / 1e9, "GB/s")
-    return found
-
-
-def _torch_alone(place: Place, found: Found) -> Found:
-    """Where SGLang is not, whose patch the product's handles need: torch's own handle of one buffer."""
-    from mua.compat.shared_weights import shared_buffer
-
-    found.message = "SGLang is not installed: torch's own handle of one buffer, not the product's of each tensor"
-    flat = shared_buffer(1 << 30, torch.device("cuda"))
-    flat.copy_(torch.randint(0, 256, flat.shape, dtype=torch.uint8, device="cuda"))
-    wait(place)
-    handle = pybase64.b64encode(ForkingPickler.dumps({"flattened_tensor": flat, "metadata": []})).decode("ascii")
-    receiver = _receiver(place)
-    try:
-        answer = _ask(receiver, handle)
-    finally:
-        _end(receiver)
-    found.expect(answer["checksums"] == {"": checksum(flat)}, "other bytes arrived")
-    found.add("opened and copied", flat.nbytes / answer["seconds"] / 1e9, "GB/s")
     return found
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import gc
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,8 @@ from mua.megatron.batch_sharder import BatchSharder
 from mua.megatron.model import build_chunks
 from mua.megatron.modules import defer_logits
 from mua.megatron.network import Network, policy_terms
-from mua.megatron.settings import capabilities, implementation_of
+from mua.megatron.settings import Capabilities, implementation_of
+from mua.types import TrainSequence
 from tools.gpu_checks.child import Found, Place
 from tools.gpu_checks.policies import sequences, wait
 
@@ -89,7 +90,7 @@ def alone(recipe: str, recompute: str, place: Place) -> ExperimentConfig:
     overrides = [f"megatron.{name}_parallel=1" for name in layout] + ["megatron.expert_tensor_parallel=null"]
     overrides += ["cluster.nodes=1", "cluster.gpus_per_node=1", "engine.count=1", "engine.tensor_parallel=1"]
     # What is planned must be what is built: a plan is of a machine with Transformer Engine unless it is told otherwise.
-    overrides += [f"megatron.implementation={implementation_of(MegatronConfig(), capabilities())}"]
+    overrides += [f"megatron.implementation={implementation_of(MegatronConfig(), Capabilities.here())}"]
     overrides += [f"megatron.recompute={recompute}", f"megatron.max_tokens_per_microbatch={tokens}"]
     overrides += ["algorithm.kl_coefficient=0", f"rollout.max_tokens={tokens}"]
     overrides += [f"model.dtype={place.pick('bfloat16', 'float32')}", f"model.hf_config={config_json(recipe)}"]
@@ -178,8 +179,15 @@ def _step(share: Mapping[str, Any], config: ExperimentConfig, place: Place) -> S
         network.train(own, terms)
         wait(place)
         taken.append(time.perf_counter() - began)
-    operations = 3 * Workload.of(Architecture.from_hf(share)).operations((0, length) for length in lengths)
-    return Step(min(taken), operations, counted, torch.cuda.max_memory_allocated() if place.cuda else 0)
+    peak = torch.cuda.max_memory_allocated() if place.cuda else 0
+    return Step(min(taken), operations_of(Architecture.from_hf(share), given), counted, peak)
+
+
+def operations_of(architecture: Architecture, given: Sequence[TrainSequence]) -> int:
+    """Of a forward and a backward pass that trains on ``given``: only trained tokens go through the output layer."""
+    whole = Workload.of(architecture).operations((0, len(sequence)) for sequence in given)
+    left_out = sum(int((~sequence.trained).sum()) for sequence in given)
+    return 3 * (whole - 2 * left_out * architecture.vocabulary * architecture.hidden)
 
 
 def _report(found: Found, name: str, step: Step, plan: StagePlan, peak: float | None, place: Place) -> None:

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias, TypeVar
 
-from mua.config.schema import ExperimentConfig
+from mua.config.schema import EndpointConfig, ExperimentConfig
 from mua.utils.errors import MuaError, advise_install, one_line
 from mua.utils.masking import mask_secrets
 
@@ -87,6 +87,16 @@ class Start:
     def has_engines(self) -> bool:
         """Whether SGLang servers are started."""
         return self.has_model and (self.plays or self.verb == "engines")
+
+    @property
+    def endpoints(self) -> dict[str, EndpointConfig]:
+        """Those that are asked, by section: user, judge, their stand-ins, and a policy that is no checkpoint."""
+        found: dict[str, EndpointConfig] = {}
+        for name, llm in self.config.language_models().items() if self.plays else ():
+            found |= {name: llm} | {f"{name}.fallbacks.{place}": other for place, other in enumerate(llm.fallbacks)}
+        if not self.has_model and (policy := self.config.evaluation.policy.endpoint) is not None:
+            found["evaluation.policy.endpoint"] = policy
+        return found
 
 
 @dataclass(frozen=True)

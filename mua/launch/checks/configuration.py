@@ -21,21 +21,8 @@ from urllib.parse import urlsplit
 from mua.config.environment import NO_DOMAIN
 from mua.config.load import Reading, read_config
 from mua.config.messages import Problem
-from mua.config.schema import EndpointConfig, EnvironmentConfig, ExperimentConfig
-from mua.launch.checks import (
-    CHECKS,
-    Check,
-    Start,
-    State,
-    Verb,
-    failure,
-    is_key,
-    listed,
-    ok,
-    raised,
-    run_check,
-    warning,
-)
+from mua.config.schema import EnvironmentConfig, ExperimentConfig
+from mua.launch.checks import CHECKS, Check, Start, State, Verb, failure, is_key, listed, ok, raised, run_check, warning
 from mua.utils.errors import TOOL_SERVERS, ConfigError, MuaError, find_missing, one_line
 from mua.utils.hooks import check_hooks, is_hook
 from mua.utils.masking import mask_secrets
@@ -177,19 +164,14 @@ def check_tools(start: Start) -> Iterator[Check]:
 def check_addresses(start: Start) -> Iterator[Check]:
     """Addresses that can be ones, and models that have a name. Nobody is asked."""
     config = start.config
-    asked: dict[str, EndpointConfig] = {}
-    for name, llm in config.language_models().items() if start.plays else ():
-        asked |= {name: llm} | {f"{name}.fallbacks.{place}": other for place, other in enumerate(llm.fallbacks)}
-    if not start.has_model and (policy := config.evaluation.policy.endpoint) is not None:
-        asked["evaluation.policy.endpoint"] = policy
-    for name, endpoint in asked.items():
+    for name, endpoint in start.endpoints.items():
         yield from _address(f"{name}.base_url", endpoint.base_url, start)
         if not endpoint.model.strip():
             yield failure(f"{name}.model", "is empty", "name a model that the endpoint serves")
     teacher = config.algorithm.distillation
     if start.verb == "train" and teacher is not None and not (config.offline and config.offline.recorded_teacher):
         yield from _address("algorithm.distillation.base_url", teacher.base_url, start)
-    yield ok(", ".join(asked))
+    yield ok(", ".join(start.endpoints))
 
 
 def _address(key: str, url: str, start: Start) -> Iterator[Check]:

@@ -213,7 +213,7 @@ def check_apex(_: RunNode) -> Check:
     if importlib.util.find_spec("apex") is not None:
         fix = "pip uninstall apex, then build https://github.com/NVIDIA/apex (docs/installation.md)"
         return warning("", "the package apex is not NVIDIA's, or was built without --cuda_ext", fix)
-    return ok("none; Transformer Engine accumulates by itself where it is there")
+    return ok("none; weight gradients are added after their product")
 
 
 @listed("variables", on="node")
@@ -351,16 +351,12 @@ def check_tool_servers(start: Start) -> Check:
 
 @listed("endpoint", on="asked")
 def check_endpoints(start: Start) -> list[Check]:
-    """User, judge, their stand-ins, and a policy that is no checkpoint. A stand-in may be away: it is asked only while
-    another endpoint cannot be."""
-    found, config = list[Check](), start.config
-    for name, llm in config.language_models().items() if start.plays else ():
-        found.append(check_endpoint(llm, name))
-        for place, other in enumerate(llm.fallbacks):
-            check = check_endpoint(other, f"{name}.fallbacks.{place}")
-            found.append(replace(check, state="warning") if check.state == "failure" else check)
-    if start.plays and not start.has_model and (policy := config.evaluation.policy.endpoint) is not None:
-        found.append(check_endpoint(policy, "evaluation.policy.endpoint"))
+    """All that a run asks. A stand-in may be away: it is asked only while another endpoint cannot be."""
+    found = list[Check]()
+    for name, endpoint in start.endpoints.items():
+        check = check_endpoint(endpoint, name)
+        away = ".fallbacks." in name and check.state == "failure"
+        found.append(replace(check, state="warning") if away else check)
     return found
 
 

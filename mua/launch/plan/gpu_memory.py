@@ -128,7 +128,8 @@ def measure(chunks: Sequence[Any], wrapped: Sequence[Any], optimizer: Optimizer)
     buffers = [b.grad_data for chunk in wrapped for b in (*chunk.buffers, *chunk.expert_parallel_buffers)]
     parts = optimizer.megatron.chained_optimizers
     updated = [p for part in parts for group in part.optimizer.param_groups for p in group["params"]]
-    moments = [t for part in parts for state in part.optimizer.state.values() for t in state.values()]
+    states = [state for part in parts for state in part.optimizer.state.values()]
+    moments = [value for state in states for name, value in state.items() if name != "step"]
     return ObjectBytes(
         parameters=fresh(model), gradients=fresh(buffers), main_weights=fresh(updated), moments=fresh(moments)
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from mua.config.schema import ExperimentConfig
+from mua.engine.cluster import engine_problem
 from mua.megatron.architecture import Architecture
 from mua.megatron.layouts import head_problems, problems, undivided
 from mua.utils.errors import ConfigError
@@ -110,17 +111,8 @@ def _cluster_problems(architecture: Architecture, config: ExperimentConfig) -> I
             "and need NVLink"
         )
     yield from engine_problems(architecture, config)
-    count, tp = engine.count, engine.tensor_parallel
-    if per_node % tp:
-        yield (
-            f"engine.tensor_parallel {tp}: the {per_node} GPUs of a node do not divide by it; the nearest possible: "
-            f"{max(size for size in range(1, min(tp, per_node) + 1) if per_node % size == 0)}"
-        )
-    elif count * tp > per_node:
-        yield (
-            f"engine.count {count} x engine.tensor_parallel {tp} needs {count * tp} GPUs, and a node has {per_node}; "
-            f"the nearest possible: engine.count {max(1, per_node // tp)}"
-        )
+    if problem := engine_problem(engine, per_node, "a node"):
+        yield problem
 
 
 def engine_problems(architecture: Architecture, config: ExperimentConfig) -> Iterator[str]:

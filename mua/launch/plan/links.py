@@ -23,7 +23,7 @@ from megatron_bridge.plan import PlannedParameter, attach_hf_config, in_order, p
 from megatron_bridge.reshard import ALIGNMENT, Holders, Routes, Target, bucket_layouts, whole_tensors
 from mua.compat.without_cuda import without_cuda
 from mua.config.schema import ClusterConfig, ExperimentConfig
-from mua.engine.weight_sync import assign_roots, broadcast_roots, engine_target, fused_key
+from mua.engine.weight_sync import assign_roots, broadcast_roots, engine_target
 from mua.launch.plan.layout import layers_by_stage, trainer_gpus_per_node
 from mua.megatron.architecture import Architecture
 from mua.megatron.model import build_chunks
@@ -75,12 +75,7 @@ def planned_links(architecture: Architecture, config: ExperimentConfig) -> Links
     if colocated:
         target, slices = engine_target(parameters, architecture.hf_config, config.engine)
     buckets = bucket_layouts(
-        parameters,
-        target,
-        config.engine.bucket_bytes,
-        alignment=ALIGNMENT if colocated else 1,
-        together=None if slices else fused_key,
-        by_turns=colocated,
+        parameters, target, config.engine.bucket_bytes, alignment=ALIGNMENT if colocated else 1, by_turns=colocated
     )
     if colocated:
         per_node = trainer_gpus_per_node(config)
