@@ -224,3 +224,40 @@ async def runs_programs(task: AgentTask) -> None:
         SEEN.append([tool.name for tool in (await client.list_tools()).tools][-2:])
         answer = await client.call_tool("python", {"code": "print(open('file').read())"})
         SEEN.append(answer.content[0].text)
+
+
+async def repeats_ids(task: AgentTask) -> None:
+    """The same ids twice and at once, over MCP and over plain requests, and as another client."""
+    async with aiohttp.ClientSession() as http:
+        wire = Wire(task, http)
+        await wire.chat(*opening(task))
+
+        async def rpc(number: Any, session: str = "", name: str = "get_order", **arguments: Any) -> Any:
+            params = {"name": name, "arguments": arguments}
+            message = {"jsonrpc": "2.0", "id": number, "method": "tools/call", "params": params}
+            _, answer = await wire.post("/episode/mcp", message, **{"Mcp-Session-Id": session})
+            return answer.get("result", answer)["content"][0]["text"]
+
+        SEEN.append(await asyncio.gather(*(rpc(1, order="X") for _ in range(3))))
+        SEEN.append(await rpc("1", order="X"))
+        SEEN.append(await rpc(1, order="Y"))
+        SEEN.append(await rpc(1, "another client", order="Y"))
+        for body in ({"call_id": "c", "arguments": {"order": "X"}}, {"call_id": "c", "arguments": {"order": "Y"}}):
+            SEEN.append([(await wire.post("/episode/tools/get_order", body))[0] for _ in range(2)])
+
+
+async def hangs_up(task: AgentTask) -> None:
+    """Leaves before the answer, comes back for another turn, and is told what it does not get."""
+    async with aiohttp.ClientSession() as http:
+        headers = {"Authorization": f"Bearer {task.api_key}"}
+        body = {"messages": [*opening(task), {"role": "user", "content": "slow"}]}
+        try:
+            async with asyncio.timeout(0.2):
+                await http.post(f"{task.base_url}/chat/completions", json=body, headers=headers)
+        except TimeoutError:
+            SEEN.append("left")
+        await asyncio.sleep(0.5)
+        body = {"messages": opening(task), "temperature": 0.3, "stop": "x", "stream": False}
+        async with http.post(f"{task.base_url}/chat/completions", json=body, headers=headers) as response:
+            SEEN.append(response.headers.get("x-mua-overridden"))
+            await response.json()

@@ -23,16 +23,22 @@ def tool(schema: dict[str, Any]) -> Tool:
     return Named()
 
 
-agent = ToolCallingAgent(
-    tools=[tool(one["function"]) for one in TASK["tools"]],
-    model=OpenAIServerModel("policy"),
-    instructions=TASK["instructions"],
-    max_steps=20,
-    verbosity_level=0,
-)
-said: str | None = TASK["user"]
-first = True
-while said is not None:
-    answer = agent.run(said, reset=first)
-    first = False
-    said = tell_user(str(answer))
+def main(kind: Any) -> None:
+    """Play the episode with an agent of ``kind``."""
+    agent = kind(
+        tools=[tool(one["function"]) for one in TASK["tools"]],
+        model=OpenAIServerModel("policy"),
+        instructions=TASK["instructions"],
+        max_steps=20,
+        verbosity_level=0,
+    )
+    said: str | None = TASK["user"]
+    first = True
+    while said is not None:
+        answer = agent.run(said, reset=first)
+        first = False
+        said = tell_user(str(answer))
+
+
+if __name__ == "__main__":
+    main(ToolCallingAgent)

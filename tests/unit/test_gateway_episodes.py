@@ -134,6 +134,37 @@ async def test_odd_requests_cost_nothing_and_an_answer_is_sampled_once(tmp_path:
     assert len(stage.sampler.requests) == 2, "the retry of the stream that was hung up is no further sample"
 
 
+async def test_a_call_with_an_id_is_executed_once(tmp_path: Path) -> None:
+    trajectory = await play(tmp_path, endless, "repeats_ids", rollout={"max_malformed": 99})
+    assert trajectory.outcome is Outcome.AGENT_END, trajectory.error
+    executed = trajectory.metrics["tool_calls/get_order"]
+    first, other_type, other_call, other_client, plain, plain_other = odd_agents.SEEN
+    assert len(set(first)) == 1
+    assert other_type == first[0]
+    assert "was used for another call" in other_call
+    assert "was used" not in other_client
+    assert (plain, plain_other) == ([200, 200], [409, 409])
+    assert executed == 4, "of nine requests"
+
+
+async def test_a_turn_whose_client_has_left_is_not_trained(tmp_path: Path) -> None:
+    stage = Stage(tmp_path, endless, {"function": "tests.odd_agents:hangs_up"})
+    generate, slow = stage.sampler.generate, asyncio.Event()
+
+    async def late(*given: Any, **more: Any) -> Any:
+        found = await generate(*given, **more)
+        if not slow.is_set():
+            slow.set()
+            await asyncio.sleep(0.5)
+        return found
+
+    stage.sampler.generate = late  # type: ignore[method-assign]
+    (trajectory,) = await stage.play()
+    assert odd_agents.SEEN == ["left", "temperature, stop"]
+    assert trajectory.metrics["gateway/unheard"] == 1
+    assert [np.unique(s.turn[s.loss_mask]).tolist() for s in trajectory.segments] == [[1]]
+
+
 async def test_other_tools_than_the_tasks_and_floods(tmp_path: Path) -> None:
     trajectory = await play(tmp_path, endless, "other_tools", rollout={"max_malformed": 2})
     assert trajectory.outcome is Outcome.MALFORMED

@@ -265,6 +265,110 @@ async def test_sampling_stays_the_runs_and_what_would_change_it_is_refused() -> 
     desk.check()
 
 
+@pytest.mark.parametrize(
+    ("said", "stop", "told"),
+    [
+        ("One.</code> And so on, for long.", "</code>", "One."),
+        ("Observation: no", "Observation:", ""),
+        ("Grüße 🙂STOP🙂 behind", "STOP", "Grüße 🙂"),
+        (f"I call. STOP\n{call('find', key='a')}", "STOP", "I call. "),
+    ],
+)
+async def test_what_stands_behind_a_stop_string_was_never_said(said: str, stop: str, told: str) -> None:
+    desk = Desk(said, "two")
+    first = await desk.say(*BEGIN, stop=["never", stop])
+    assert (first.message, first.finish) == ({"role": "assistant", "content": told}, "stop")
+    assert (await desk.say(*BEGIN, copied(first), ASK)).placed == "appended"
+    (segment,) = desk.session.segments()
+    text = FAMILY.decode(segment.ids).partition("Where is 12?")[2]
+    assert text.count(said[: said.index(stop) + len(stop)]) == 1
+    assert said[-5:] not in text
+    desk.check()
+
+
+async def test_a_stop_string_in_a_call_or_in_reasoning_stops_nothing() -> None:
+    family = chat_family("qwen3", True)
+    desk = Desk(f"<think>\nSTOP\n</think>\n\nI look.\n{call('find', key='STOP')}", family=family)
+    turn = await desk.say(*BEGIN, stop="STOP")
+    assert (turn.message["content"], turn.finish) == ("I look.", "tool_calls")
+    desk.check()
+
+
+async def test_a_turn_that_nobody_received_is_not_trained_and_is_counted() -> None:
+    desk = Desk("one", "two", "three")
+    await desk.say(*BEGIN, heard=False)
+    second = await desk.say(*BEGIN)
+    third = await desk.say(*BEGIN, copied(second), ASK, heard=False)
+    trained = [np.unique(s.turn[s.loss_mask]).tolist() for s in desk.session.segments()]
+    assert trained == [[1]]
+    assert all((s.version[~s.loss_mask] == -1).all() for s in desk.session.segments())
+    # Whoever goes on from a turn has got it, however.
+    await desk.say(*BEGIN, copied(second), ASK, copied(third), ASK)
+    assert [np.unique(s.turn[s.loss_mask]).tolist() for s in desk.session.segments()] == [[1, 2, 3]]
+    await desk.session.close()
+    assert desk.session.counts["gateway/unheard"] == 1
+
+
+def code_agent(turn: ServedTurn, observed: str, closing: str = "</code>") -> list[Json]:
+    """What smolagents' CodeAgent makes of a turn: the tag that the stop string took, the code as a call, the result."""
+    code = turn.message["content"].rpartition("<code>")[2].strip()
+    calls = [{"id": "call_1", "type": "function", "function": {"name": "python_interpreter", "arguments": code}}]
+    told = f"{turn.message['content'].strip()}{closing}\nCalling tools:\n{calls}"
+    return [{"role": "assistant", "content": told}, {"role": "user", "content": f"Observation:\n{observed}"}]
+
+
+async def test_a_code_agent_extends_its_context() -> None:
+    texts = [f"Thought: number {n}.\n<code>\nx = look({n}, 'it\\'s')\nprint(x)\n</code>" for n in range(4)]
+    desk, history = Desk(*texts), [*BEGIN]
+    for number in range(4):
+        turn = await desk.say(*history, stop=["Observation:", "Calling tools:", "</code>"])
+        assert turn.placed == ("appended" if number else "started")
+        history += code_agent(turn, f"row {number}", closing="</code>" if number % 2 else "\n</code>")
+    (segment,) = desk.session.segments()
+    assert sum(len(ids) for _, ids in desk.asked) == segment.loss_mask.sum()
+    assert "Calling tools" not in FAMILY.decode(segment.ids)
+    desk.check()
+    forged = code_agent(turn, "row")
+    forged[0]["content"] = "other(x)".join(forged[0]["content"].rsplit("print(x)", 1))
+    assert (await desk.say(*history[:-2], *forged)).placed == "rewritten", "words of its own"
+
+
+async def test_an_id_is_used_once() -> None:
+    desk, done = Desk(), list[str]()
+
+    async def work(name: str) -> Json:
+        done.append(name)
+        await asyncio.sleep(0)
+        return {"did": name}
+
+    once = desk.session.do_once
+    both = await asyncio.gather(once(("a", 1), {}, lambda: work("x")), once(("a", 1), {}, lambda: work("x")))
+    assert both == [{"did": "x"}] * 2
+    assert await once(("a", 1), {}, lambda: work("x")) == {"did": "x"}
+    with pytest.raises(Refused, match="was used for another call"):
+        await once(("a", 1), {"n": 1}, lambda: work("y"))
+    await once(("b", 1), {}, lambda: work("z"))
+    desk.session.forget("a")
+    await once(("a", 1), {"n": 1}, lambda: work("y"))
+    assert done == ["x", "z", "y"]
+
+
+ODD_WISHES = {
+    "temperature": 0.1, "top_p": 0.5, "seed": 7, "parallel_tool_calls": False, "stop": ["x"], "reasoning_effort": "low",
+    "tool_choice": "required", "repetition_penalty": 1.1, "service_tier": "flex",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("key", ODD_WISHES)
+def test_a_wish_that_is_not_granted_is_told(key: str) -> None:
+    assert chat(*BEGIN, **{key: ODD_WISHES[key]}).overridden == (key,)
+
+
+def test_wishes_that_are_granted_are_none() -> None:
+    granted = {"parallel_tool_calls": True, "tool_choice": "none", "max_tokens": 5, "user": "me", "stop": [], "n": 1}
+    assert chat(*BEGIN, stream=True, stream_options={"include_usage": True}, metadata={}, **granted).overridden == ()
+
+
 def test_forms_are_looked_through_and_words_are_not() -> None:
     held = {"role": "assistant", "content": "x", "tool_calls": [_function("f", '{"a": 1, "b": "é"}')]}
     same = [

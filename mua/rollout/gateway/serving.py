@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import secrets
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
@@ -205,7 +206,8 @@ async def _deliver(
     request: web.Request, session: GatewaySession, call: ChatCall, turn: ServedTurn, body: Json | Sequence[bytes]
 ) -> web.StreamResponse:
     """Write the turn, whole or as server-sent events, and note whether its client was there to get it."""
-    told = {OVERRIDDEN_HEADER: ", ".join(call.overridden)} if call.overridden else {}
+    keys = ", ".join(re.sub(r"[^\w.-]", "?", key, flags=re.ASCII) for key in call.overridden)
+    told = {OVERRIDDEN_HEADER: keys} if keys else {}
     if isinstance(body, dict):
         response: web.StreamResponse = _json(body)
         response.headers.update(told)
