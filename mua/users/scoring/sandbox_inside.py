@@ -107,16 +107,16 @@ def memory_used(most: int) -> int:
 
     Each thread is asked until one tells: a process whose first thread has ended tells nothing by itself.
     """
-    total = 0
+    sockets, total = in_sockets(), 0
     for _ in range(5):
         every = {pid: _of_threads(pid, "status", OF_PROCESS) for pid in others()}
         total = max(total, sum(every.values()))
         if all(every.values()):  # else one has ended meanwhile, and what it held may be another's by now
             break
-    if total + in_sockets() <= most:
-        return total + in_sockets()
+    if total + sockets <= most:
+        return total + sockets
     # What made itself unreadable tells its status still.
-    return in_sockets() + sum(_of_threads(pid, "smaps_rollup", OF_SHARES) or held for pid, held in every.items())
+    return sockets + sum(_of_threads(pid, "smaps_rollup", OF_SHARES) or held for pid, held in every.items())
 
 
 def _of_threads(pid: int, name: str, fields: tuple) -> int:
