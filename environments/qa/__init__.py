@@ -15,7 +15,7 @@ from dataclasses import fields
 from typing import TYPE_CHECKING
 
 from environments.kit.canned import Canned
-from environments.kit.options import read_options
+from environments.kit.options import Option, read_options
 from environments.qa.episode import Asker, QuestionEnvironment
 from environments.qa.own import NAME, other_tasks, own_tasks
 from environments.qa.players import CANNED, moves
@@ -137,7 +137,7 @@ class QuestionDomain:
 
     def configured(self, config: EnvironmentConfig, services: Services) -> Domain:
         """Under ``config``; raises :class:`ConfigError` for what cannot be had."""
-        of_files = {field.name: field.default for field in fields(DataOptions)}
+        of_files: dict[str, Option] = {field.name: getattr(DataOptions(), field.name) for field in fields(DataOptions)}
         read = read_options(NAME, {**_WHOLE, **of_files}, config)
         reading = DataOptions(**{name: read.pop(name) for name in of_files})  # type: ignore[arg-type]
         options = {name: int(value) for name, value in read.items()}

@@ -399,7 +399,9 @@ class Sandbox:
     def _killed_for_memory(self) -> int:
         """How many processes the kernel has ended at the limit of the sandbox's group."""
         group = self._launch.group if self._launch is not None else None
-        for name in ("memory.events", "memory.oom_control") if group is not None else ():
+        for name in ("memory.events", "memory.oom_control"):
+            if group is None:
+                break
             with suppress(OSError):
                 lines = (group / name).read_text(encoding="ascii").splitlines()
                 return sum(int(line.split()[1]) for line in lines if line.startswith("oom_kill "))

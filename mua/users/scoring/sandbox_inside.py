@@ -38,7 +38,8 @@ REFUSED = {
 """System calls that take memory which no limit counts, make namespaces, or reach into the kernel for no good."""
 ARCHITECTURES = {"x86_64": (0xC000003E, 56, 435, 302, 9), "aarch64": (0xC00000B7, 220, 435, 261, 222)}
 """AUDIT_ARCH and the numbers of clone, clone3, prlimit64 and mmap."""
-OF_PROCESS = ("RssAnon:", "RssShmem:", "VmSwap:", "VmPTE:")
+OF_PROCESS = ("RssAnon:", "RssShmem:", "VmSwap:", "VmPTE:", "HugetlbPages:")
+OF_SHARES = ("Pss_Anon:", "Pss_Shmem:", "SwapPss:", "Private_Hugetlb:", "Shared_Hugetlb:")
 SOCKET_BYTES = 425_984
 """What the buffers of a socket hold at most, by the kernel's defaults; those of TCP tell what they hold."""
 
@@ -106,16 +107,16 @@ def memory_used(most: int) -> int:
 
     Each thread is asked until one tells: a process whose first thread has ended tells nothing by itself.
     """
-    sockets, total, every = in_sockets(), 0, others()
-    for pid in every:
-        total += _of_threads(pid, "status", OF_PROCESS)
+    sockets, total = in_sockets(), 0
+    for _ in range(5):
+        every = {pid: _of_threads(pid, "status", OF_PROCESS) for pid in others()}
+        total = max(total, sum(every.values()))
+        if all(every.values()):  # else one has ended meanwhile, and what it held may be another's by now
+            break
     if total + sockets <= most:
         return total + sockets
-    total = 0
-    for pid in every:  # what made itself unreadable tells its status still
-        shared_once = _of_threads(pid, "smaps_rollup", ("Pss_Anon:", "Pss_Shmem:", "SwapPss:"))
-        total += shared_once or _of_threads(pid, "status", OF_PROCESS)
-    return total + sockets
+    # What made itself unreadable tells its status still.
+    return sockets + sum(_of_threads(pid, "smaps_rollup", OF_SHARES) or held for pid, held in every.items())
 
 
 def _of_threads(pid: int, name: str, fields: tuple) -> int:
