@@ -19,7 +19,7 @@ from mua.config.load import dump_config, load_config
 from mua.config.storage import StoreConfig
 from mua.observe.terminal import SafeConsole
 from mua.store.database import HEAD, Store
-from mua.store.faults import StoreError, shown
+from mua.store.faults import StoreError, StoreFull, shown
 from mua.store.queries import (
     TrajectoryFilter,
     list_runs,
@@ -30,7 +30,7 @@ from mua.store.queries import (
     stored_bytes,
     trajectory_ids,
 )
-from mua.store.retention import oldest_checkpoint, prune
+from mua.store.retention import Dropped, oldest_checkpoint, prune
 from mua.store.tables import json_text, reading_on, requests, runs, trajectories, uses
 from mua.store.traces import exporter, import_writes
 from mua.store.trajectories import read_trajectories
@@ -146,20 +146,32 @@ def prune_store(
     """
     if output is None and "://" not in url and Path(url).is_dir():
         output = Path(url)
-    with Store.open(url, create=False) as store:
-        with store.read() as connection:
-            name = single_run(connection, run)
-            before = stored_bytes(connection)
-            protect = oldest_checkpoint(connection, name, output) if checkpoints else None
-        with store.read() if dry else store.begin() as connection:
-            dropped = prune(connection, name, rules, protect=protect, dry=dry)
-        with store.read() as connection:
-            after = stored_bytes(connection)
-        if dropped and not dry:
+
+    def pruned(journal: bool) -> tuple[str, int | None, Dropped, dict[str, int], dict[str, int]]:
+        with Store.open(url, create=False, write=not dry, journal=journal) as store:
+            with store.read() as connection:
+                name = single_run(connection, run)
+                before = stored_bytes(connection)
+                protect = oldest_checkpoint(connection, name, output) if checkpoints else None
+            with store.read() if dry else store.begin() as connection:
+                dropped = prune(connection, name, rules, protect=protect, dry=dry)
+            with store.read() as connection:
+                return name, protect, dropped, before, stored_bytes(connection)
+
+    try:
+        name, protect, dropped, before, after = pruned(journal=True)
+    except StoreFull:
+        print("mua: the disk is full: pruning in memory; do not interrupt this", file=sys.stderr)
+        name, protect, dropped, before, after = pruned(journal=False)
+    if dropped and not dry:
+        for journal in (True, False):
             try:
-                store.compact()
+                with Store.open(url, create=False, journal=journal) as store:
+                    store.compact()
+                break
             except StoreError as error:
-                print(f"mua: the file stays as large as it is: {error}", file=sys.stderr)
+                if not journal:
+                    print(f"mua: the file stays as large as it is, with room in it: {error}", file=sys.stderr)
     result = {"run": name, "dry_run": dry, "protected_from_step": protect, "dropped": dropped.as_json(),
               "bytes_before": before, "bytes_after": after}  # fmt: skip
     if as_json:

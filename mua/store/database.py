@@ -53,6 +53,7 @@ class Store:
         create: bool = True,
         write: bool = True,
         migrate: bool = True,
+        journal: bool = True,
         busy_seconds: float = 30.0,
     ) -> Self:
         """The store at ``url``: a folder with ``store.sqlite``, a file, or a URL of SQLAlchemy's.
@@ -62,6 +63,8 @@ class Store:
             create: make what is not there; False: an error names it.
             write: False opens for reading alone, also where nobody may write.
             migrate: bring an older schema to this program's when writing; False: an error.
+            journal: False on a disk that is full: SQLite then changes a file that nobody else uses and keeps what it
+                needs to undo that in memory; who kills it meanwhile damages the file.
             busy_seconds: how long to wait for another process's transaction on SQLite.
 
         Raises:
@@ -71,7 +74,7 @@ class Store:
         place = _url(url)
         try:
             if place.get_backend_name() == "sqlite":
-                engine = _sqlite_engine(Path(str(place.database)), create and write, write, busy_seconds)
+                engine = _sqlite_engine(Path(str(place.database)), create and write, write, journal, busy_seconds)
             else:
                 engine = _postgres_engine(place, write)
         except ImportError as error:
@@ -297,7 +300,7 @@ def _postgres_engine(url: URL, write: bool) -> Engine:
     return engine
 
 
-def _sqlite_engine(path: Path, create: bool, write: bool, busy_seconds: float) -> Engine:
+def _sqlite_engine(path: Path, create: bool, write: bool, journal: bool, busy_seconds: float) -> Engine:
     """An engine whose transactions begin where ``begin`` says: Python's own do so at the first write, and a transaction
     that has read before may then fail without waiting."""
     if path.exists() and not path.is_file():
@@ -306,10 +309,7 @@ def _sqlite_engine(path: Path, create: bool, write: bool, busy_seconds: float) -
         raise NoStore(f"store {path}: no such file")
     if not path.parent.is_dir():
         raise StoreError(f"store {path}: its folder does not exist")
-    mode, wal = "rwc" if write else "ro", path.with_name(f"{path.name}-wal")
-    if not write and not (wal.exists() and wal.stat().st_size) and not os.access(path.parent, os.W_OK):
-        mode = "ro&immutable=1"  # what a reader of a WAL needs beside the file cannot be made here
-    file = f"file:{quote(str(path.absolute()))}?mode={mode}"
+    wal = path.with_name(f"{path.name}-wal")
 
     if write:
         try:
@@ -323,28 +323,44 @@ def _sqlite_engine(path: Path, create: bool, write: bool, busy_seconds: float) -
     def connect() -> Any:
         import sqlite3
 
-        connection = sqlite3.connect(
-            file, uri=True, timeout=busy_seconds, isolation_level=None, check_same_thread=False, cached_statements=256
-        )
-        try:
-            if write:
-                connection.execute("PRAGMA journal_mode=WAL")
-                connection.execute("PRAGMA synchronous=FULL")  # a checkpoint is on the disk too when its step is done
-                connection.execute("PRAGMA foreign_keys=ON")
-            else:
-                connection.text_factory = _text
-            connection.execute("PRAGMA cache_size=-16000")
-        except BaseException:
-            connection.close()
-            raise
-        return connection
+        # What a reader of a WAL needs beside the file cannot be made on a full disk, nor in a folder of others.
+        for mode in ("rwc",) if write else ("ro", "ro&immutable=1"):
+            file = f"file:{quote(str(path.absolute()))}?mode={mode}"
+            connection = sqlite3.connect(
+                file,
+                uri=True,
+                timeout=busy_seconds,
+                isolation_level=None,
+                check_same_thread=False,
+                cached_statements=256,
+            )
+            try:
+                if write:
+                    if not journal:
+                        connection.execute("PRAGMA locking_mode=EXCLUSIVE")
+                    connection.execute(f"PRAGMA journal_mode={'WAL' if journal else 'MEMORY'}")
+                    connection.execute("PRAGMA synchronous=FULL")  # a checkpoint is on the disk when its step is done
+                    connection.execute("PRAGMA foreign_keys=ON")
+                else:
+                    connection.text_factory = _text
+                connection.execute("PRAGMA cache_size=-16000")
+                connection.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchall()
+                return connection
+            except sqlite3.OperationalError:
+                connection.close()
+                if mode != "ro" or (wal.exists() and wal.stat().st_size):
+                    raise
+            except BaseException:
+                connection.close()
+                raise
+        raise AssertionError("one mode is the last")
 
     engine = sa.create_engine(
         URL.create("sqlite", database=str(path)),
         creator=connect,
         poolclass=sa.pool.QueuePool,
-        pool_size=8,
-        max_overflow=24,
+        pool_size=8 if journal else 1,
+        max_overflow=24 if journal else 0,
         pool_timeout=60,
         hide_parameters=True,
     )

@@ -148,7 +148,8 @@ def _view(folder: Path, rng: random.Random) -> None:
             ask("step", NotThere, BadQuestion, step=str(row["step"]))
         for given in ({}, {"order": "gap"}, {"suspect": "any"}, {"said": "order"}, {"text": "a"}, {"kind": "refund"}):
             assert ask("trajectories", limit="500", **given) is not None
-        for row in rng.sample(ask("trajectories")["rows"], 5):
+        rows = ask("trajectories")["rows"]
+        for row in rng.sample(rows, min(5, len(rows))):
             ask("trajectory", MuaError, id=str(row["id"]))
             ask("tokens", MuaError, id=str(row["id"]), segment="0")
 

@@ -5,6 +5,7 @@ Not here: whole runs that are killed, or whose server goes away.
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sqlite3
@@ -20,16 +21,20 @@ import numpy as np
 import pytest
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
+from typer.testing import CliRunner
 
 import mua.store.database
+from mua.cli import app
 from mua.store.blobs import pack_arrays, unpack_arrays
 from mua.store.database import HEAD, Store
 from mua.store.faults import DamagedData, StoreError, StoreFull, StoreUnreachable
-from mua.store.tables import runs, texts
-from mua.store.writer import Insert, Update, Writer
+from mua.store.tables import runs, segments, texts
+from mua.store.trajectories import EpisodeKey, trajectory_inserts
+from mua.store.verification import verify
+from mua.store.writer import Insert, Update, Writer, execute
 from tests.disk_support import fill, small_disk
 from tests.postgres_support import PostgresServer, postgres_server
-from tests.store_support import count, spoil
+from tests.store_support import count, played, spoil, write_run
 
 
 @pytest.fixture(scope="module")
@@ -346,6 +351,33 @@ def test_full_disk(tmp_path: Path) -> None:
         with Writer(store) as again:
             again.put([text(2)])
         assert count(store, texts) == 2
+
+
+@pytest.mark.parametrize("left", [0, 40_000])
+def test_a_store_on_a_full_disk_is_read_and_pruned(tmp_path: Path, left: int) -> None:
+    with small_disk(tmp_path / "disk", 6000) as disk:
+        with Store.open(disk) as store:
+            write_run(store)
+            with store.begin() as connection:
+                for n in range(100, 130):  # so large that no journal has room for what is dropped
+                    large = played(n, 0, 0, success=False, length=9000)
+                    execute(connection, trajectory_inserts(EpisodeKey("r", 1, 0, n, 0), large, ended_at=1.0))
+        size = (disk / "store.sqlite").stat().st_size
+        fill(disk, left)
+        for words in (("show", disk, "r/1/0/0/0/1", "--json"), ("store", "ls", disk, "trajectories"),
+                      ("view", disk, "--export", tmp_path / "page.html")):  # fmt: skip
+            result = CliRunner().invoke(app, [str(word) for word in words])
+            assert result.exit_code == 0, result.output
+        rules = ("--keep-arrays-steps", "1", "--no-keep-successes", "--no-checkpoints")
+        result = CliRunner().invoke(app, ["store", "prune", str(disk), *rules, "--json"])
+        assert result.exit_code == 0, result.output
+        assert json.loads(result.stdout)["dropped"]["arrays"] == 36
+        assert (disk / "store.sqlite").stat().st_size < size / 4, "there is room on the disk again"
+        with Store.open(disk) as store, store.read() as connection:
+            assert not list(verify(connection))
+            assert count(store, segments, segments.c.arrays.is_not(None)) == 2
+        with Store.open(disk) as store, Writer(store) as writer:  # the run goes on
+            writer.put([Insert(texts, [{"hash": "big", "body": os.urandom(500_000)}])])
 
 
 _PAIRS = """
