@@ -3,8 +3,7 @@ earned it.
 
 Every estimator sees the scores of one group (``[n]``, scored members that sampled something) and gives an advantage
 each. A group whose scores are all equal, one-element groups included, gives exactly 0 everywhere: without a difference
-there is nothing to be relative to. Only the estimators of :data:`GLOBAL` compare across groups as well, see
-:func:`whiten`.
+there is nothing to be relative to. Only ``reinforce_plus_plus`` compares across groups as well, see :func:`whiten`.
 
 Credit: a trajectory's score comes from its turns' rewards, and its advantage is spread over its turns. Notation: turns
 ``t = 1..T`` with rewards ``r_t``; ``gamma`` the discount; ``A`` the trajectory's advantage; ``n_t`` tokens of turn
@@ -25,8 +24,6 @@ Floats: TypeAlias = npt.NDArray[np.float64]
 AdvantageName = Literal["grpo", "rloo", "reinforce_plus_plus", "pass_at_k", "none"]
 ScoreName = Literal["sum", "terminal", "mean", "discounted"]
 CreditName = Literal["equal", "reward_to_go", "exponential", "signed"]
-GLOBAL: frozenset[AdvantageName] = frozenset({"reinforce_plus_plus"})
-"""Estimators whose result is whitened over the whole step, or over each environment's part of it."""
 TOLERANCE = 1e-6
 """Difference of two rewards, of their size or of 1, up to which they are one: sums of fractions are off by rounding."""
 

@@ -43,7 +43,6 @@ import numpy as np
 import numpy.typing as npt
 
 from mua.algorithms.advantage import (
-    GLOBAL,
     TOLERANCE,
     Floats,
     agree,
@@ -133,7 +132,7 @@ def _with_advantages(groups: Sequence[Group], config: AlgorithmConfig) -> Iterat
     scores = [shape_scores(_scores(g.acted, config), g.acted, config.shaping) for g in groups]
     found = [_estimate(own, group.acted, config) for own, group in zip(scores, groups, strict=True)]
     advantages = np.concatenate([np.zeros(0), *found])
-    if config.advantage in GLOBAL:
+    if config.advantage == "reinforce_plus_plus":
         apart = [t.domain if config.whiten == "environment" else "" for t in members]
         advantages = whiten_by_label(advantages, np.array([t.sampled_tokens for t in members]), apart)
     if config.sign_clamp is not None:

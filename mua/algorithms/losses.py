@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -70,25 +70,12 @@ class LossTerms:
     """Detached scalars, maximized over micro-batches and ranks."""
 
 
-class LossFunction(Protocol):
-    """Turns log-probabilities of the trained tokens into a loss."""
-
-    def __call__(self, logprobs: Tensor, entropy: Tensor, tokens: TokenTensors) -> LossTerms:
-        """Compute the terms of one micro-batch.
-
-        ``logprobs`` (``[N]``, float32, with gradient) are of ``logits / temperature`` under the current policy;
-        ``entropy`` (``[N]``, nats) is that of the whole next-token distribution.
-        """
-
-
-class ValueLossFunction(Protocol):
-    """Turns the critic's values of the trained tokens into a loss."""
-
-    def __call__(self, values: Tensor, tokens: TokenTensors) -> LossTerms:
-        """Compute the terms of one micro-batch.
-
-        ``values`` (``[N]``, float32, with gradient) are of what comes before each trained token.
-        """
+LossFunction: TypeAlias = Callable[[Tensor, Tensor, TokenTensors], LossTerms]
+"""``(logprobs, entropy, tokens)`` of one micro-batch. ``logprobs`` (``[N]``, float32, with gradient) are of ``logits /
+temperature`` under the current policy; ``entropy`` (``[N]``, nats) is that of the whole next-token distribution."""
+ValueLossFunction: TypeAlias = Callable[[Tensor, TokenTensors], LossTerms]
+"""``(values, tokens)`` of one micro-batch. ``values`` (``[N]``, float32, with gradient) are the critic's of what comes
+before each trained token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,11 +92,6 @@ class PolicyLoss:
     engine and trainer is then the current policy. Where it is ``on_policy``, a batch gets exactly one optimizer step:
     recomputed old ones would be the current policy's own. They are taken from this very forward pass, and
     ``tokens.old_logprobs`` is not read."""
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """All ranks are sent the loss at every step: only what is not the default."""
-        plain = AlgorithmConfig()
-        return _policy_loss, ({name: value for name, value in self.config if value != getattr(plain, name)},)
 
     def __call__(self, logprobs: Tensor, entropy: Tensor, tokens: TokenTensors) -> LossTerms:
         """See :class:`LossFunction`. Raises ``ValueError`` without a reference."""
@@ -174,10 +156,6 @@ class PolicyLoss:
             raise wrong_result(key, path, "gave NaN or infinity")
         nothing = torch.zeros_like(loss, dtype=torch.bool)
         return PerToken(loss, nothing, nothing)
-
-
-def _policy_loss(settings: Mapping[str, Any]) -> PolicyLoss:
-    return PolicyLoss(AlgorithmConfig().model_copy(update=settings))
 
 
 @dataclass(frozen=True, slots=True)

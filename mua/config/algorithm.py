@@ -415,12 +415,6 @@ class AlgorithmConfig(Section):
                 correction in ("truncate", "mask") and self.old_logprobs == "engine",
             "correction_high bounds the weights of correction band, which old_logprobs engine has none of; leave it "
             "out": correction == "band" and self.old_logprobs == "engine" and self.is_set("correction_high"),
-            f"drop_zero_advantage moves no weight of aggregation {self.aggregation} where whole trajectories have no "
-            "advantage; leave it out":
-                self.drop_zero_advantage and not (kl or self.entropy_coefficient or trains_all[f"loss {self.loss}"])
-                and (self.aggregation in ("sequence_sum", "constant") or (
-                    self.aggregation == "sequence_mean" and self.credit == "equal" and not self.shaping.cap_faulty_turns
-                )),
             "minimal_advantage above 0 leaves out what drop_zero_advantage would; leave that out":
                 self.drop_zero_advantage and (self.minimal_advantage or 0.0) > 0,
             "shuffle_rewards deals rewards that neither the loss nor a filter reads; leave it out":

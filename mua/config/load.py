@@ -48,6 +48,7 @@ MAX_FILES = 100
 _LONGEST_NAME = 1000
 
 _HERE = "${MUA_HERE}"
+"""The folder of the file that it stands in."""
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}|\$\{")
 
 AnySection = TypeVar("AnySection", bound=Section)
@@ -184,7 +185,6 @@ def _read(path: Path, parents: tuple[Path, ...], files: list[Path]) -> Tree:
     if len(files) > MAX_FILES:
         raise ConfigError(f"{path}: extends: more than {MAX_FILES} files are read for one configuration")
     child = parse(text, str(path))
-    child.data = _placed(child.data, str(path.parent))
     tree = Tree({}, {(): child.places[()]})
     for base in _bases(path, child):
         tree.merge(_read(base, (*parents, real), files))
@@ -208,15 +208,6 @@ def _bases(path: Path, tree: Tree) -> list[Path]:
     return [config_file(Path(name), path.parent) for name in names]
 
 
-def _placed(value: Any, folder: str) -> Any:
-    """``value`` with ``${MUA_HERE}`` in its strings replaced by the folder of the file they stand in."""
-    if isinstance(value, dict):
-        return {name: _placed(item, folder) for name, item in value.items()}
-    if isinstance(value, list):
-        return [_placed(item, folder) for item in value]
-    return value.replace(_HERE, folder) if isinstance(value, str) else value
-
-
 def _fill(value: Any, key: KeyPath, tree: Tree, problems: list[Problem]) -> Any:
     """``value`` with every variable in its strings replaced; what is missing is added to ``problems``."""
     if isinstance(value, dict):
@@ -225,7 +216,10 @@ def _fill(value: Any, key: KeyPath, tree: Tree, problems: list[Problem]) -> Any:
         return [_fill(item, (*key, str(i)), tree, problems) for i, item in enumerate(value)]
     if not isinstance(value, str):
         return value
-    at, dotted, before = str(tree.place(key)), ".".join(key), len(problems)
+    place, dotted, before = tree.place(key), ".".join(key), len(problems)
+    at = str(place)
+    if place.line is not None:
+        value = value.replace(_HERE, str(Path(place.source).parent))
 
     def variable(match: re.Match[str]) -> str:
         name, default = match.groups()

@@ -234,18 +234,17 @@ class RunRecord(Observer):
         of = {(g.ordinal, t.sample): self.recorder.key(g.ordinal, t.sample).trajectory_id
               for g in groups for t in g.trajectories}  # fmt: skip
         chosen = {group.ordinal for group in usable}
-        layout = self._config.megatron  # which the bits of a gradient depend on
-        sizes = {
-            "tp": layout.tensor_parallel, "pp": layout.pipeline_parallel,
-            "cp": layout.context_parallel, "ep": layout.expert_parallel, "world": layout.world_size,
-        }  # fmt: skip
+        m = self._config.megatron
         details = {
             "groups": [
                 [g.ordinal, g.task_id, [of[g.ordinal, t.sample] for t in g.trajectories], g.ordinal in chosen]
                 for g in groups
             ],
             "updates": [batch.denominators for batch in learned.batches],
-            "layout": " ".join(f"{name}{size}" for name, size in sizes.items()),
+            "layout": (  # which the bits of a gradient depend on
+                f"tp{m.tensor_parallel} pp{m.pipeline_parallel} cp{m.context_parallel} ep{m.expert_parallel} "
+                f"world{m.world_size}"
+            ),
         }  # fmt: skip
         if self._changes:
             details["changes"], self._changes = self._changes, []

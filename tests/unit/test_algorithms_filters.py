@@ -32,11 +32,6 @@ def passed(groups: list[Group], *filters: dict) -> tuple[list[list[float]], dict
     return [[t.reward for t in g.trajectories] for g in kept], shares
 
 
-def test_without_filters_all_scored_members_stay():
-    unscored = member(1.0, outcome=Outcome.USER_ERROR)
-    assert passed([group(member(0.0), unscored), group(unscored)]) == ([[0.0]], {})
-
-
 def test_groups_without_a_difference_are_dropped():
     groups = [group(member(0.4), member(0.4)), group(member(0.4), member(0.45)), group(member(0.0), member(1.0))]
     assert passed(groups, {"kind": "range"}) == (

@@ -129,13 +129,6 @@ def test_kept_gradients_are_of_constant_size_beyond_the_clip(b1: float, b2: floa
     assert float(of_low[grid.index((6.0, -2.0))]) == 0.0, "the dual clip still holds"
 
 
-def test_negative_advantages_grow_with_the_ratio_unless_bounded_twice():
-    grid = [(6.0, -1.0)]
-    assert run("grpo", BOUNDS, grid)[0].loss.item() == pytest.approx(6.0)
-    twice, gradient = run("grpo", bounded(dual=3.0), grid)
-    assert (twice.loss.item(), gradient.item(), bool(twice.clipped_high)) == (3.0, 0.0, True)
-
-
 @given(st.lists(st.tuples(st.floats(-2, 0), st.floats(-2, 0)), min_size=1, max_size=6), st.sampled_from([-1.0, 1.0]))
 def test_gspo_is_the_clipped_sequence_ratio(pairs: list[tuple[float, float]], advantage: float):
     """The sum over a sequence, each token weighing 1 / T, is ``-min(s A, clip(s) A)`` in value and in gradient."""
@@ -210,11 +203,6 @@ def test_weights_of_the_mismatch_written_out(old: list[float], data):
                 inside = low <= ratio <= high
                 wanted = 1.0 if not trained[place] else min(ratio, high) if name == "truncate" else ratio * inside
                 assert weight == pytest.approx(wanted, rel=1e-9), (level, name, place)
-
-
-def test_no_correction_weighs_nothing():
-    for trained, config in ((np.ones(2, bool), BOUNDS), (np.zeros(2, bool), AlgorithmConfig(correction="mask"))):
-        assert correction_weights(np.zeros(2), np.ones(2), trained, config).tolist() == [1.0] * 2
 
 
 @pytest.mark.parametrize(

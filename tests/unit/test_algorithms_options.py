@@ -60,8 +60,10 @@ BASES: list[dict[str, Any]] = [
 ALIKE = {
     "pass_at_k": ("score", "pass_k", "shaping"), "reinforce_plus_plus": ("drop_zero_advantage",),
     "cross_entropy, 0.7": ("advantage", "shaping"),
+    **dict.fromkeys(("sequence_mean", "sequence_sum", "constant"), ("drop_zero_advantage",)),
 }  # fmt: skip
-"""Read, but not seen in these episodes: successes stay successes, and after whitening nothing is exactly 0."""
+"""Read, but not seen in these episodes: successes stay successes, after whitening nothing is exactly 0, and whole
+trajectories without an advantage move no weight of the others, though the step gets cheaper without them."""
 
 
 def said(text: str) -> dict[str, Any]:
@@ -181,8 +183,15 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"loss": "cross_entropy", "kl_in": "reward", "kl_coefficient": 0.1}, "loss cross_entropy"),
     ({"advantage": "pass_at_k", "shaping": {"turn_efficiency": 0.1}}, "advantage pass_at_k"),
     ({"correction": "band", "loss": "sapo"}, "correction band"),
+    ({"correction": "mask", "old_logprobs": "engine"}, "correction compares the engine"),
+    ({"correction": "mask", "correction_low": 3.0}, "correction_low must be below"),
+    ({"correction": "band", "old_logprobs": "engine", "correction_high": 3.0}, "correction_high bounds"),
+    ({"minimal_advantage": 0.0, "advantage": "gae"}, "minimal_advantage and drop_zero_advantage"),
+    ({"advantage": "gae", "shaping": {"cap_faulty_turns": True}}, "shaping.cap_faulty_turns"),
+    ({"advantage": "gae", "sign_clamp": 0.5}, "sign_clamp is read only with advantage grpo"),
+    ({"advantage": "gae", "distillation": TEACHER | {"only": True}}, "advantage is read only with rewards"),
+    ({"loss": "gspo", "ce_gppo_beta1": 1.0}, "ce_gppo_beta1 is read only with loss grpo, hook"),
     ({"loss": "cross_entropy", "shuffle_rewards": True}, "shuffle_rewards"),
-    ({"drop_zero_advantage": True, "aggregation": "sequence_sum"}, "drop_zero_advantage"),
     ({"drop_zero_advantage": True, "minimal_advantage": 0.1}, "minimal_advantage above 0"),
     ({"score": "discounted"}, "score discounted"),
     ({"correction": "band", "correction_level": "sequence"}, "correction_level is read only with"),
@@ -195,7 +204,15 @@ def test_what_is_not_read_is_refused_with_the_key_and_the_option_that_reads_it(
 ) -> None:
     with pytest.raises(ValidationError) as refused:
         AlgorithmConfig.model_validate(settings)
-    assert any(problem["msg"].removeprefix("Value error, ").startswith(line) for problem in refused.value.errors())
+    lines = [one for problem in refused.value.errors() for one in problem["msg"].split("\n")]
+    assert any(one.removeprefix("Value error, ").startswith(line) for one in lines)
+
+
+@pytest.mark.parametrize("address", ["http://t:1/v1", "http://me:secret@t:1", "teacher:30000"])
+def test_an_address_that_is_no_native_interface_is_refused_and_not_repeated(address: str) -> None:
+    with pytest.raises(ValidationError) as refused:
+        AlgorithmConfig.model_validate({"distillation": {"base_url": address}})
+    assert "secret@" not in refused.value.errors()[0]["msg"]
 
 
 @pytest.mark.parametrize(

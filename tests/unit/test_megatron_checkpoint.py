@@ -24,7 +24,7 @@ import torch
 import transformers
 
 from megatron_bridge.hf_folder import verify_hf_folder
-from mua.algorithms.losses import CrossEntropyLoss
+from mua.algorithms.losses import CrossEntropyLoss, LossTerms
 from mua.config.schema import ExperimentConfig
 from mua.megatron import checkpoint_manifest
 from mua.megatron.checkpoint import checkpoint_folder, latest_checkpoint, prune_checkpoints
@@ -288,6 +288,29 @@ def test_an_error_in_the_background_is_told_by_the_next_call(
         assert not list(tmp_path.iterdir())
         built.save(checkpoint_folder(tmp_path, 2), {})
         assert latest_checkpoint(tmp_path) == checkpoint_folder(tmp_path, 2)
+
+
+def test_steps_that_change_nothing_keep_their_places_in_the_schedule(folder: Path, tmp_path: Path) -> None:
+    """Of a gradient that is not finite, and of steps with nothing to learn from; Adam counts neither."""
+    schedule = OPTIMIZER.model_copy(update={"schedule": "linear", "min_learning_rate": 1e-3, "warmup_steps": 2})
+
+    def infinite(logprobs: torch.Tensor, *_: object) -> LossTerms:
+        return LossTerms(logprobs.sum() * float("inf"), {}, {})
+
+    with backend(folder, optimizer=schedule, total_steps=6) as built:
+        rates = [built.train_step(make_batch(), infinite)["train/lr"]]
+        built.skip_steps({"policy": 2})
+        rates.append(built.train_step(make_batch(seed=1), CrossEntropyLoss())["train/lr"])
+        built.save(checkpoint_folder(tmp_path, 4), {})
+        rates.append(built.train_step(make_batch(seed=2), CrossEntropyLoss())["train/lr"])
+        straight = exported(built)
+    assert rates == pytest.approx([5e-3, 1e-2 - 2 * 1.8e-3, 1e-2 - 3 * 1.8e-3])
+    counts = checkpoint_manifest.read_manifest(checkpoint_folder(tmp_path, 4))["networks"]["policy"]
+    assert counts == {"steps": 1, "skipped_steps": 3}
+    with backend(folder, optimizer=schedule, total_steps=6) as resumed:
+        resumed.load(checkpoint_folder(tmp_path, 4))
+        assert resumed.train_step(make_batch(seed=2), CrossEntropyLoss())["train/lr"] == rates[2]
+        assert all(np.array_equal(values, straight[name]) for name, values in exported(resumed).items())
 
 
 def test_the_manifest_tells_where_a_checkpoint_comes_from(built: Learner, tmp_path: Path) -> None:

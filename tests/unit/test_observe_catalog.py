@@ -17,7 +17,7 @@ import pytest
 from typer.testing import CliRunner
 
 from mua.cli import app
-from mua.observe.catalog import CATALOG, GROUPS, STANDS_FOR, STRICT, described, metrics_page
+from mua.observe.catalog import CATALOG, GROUPS, STANDS_FOR, STRICT, described, join_updates, metrics_page
 from mua.observe.metrics_log import MetricsWriter, read_metrics
 
 ROOT = Path(__file__).parents[2]
@@ -77,6 +77,39 @@ def test_entries_are_whole_and_of_at_most_twelve_groups() -> None:
     assert {word for name in names for word in re.findall(r"\{(\w+)\}", name)} <= {
         *STANDS_FOR, "domain", "tool", "kind", "layer", "moment",
     }  # fmt: skip
+
+
+def test_every_metric_of_an_update_says_how_several_are_joined() -> None:
+    families = ("train/critic/{", "train/critic/moe/", "train/fresh/", "train/stale/")  # as train/ of the same name
+    silent = [metric.name for metric in CATALOG if metric.group == "train" and not metric.updates]
+    assert all(name.startswith(families) for name in silent)
+    assert not [metric.name for metric in CATALOG if metric.updates and metric.group != "train"]
+
+
+UPDATES = [
+    {"train/tokens": 10.0, "train/entropy": 1.0, "train/grad_norm": 1.0, "train/lr": 2.0, "train/skipped": 1.0,
+     "train/ratio_max": 1.23, "train/moe/load_min_over_mean": 0.2, "train/critic/moe/layers/03/load_max_over_mean": 3.0,
+     "train/critic/forward_backward_seconds": 2.0, "train/fresh/tokens": 1.0, "train/fresh/token_mult_prob_error": 9.0,
+     "train/fresh/train_rollout_logprob_abs_diff_max": 0.5, "train/opd_reverse_kl": 1.0},
+    {"train/tokens": 30.0, "train/entropy": 2.0, "train/grad_norm": 3.0, "train/lr": 1.0, "train/skipped": 0.0,
+     "train/ratio_max": 1.1, "train/moe/load_min_over_mean": 0.1, "train/critic/moe/layers/03/load_max_over_mean": 2.0,
+     "train/critic/forward_backward_seconds": 3.0, "train/fresh/tokens": 3.0, "train/fresh/token_mult_prob_error": 1.0,
+     "train/fresh/train_rollout_logprob_abs_diff_max": 0.25, "train/of_a_hook": 5.0},
+]  # fmt: skip
+
+
+def test_updates_are_joined_as_the_catalog_says() -> None:
+    assert join_updates(UPDATES) == {
+        "train/tokens": 40.0, "train/entropy": 1.75, "train/grad_norm": 2.0, "train/lr": 1.0, "train/skipped": 0.5,
+        "train/ratio_max": 1.23, "train/moe/load_min_over_mean": 0.1, "train/opd_reverse_kl": 1.0,
+        "train/critic/moe/layers/03/load_max_over_mean": 3.0, "train/critic/forward_backward_seconds": 5.0,
+        "train/fresh/tokens": 4.0, "train/fresh/token_mult_prob_error": 3.0,
+        "train/fresh/train_rollout_logprob_abs_diff_max": 0.5, "train/of_a_hook": 5.0,
+    }  # fmt: skip
+    (one, *_) = UPDATES
+    assert join_updates([one]) == one
+    assert join_updates([]) == {}
+    assert join_updates([{"train/tokens": 0.0, "train/grad_norm": 0.0, "train/loss": 0.0}])["train/loss"] == 0.0
 
 
 def test_the_committed_page_is_current() -> None:

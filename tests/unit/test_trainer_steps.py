@@ -26,7 +26,7 @@ from mua.rollout.runner import Position, RolloutBatch
 from mua.trainer import rl
 from mua.trainer.preempt import Preemption
 from mua.trainer.run_folder import Run
-from mua.types import Group, Outcome, TrainBatch, Trajectory
+from mua.types import Group, Outcome, Segment, TrainBatch, Trajectory
 from mua.utils.errors import ConfigError, EngineError
 from tests.segments import segment_of
 
@@ -152,6 +152,20 @@ def test_the_ratio_is_to_the_policy_before_the_steps_first_update(tmp_path: Path
     assert 1.0001 < distances[1] < distances[2]
     assert found["train/ratio_max"] == distances[2]
     assert found["train/tokens"] == sum(step["train/tokens"] for step in table.steps)
+
+
+def test_metrics_of_updates_of_unequal_size_are_joined_by_tokens(tmp_path: Path) -> None:
+    table = Table()
+    groups = groups_of(table)
+    for member in groups[0].trajectories:  # the first minibatch is shorter
+        member.segments[0] = Segment(*(getattr(member.segments[0], name)[:3] for name in Segment.__slots__[:5]))
+    found = rl.learn(config_of(tmp_path, epochs=1), table, groups, version=0)  # type: ignore[arg-type]
+    first, second = table.steps
+    assert (first["train/tokens"], second["train/tokens"]) == (10, 16)
+    for name in ("train/logprob", "train/ppo_kl_k3", "train/pg_clipfrac_low", "train/token_mult_prob_error"):
+        assert found[name] == pytest.approx((10 * first[name] + 16 * second[name]) / 26)
+    assert found["train/ratio_max"] == max(first["train/ratio_max"], second["train/ratio_max"])
+    assert found["train/fresh/tokens"] == 26
 
 
 def test_log_probabilities_are_at_the_temperature_of_sampling(tmp_path: Path) -> None:
