@@ -320,7 +320,6 @@ def test_a_policy_that_does_not_move_has_learned_nothing_unless_success_rose(mor
         (lambda at: 0.8 - 0.4 * at, "ill", "fell"),  # slowly unlearned
         (lambda at: 0.19 + 0.5 * at, "healthy", None),
         (lambda at: 0.35 if at < 0.5 else 0.95, "ill", "leap"),  # a judge that turns generous
-        (lambda at: 0.45, "undecided", None),
     ],
 )
 def test_an_outcome_without_a_known_cause(course: Any, verdict: str, named: str | None, stored: bool) -> None:

@@ -148,12 +148,12 @@ def _trained(seen: Evidence, name: str, units: Units) -> Outcome | None:
         return None
     # A margin beside chance: of long runs the smallest differences are certain.
     scale = 1.0 if name in ("success", "scored") else float(np.ptp(units.values))
-    doubt = _T["unlikely"] / (100 if seen.live else 1)
+    doubt = _T["fallen"] / (100 if seen.live else 1)
 
     def moves(one: Compared, sign: float) -> bool:
         first = one.begin == 0
         least = (0.02 if first else 0.05) * scale + (0.05 if first else 0.15) * abs(one.before)
-        if sign * (one.after - one.before) < least or one.unlikely(sign) >= doubt * (1 if sign != better else 10):
+        if sign * (one.after - one.before) < least or one.unlikely(sign) >= doubt * (1 if sign != better else 5):
             return False
         newest = compare(units, one.begin, one.start, total - max(2, total // 4)) or one  # what has passed is no change
         return sign * (newest.after - newest.before) >= least / 2
