@@ -328,15 +328,19 @@ def evaluate_command(
 
         base, cells = load_cells(config, overrides or [], matrix)
         with output_of(base), _told(as_json) as tell:
+            import mua.trainer.evaluation.evaluator
             import workbench.matrix
 
-            tell(workbench.matrix.evaluate_matrix(base, cells))
+            tell(matrix := workbench.matrix.evaluate_matrix(base, cells))
+        every = [cell for row in matrix["cells"].values() for cell in row.values() if "unscored" in cell]
+        mua.trainer.evaluation.evaluator.require_complete(base, every)
         return
     with _run(_checked(config, overrides, "eval", check, as_json), "config-eval.yaml") as loaded:
         import mua.trainer.evaluation.evaluator
 
         with _told(as_json) as tell:
-            tell(mua.trainer.evaluation.evaluator.evaluate(loaded))
+            tell(result := mua.trainer.evaluation.evaluator.evaluate(loaded))
+        mua.trainer.evaluation.evaluator.require_complete(loaded, [result])
 
 
 @command(app)
@@ -344,13 +348,17 @@ def compare(
     first: Annotated[Path, argument("RUN_A", "output folder of mua eval")],
     second: Annotated[Path, argument("RUN_B", "output folder of mua eval")],
     out: Annotated[Path | None, option("--out", "folder to write into; by default RUN_B")] = None,
+    allow_missing: Annotated[
+        bool, option("--allow-missing", "compare although unscored episodes are no random sample")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Compare two evaluations on the tasks they share: difference, interval, paired test."""
     import workbench.compare
 
+    folder = second if second.is_dir() else second.parent
     with _told(as_json) as tell:
-        tell(workbench.compare.compare(first, second, out or (second if second.is_dir() else second.parent)))
+        tell(workbench.compare.compare(first, second, out or folder, allow_missing=allow_missing))
 
 
 @command(app)

@@ -131,7 +131,7 @@ def compare(units: Units, begin: int, until: int, start: int, *, share: bool = T
 
 
 def comparisons(units: Units, total: int, *, share: bool = True) -> Iterator[Compared]:
-    """All steps before a point with all after it, and windows of a quarter, each half a window on, with the last one."""
+    """All steps before a point with all after it, and windows of a quarter, half of one apart, with the last one."""
     last = max(2, total // 4)
     splits = {3, total // 8, total // 4, total // 3, total // 2, 2 * total // 3, total - last, total - 3}
     spans = {(0, at, at) for at in splits if 2 <= at <= total - 2}
