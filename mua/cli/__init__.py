@@ -739,14 +739,14 @@ def diagnose(
     run: RunId = None,
     as_json: AsJson = False,
 ) -> None:
-    """Say whether a run is healthy, and if not, what happened first and what to try; status 1 if it is not."""
+    """Say whether a run is healthy, ill (status 1) or undecided, what happened first, and what to try."""
     from mua.observe.diagnosis.verdict import diagnosed
     from mua.view.run_evidence import evidence_of
 
     with evidence_of(place, run) as (name, seen):
         found = diagnosed(name, seen)
     print(json.dumps(found.to_json(), indent=2) if as_json else "\n".join(found.lines(shlex.quote(place))))
-    if not found.healthy:
+    if found.verdict == "ill":
         raise typer.Exit(1)
 
 

@@ -29,7 +29,7 @@ from scipy.stats import binom, binomtest
 
 from mua.observe.diagnosis.curves import Floats, above, beginning, dated, ending, lasting, mean, smoothed
 from mua.observe.diagnosis.evidence import DATA, Evidence, Outcome, SeenEpisode, TokenSample
-from mua.observe.diagnosis.outcomes import FEW, Units, comparisons, step_means
+from mua.observe.diagnosis.outcomes import comparisons, step_means, training_units
 
 THRESHOLDS = SimpleNamespace(**DATA["thresholds"])
 DECLINES = re.compile(
@@ -50,8 +50,6 @@ class Symptom:
     """The evidence, in a sentence with numbers."""
     trajectory: str | None = None
     """Id of one to look at."""
-    remedy: str | None = None
-    """What to try, where it is not what the cause says in general."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -318,16 +316,13 @@ def truncation(seen: Evidence) -> Symptom | None:
         return e.outcome == "length" or e.cut_turns > 0
 
     cut = np.fmax(np.fmax(seen.of("ended_length"), seen.of("cut_by_time")), shares(seen, is_cut))
-    for values, bound, counts, what, keys in (
-        (cut, THRESHOLDS.cut, is_cut, "are cut because a turn or the context is too long",
-         "rollout.max_turn_tokens, rollout.max_tokens and model.max_length"),
-        (seen.of("ended_turns"), THRESHOLDS.out_of_turns, lambda e: e.outcome == "max_turns",
-         "end because their turns are used up", "rollout.max_turns, or set rollout.final_turn"),
-    ):  # fmt: skip
+    for values, bound, counts, what in (
+        (cut, THRESHOLDS.cut, is_cut, "are cut because a turn or the context is too long"),
+        (seen.of("ended_turns"), THRESHOLDS.out_of_turns, lambda e: e.outcome == "max_turns", "end for want of turns"),
+    ):
         if (place := stays_high(values, bound)) is not None:
-            remedy = f"raise {keys}; algorithm.filters with kind overlong leaves such failures out"
             text = f"{mean(values[place:]):.0%} of the episodes {what}"
-            return Symptom(seen.steps[place], text, example(seen, place, counts), remedy)
+            return Symptom(seen.steps[place], text, example(seen, place, counts))
     return None
 
 
@@ -363,36 +358,26 @@ def refusing(seen: Evidence) -> Symptom | None:
 
 def kind_for_kind(seen: Evidence) -> Symptom | None:
     """Success of each kind, and domain, before and after. The unit is the group, whose members share a task."""
-    kinds, total = _by_kind(seen), len(seen.rows)
-    changes = [(kind, one) for kind, units in kinds.items() for one in comparisons(units, total)]
+    units, total = training_units(seen).get("success"), len(seen.rows)
+    if units is None:
+        return None
+    kinds, domains = units.kinds, np.array([kind.split(": ")[0] for kind in units.kinds])
+    parts = {name: units.only(kinds == name) for name in set(kinds)}
+    parts |= {name: units.only(domains == name) for name in set(domains)} if len(set(domains)) > 1 else {}
+    changes = [(kind, one) for kind, part in parts.items() for one in comparisons(part, total)]
     pairs = [
         (up.apart - down.apart, fallen, down, risen, up)
         for (fallen, down), (risen, up) in product(changes, changes)
         if down.begin == up.begin and abs(down.start - up.start) <= total // 4
         and down.apart <= -2.0 and up.apart >= 2.0 and down.before - down.after >= 0.2 and up.after - up.before >= 0.15
     ]  # fmt: skip
-    apart, fallen, down, risen, up = max(pairs, default=(0.0, "", None, "", None))
-    if down is None or up is None or apart < THRESHOLDS.apart:
+    if not pairs or (best := max(pairs, key=lambda pair: pair[0]))[0] < THRESHOLDS.apart:
         return None
-    place = dated(smoothed(step_means(kinds[fallen], total)), down.start, down.before, down.after)
+    _, fallen, down, risen, up = best
+    place = dated(smoothed(step_means(parts[fallen], total)), down.start, down.before, down.after)
     text = f"success in {risen} rose from {up.before:.2f} to {up.after:.2f} while in {fallen} it fell from "
-    lost = example(seen, place, lambda e: e.scored and not e.success and fallen in (e.kind, e.domain))
+    lost = example(seen, place, lambda e: e.scored and not e.success and f"{e.domain}: {e.kind}".startswith(fallen))
     return Symptom(seen.steps[place], f"{text}{down.before:.2f} to {down.after:.2f}", lost)
-
-
-def _by_kind(seen: Evidence) -> dict[str, Units]:
-    """By kind and domain, success of each group; without a store that of the domains in each step."""
-    found: defaultdict[str, list[tuple[int, float]]] = defaultdict(list)
-    several = len({e.domain for e in seen.episodes or ()}) > 1
-    by_step = seen.by_step()
-    for place, row in enumerate(seen.rows):
-        for members in grouped(by_step.get(int(row["step"]), [])):
-            for kind in {members[0].kind, members[0].domain if several else "-"} - {"-"}:
-                found[kind].append((place, fmean(e.success for e in members)))
-        for name, value in row.items() if not seen.episodes else ():
-            if name.startswith("domain "):
-                found[name.removeprefix("domain ")].append((place, value))
-    return {kind: Units.of(pairs, 4.0, FEW) for kind, pairs in found.items()}
 
 
 def template_collapse(seen: Evidence) -> Symptom | None:
@@ -458,14 +443,10 @@ def _narrowed(seen: Evidence, varied: Floats, base: float) -> int | None:
 def agreeing_groups(seen: Evidence) -> Symptom | None:
     if (place := _agreement(seen)) is None:
         return None
-    what, easier = "all alike", "a reward that tells better from worse (environment.reward partial)"
-    for name, told, other in (("all_right", "all right", "harder"), ("all_wrong", "all wrong", "easier")):
-        if mean(ending(seen.of(name))) >= 0.5:
-            what, easier = told, f"{other} tasks (environment.difficulties, algorithm.curriculum.kind success_rate)"
-    text = f"in {mean(_alike(seen)[0][place:]):.0%} of the groups all members have the same reward ({what}), so that "
-    remedy = f"{easier}, a larger algorithm.group_size, a higher rollout.temperature, or algorithm.refill"
-    shown = example(seen, place, lambda e: e.scored)
-    return Symptom(seen.steps[place], f"{text}nothing is learned from them", shown, remedy)
+    ends = (("all_right", ": all right"), ("all_wrong", ": all wrong"))
+    what = next((told for name, told in ends if mean(ending(seen.of(name))) >= 0.5), "")
+    text = f"in {mean(_alike(seen)[0][place:]):.0%} of the groups all members have the same reward{what}"
+    return Symptom(seen.steps[place], text, example(seen, place, lambda e: e.scored))
 
 
 def _alike(seen: Evidence) -> tuple[Floats, Floats]:
@@ -513,8 +494,7 @@ def no_learning(seen: Evidence) -> Symptom | None:
     if seen.success_rose or not seen.rows:
         return None
     if seen.setting("algorithm.shuffle_rewards", False):
-        text = "rewards are dealt at random (algorithm.shuffle_rewards)"
-        return Symptom(seen.steps[0], text, remedy="set algorithm.shuffle_rewards to false")
+        return Symptom(seen.steps[0], "rewards are dealt at random (algorithm.shuffle_rewards)")
     for name, least, text in (
         ("learning_rate", THRESHOLDS.still_rate, "the learning rates of all steps are {:.3g} together"),
         ("grad_norm", 1e-300, "every gradient is 0"),

@@ -10,9 +10,9 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
-from typing import Any, NamedTuple, Self
+from typing import NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -34,18 +34,22 @@ class Units:
     places: Ints
     """Of the step in the run's series, ``[units]``."""
     values: Floats
-    kinds: Ints
+    kinds: npt.NDArray[np.str_]
+    """``domain: kind`` of the task, or the domain alone; empty where nobody knows."""
     members: float
     """Episodes behind a value: a share of so few cannot vary less than that many tosses."""
     few: int
 
     @classmethod
-    def of(cls, found: Iterable[tuple[Any, ...]], members: float, few: int) -> Self:
-        """Of places, values and perhaps kinds; values that are not there are left out."""
-        kept = [one for one in found if math.isfinite(one[1])]
-        places, values = (np.array([one[at] for one in kept]) for at in (0, 1))
-        kinds = np.unique([str(one[2:]) for one in kept], return_inverse=True)[1]
-        return cls(places, values, kinds, members, few)
+    def of(cls, found: Iterable[tuple[int, float, str]], members: float, few: int) -> Self:
+        """Of places, values and kinds; values that are not there are left out."""
+        places, values, kinds = np.array([one for one in found if math.isfinite(one[1])], object).reshape(-1, 3).T
+        many = members if math.isfinite(members) else math.inf
+        return cls(places.astype(np.int64), values.astype(np.float64), kinds.astype(str), many, few)
+
+    def only(self, chosen: npt.NDArray[np.bool_]) -> Self:
+        """Some of them."""
+        return replace(self, places=self.places[chosen], values=self.values[chosen], kinds=self.kinds[chosen])
 
 
 class Compared(NamedTuple):
@@ -81,12 +85,21 @@ def training_units(seen: Evidence) -> dict[str, Units]:
     rows = {"success": seen.of("success"), "reward": seen.of("reward"), "scored": 1 - seen.of("unscored")}
     if not np.isfinite(rows["reward"]).any():
         rows = {"loss": seen.of("loss")}
-    found = {name: Units.of(enumerate(values), mean(seen.of("episodes")), 3) for name, values in rows.items()}
+    series = {name: [(place, value, "") for place, value in enumerate(values)] for name, values in rows.items()}
+    domains = [
+        (place, value, name.removeprefix("domain "))
+        for place, row in enumerate(seen.rows)
+        for name, value in row.items()
+        if name.startswith("domain ")
+    ]
+    found = {name: Units.of(values, mean(seen.of("episodes")), 3) for name, values in series.items()}
+    if domains:
+        found["success"] = Units.of(domains, mean(seen.of("episodes")), 3)
     place_of = {row["step"]: place for place, row in enumerate(seen.rows) if "reward" in row}
     groups = defaultdict[tuple[int, int, str], list[SeenEpisode]](list)
     for e in seen.episodes or ():
         if e.step in place_of:
-            groups[place_of[e.step], e.ordinal, f"{e.domain}/{e.kind}"].append(e)
+            groups[place_of[e.step], e.ordinal, f"{e.domain}: {e.kind}"].append(e)
     if groups:
         size = fmean(map(len, groups.values()))
         means = defaultdict[str, list[tuple[int, float, str]]](list)
@@ -104,11 +117,8 @@ def step_means(units: Units, total: int) -> Floats:
     return np.array([mean(units.values[units.places == place]) for place in range(total)])
 
 
-def compare(units: Units, begin: int, until: int, start: int, *, share: bool = True) -> Compared | None:
-    """Least squares of the values on whether they are late, with a mean of its own for each kind; None of too few.
-
-    ``share``: whether values are shares of successes, whose noise has a least size.
-    """
+def compare(units: Units, begin: int, until: int, start: int) -> Compared | None:
+    """Least squares of the values on whether they are late, with a mean of its own for each kind; None of too few."""
     late = units.places >= start
     early = (units.places >= begin) & (units.places < until)
     if min(early.sum(), late.sum()) < units.few:
@@ -125,29 +135,29 @@ def compare(units: Units, begin: int, until: int, start: int, *, share: bool = T
         return None
     slope, level, part = float(x @ y) / spread, float(values.mean()), float(late[chosen].mean())
     rest = y - slope * x
-    least = max(level * (1 - level) / max(1.0, units.members) if share else 0.0, 0.1 * float(np.var(values)))
+    least = max(level * (1 - level) / units.members, 0.1 * float(np.var(values)))
     error = math.sqrt(max(float(rest @ rest) / degrees, least, 1e-12) / spread)
     return Compared(begin, start, level - slope * part, level + slope * (1 - part), error, degrees)
 
 
-def comparisons(units: Units, total: int, *, share: bool = True) -> Iterator[Compared]:
+def comparisons(units: Units, total: int) -> Iterator[Compared]:
     """All steps before a point with all after it, and windows of a quarter, half of one apart, with the last one."""
     last = max(2, total // 4)
     splits = {3, total // 8, total // 4, total // 3, total // 2, 2 * total // 3, total - last, total - 3}
     spans = {(0, at, at) for at in splits if 2 <= at <= total - 2}
     spans |= {(at, at + last, total - last) for at in range(0, total - 2 * last + 1, max(1, last // 2))}
     for span in sorted(spans):
-        if (found := compare(units, *span, share=share)) is not None:
+        if (found := compare(units, *span)) is not None:
             yield found
 
 
 def _trained(seen: Evidence, name: str, units: Units) -> Outcome | None:
     total, better = len(seen.steps), -1.0 if name == "loss" else 1.0
-    found = list(comparisons(units, total, share=name in ("success", "scored")))
+    found = list(comparisons(units, total))
     if not found:
         return None
     # A margin beside chance: of long runs the smallest differences are certain.
-    scale = 1.0 if name in ("success", "scored") else float(np.ptp(units.values))
+    scale = 1.0 if name in ("success", "scored") else 2 * float(np.std(units.values))
     doubt = _T["fallen"] / (100 if seen.live else 1)
 
     def moves(one: Compared, sign: float) -> bool:

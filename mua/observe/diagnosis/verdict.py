@@ -54,7 +54,7 @@ class Diagnosis:
             "outcomes": [asdict(one) for one in self.outcomes],
             "findings": [
                 {"cause": cause.name, "title": cause.title, "step": found.step, "evidence": found.text,
-                 "trajectory": found.trajectory, "meaning": cause.meaning, "try": found.remedy or cause.remedy}
+                 "trajectory": found.trajectory, "meaning": cause.meaning, "try": cause.remedy}
                 for cause, found in self.findings
             ],
             "unseen": self.unseen,
@@ -76,7 +76,7 @@ class Diagnosis:
                 yield f"  look at: mua show {printable(place)} {printable(found.trajectory)}"
             if not number:
                 yield f"  {cause.meaning}"
-                yield f"  try: {found.remedy or cause.remedy}"
+                yield f"  try: {cause.remedy}"
         for said in self.unseen:
             yield f"not seen: {printable(said, 600)}"
 
@@ -103,9 +103,8 @@ def in_order(found: list[tuple[Cause, Symptom]], steps: int) -> list[tuple[Cause
     while left:
         those = [pair for pair in left if not pair[0].outcome] or left
         earliest = min(finding.step for _, finding in those)
-        chosen = next(pair for pair in those if pair[1].step <= earliest + slack)
-        ordered.append(chosen)
-        left.remove(chosen)
+        ordered.append(next(pair for pair in those if pair[1].step <= earliest + slack))
+        left.remove(ordered[-1])
     return ordered
 
 
@@ -149,7 +148,7 @@ class Alarms:
                 if cause.from_metrics and ready and (symptom := cause.find(seen)) and cause.name not in self._told:
                     self._told.add(cause.name)
                     text = f"{cause.title}, from step {symptom.step}: {symptom.text}"
-                    found.append(f"{text}; try: {symptom.remedy or cause.remedy}")
+                    found.append(f"{text}; try: {cause.remedy}")
             return found
         except Exception:
             self._broken = True
