@@ -23,6 +23,7 @@ with file, line, key and the nearest valid name; `KEY=VALUE` after the file over
 | 0 | done |
 | 1 | a bug, with its traceback; of `plan`, `env replay`, `env servers`, `store verify`: what was checked is not so |
 | 2 | somebody has to change something: the message names it |
+| 3 | `mua eval` ended, and more than `evaluation.max_unscored` of the episodes could not be scored |
 | 75 | a fault that may pass, or a signal to leave: the same command continues |
 
 `MUA_TRACEBACK=1` shows the traceback of every error.

@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from rich.table import Table
+from scipy.stats import fisher_exact
 
 from mua.observe.terminal import SafeConsole
 from mua.trainer.evaluation.estimators import paired_test, percentile_interval
@@ -24,6 +26,8 @@ from mua.utils.strict_json import MAX_FILE_DEPTH, printable, read_file, read_jso
 
 RESULT = "evaluation.json"
 LEVEL = 0.95
+DOUBT = 0.01
+"""Probability of missing tasks as uneven as these, below which they are not called random."""
 RESAMPLES = 10_000
 _SEED = 20
 
@@ -38,14 +42,21 @@ class Pair:
     second: float
 
 
-def compare(first: Path, second: Path, out: Path) -> Json:
+def compare(first: Path, second: Path, out: Path, *, allow_missing: bool = False) -> Json:
     """Print the comparison of two runs (output folders, or their ``evaluation.json``) and write it into ``out``.
 
-    The files are ``comparison.json`` and ``comparison.md``. Raises :class:`MuaError` where a result cannot
-    be read or the runs share no task.
+    The files are ``comparison.json`` and ``comparison.md``. Raises :class:`MuaError` where a result cannot be read, the
+    runs share no task, or what is unscored is no random sample; the last is only said with ``allow_missing``.
     """
     one, other = load_result(first), load_result(second)
+    reasons = missing_not_at_random(one, other)
+    if reasons and not allow_missing:
+        raise MuaError(
+            f"{second}: unscored episodes are no random sample: {'; '.join(reasons)}; play them (the same mua eval "
+            "again), or compare all the same with --allow-missing"
+        )
     result = compared(one, other) | {"first": _named(one, first), "second": _named(other, second)}
+    result["missing"] = reasons
     out.mkdir(parents=True, exist_ok=True)
     (out / "comparison.json").write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
     (out / "comparison.md").write_text(comparison_page(result), encoding="utf-8")
@@ -125,6 +136,41 @@ def paired(one: Json, other: Json) -> tuple[list[Pair], int]:
     return pairs, changed
 
 
+def missing_not_at_random(one: Json, other: Json) -> list[str]:
+    """Why tasks with unscored episodes cannot be a random sample of those that both runs played, in words.
+
+    Three exact tests (Fisher 1922): that they depend on the run; of each run, that they depend on the kind of task
+    (each kind against the others, corrected for their number); that they depend on what the other run achieved in them.
+    """
+    by_task = [{(t["domain"], t["task"], t["digest"]): t for t in run["per_task"]} for run in (one, other)]
+    both = sorted(by_task[0].keys() & by_task[1].keys())
+    lost = [np.array([found[key].get("unscored", 0) > 0 for key in both], bool) for found in by_task]
+    kinds = np.array([f"{key[0]}: {by_task[0][key].get('kind', '-')}" for key in both])
+    reasons = []
+    if _unlikely(np.repeat([True, False], len(both)), np.concatenate(lost)) < DOUBT:
+        reasons.append(f"{lost[0].sum()} tasks of the first run have some, {lost[1].sum()} of the second")
+    for place, name in enumerate(("first", "second")):
+        names = sorted(set(kinds))
+        for kind in names if len(names) > 1 else ():
+            own = kinds == kind
+            if _unlikely(own, lost[place]) * len(names) < DOUBT:
+                told = (
+                    f"{(own & lost[place]).sum()} of {own.sum()} tasks of {printable(kind)} have some in the {name} run"
+                )
+                reasons.append(f"{told}, {(~own & lost[place]).sum()} of {(~own).sum()} of the others")
+        scored = np.array([by_task[1 - place][key]["episodes"] > 0 for key in both], bool)
+        won = np.array([2 * (t := by_task[1 - place][key])["successes"] >= max(1, t["episodes"]) for key in both], bool)
+        if _unlikely(won[scored], lost[place][scored]) < DOUBT:
+            reasons.append(f"those of the {name} run depend on whether the other run solves the task")
+    return reasons
+
+
+def _unlikely(one: npt.NDArray[np.bool_], other: npt.NDArray[np.bool_]) -> float:
+    """Two-sided p-value of Fisher's exact test that two properties of tasks have nothing to do with each other."""
+    table = [[int((a & b).sum()) for b in (other, ~other)] for a in (one, ~one)]
+    return float(fisher_exact(table).pvalue)
+
+
 def difference(pairs: Sequence[Pair]) -> Json:
     """Mean success of both, their difference with a paired bootstrap interval over tasks, and a two-sided test."""
     first, second = [pair.first for pair in pairs], [pair.second for pair in pairs]
@@ -182,6 +228,7 @@ def difference_text(found: Json) -> str:
 
 def _remarks(result: Json) -> list[str]:
     lines = []
+    lines += [f"Unscored episodes are no random sample: {reason}." for reason in result["missing"]]
     if not result["same_setting"]:
         lines.append("The two runs differ in their setting (seed, budgets, user ...), not only in the policy.")
     alone = result["only_in_first"] + result["only_in_second"]

@@ -326,15 +326,19 @@ def evaluate_command(
 
         base, cells = load_cells(config, overrides or [], matrix)
         with output_of(base), _told(as_json) as tell:
+            import mua.trainer.evaluation.evaluator
             import workbench.matrix
 
-            tell(workbench.matrix.evaluate_matrix(base, cells))
+            tell(matrix := workbench.matrix.evaluate_matrix(base, cells))
+        every = [cell for row in matrix["cells"].values() for cell in row.values() if "unscored" in cell]
+        mua.trainer.evaluation.evaluator.require_complete(base, every)
         return
     with _run(_checked(config, overrides, "eval", check, as_json), "config-eval.yaml") as loaded:
         import mua.trainer.evaluation.evaluator
 
         with _told(as_json) as tell:
-            tell(mua.trainer.evaluation.evaluator.evaluate(loaded))
+            tell(result := mua.trainer.evaluation.evaluator.evaluate(loaded))
+        mua.trainer.evaluation.evaluator.require_complete(loaded, [result])
 
 
 @command(app)
@@ -342,13 +346,17 @@ def compare(
     first: Annotated[Path, argument("RUN_A", "output folder of mua eval")],
     second: Annotated[Path, argument("RUN_B", "output folder of mua eval")],
     out: Annotated[Path | None, option("--out", "folder to write into; by default RUN_B")] = None,
+    allow_missing: Annotated[
+        bool, option("--allow-missing", "compare although unscored episodes are no random sample")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Compare two evaluations on the tasks they share: difference, interval, paired test."""
     import workbench.compare
 
+    folder = second if second.is_dir() else second.parent
     with _told(as_json) as tell:
-        tell(workbench.compare.compare(first, second, out or (second if second.is_dir() else second.parent)))
+        tell(workbench.compare.compare(first, second, out or folder, allow_missing=allow_missing))
 
 
 @command(app)
@@ -729,14 +737,14 @@ def diagnose(
     run: RunId = None,
     as_json: AsJson = False,
 ) -> None:
-    """Say whether a run is healthy, and if not, what happened first and what to try; status 1 if it is not."""
+    """Say whether a run is healthy, ill (status 1) or undecided, what happened first, and what to try."""
     from mua.observe.diagnosis.verdict import diagnosed
     from mua.view.run_evidence import evidence_of
 
     with evidence_of(place, run) as (name, seen):
         found = diagnosed(name, seen)
     print(json.dumps(found.to_json(), indent=2) if as_json else "\n".join(found.lines(shlex.quote(place))))
-    if not found.healthy:
+    if found.verdict == "ill":
         raise typer.Exit(1)
 
 

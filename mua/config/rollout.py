@@ -157,6 +157,9 @@ class EvaluationConfig(Section):
     """Episodes of each task. pass^k and pass@k are reported for every k up to this, 8 at most."""
     temperature: NonNegativeFloat = 0.0
     """0 is greedy."""
+    max_unscored: Fraction = 0.05
+    """Share of unscored episodes above which ``mua eval`` ends with status 3: what is missing is seldom a fair sample.
+    Its result is written all the same, with the bounds that it leaves open."""
     level: Annotated[float, Field(gt=0, lt=1)] = 0.95
     """Level of the confidence intervals."""
     resamples: Positive = 2000

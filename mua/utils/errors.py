@@ -1,7 +1,7 @@
 """Errors a person is meant to read, and the exit status that each leaves with.
 
 A message is one line that names what is wrong, where, and what to do. The command line prints a :class:`MuaError`
-without a traceback; anything else is a bug of the program and keeps its traceback. Three statuses tell a launcher what
+without a traceback; anything else is a bug of the program and keeps its traceback. Four statuses tell a launcher what
 to do next:
 
 ====== =================================================== ================================================
@@ -12,6 +12,8 @@ status meaning                                             what a launcher does
 75     a fault that may pass: an engine that died too      starts the same command again, which continues
        often, an endpoint that does not answer, a rank     from the newest checkpoint; a bounded number of
        that was lost, a deadline; or a signal to leave     times in a row without a new one
+3      an evaluation of which too much could not be        stops; the same command plays what is missing,
+       scored: its result is written with its bounds       once the reason is mended
 1      a bug: a traceback stands above                     as 75: it may be the machine's
 ====== =================================================== ================================================
 
@@ -29,6 +31,8 @@ from typing import NamedTuple
 
 MISTAKE = 2
 """Exit status: something a person has to change."""
+INCOMPLETE = 3
+"""Exit status: an evaluation ended, and too much of it could not be scored."""
 PASSING = os.EX_TEMPFAIL
 """Exit status 75: not finished; the same command continues and may get further."""
 INTERRUPTED = 130
@@ -137,6 +141,10 @@ class RunStopped(MuaError):
     """A bound of the configuration ends the run between two steps. The message says what to look at."""
 
 
+class IncompleteEvaluation(MuaError):
+    """More episodes than ``evaluation.max_unscored`` could not be scored. The result is written all the same."""
+
+
 class Preempted(MuaError):
     """A signal asked the run to leave before its end. The same command continues it."""
 
@@ -151,6 +159,8 @@ class DeadlineExceeded(MuaError):
 
 def exit_status(error: BaseException) -> int:
     """Status of a process that ends by an error which a person is meant to read (see the table above)."""
+    if isinstance(error, IncompleteEvaluation):
+        return INCOMPLETE
     return PASSING if _passes(error) else MISTAKE
 
 

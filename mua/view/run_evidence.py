@@ -11,6 +11,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from sqlalchemy.engine import Connection
 
 from mua.observe.diagnosis.evidence import Evidence, SeenEpisode, TokenSample, series
 from mua.observe.metrics_log import EVALUATIONS_FILE, METRICS_FILE, read_metrics
-from mua.observe.output import CONFIG_FILE
+from mua.observe.output import CONFIG_FILE, REPORT_FILE
 from mua.store.blobs import unpack_arrays, unpack_messages
 from mua.store.faults import StoreError
 from mua.store.queries import lost_step, same_task
@@ -38,6 +39,7 @@ from mua.store.tables import (
 )
 from mua.types import Json, Provenance
 from mua.utils.errors import MuaError
+from mua.utils.strict_json import JsonError, read_file, read_json
 from mua.view.run_overview import kind_of, step_lines
 from mua.view.user_leaks import UserLeaks
 from mua.view.viewed_runs import ViewedRun, config_in, opened_runs
@@ -50,6 +52,8 @@ MOST_TEXT = 6000
 """Characters that are kept of what is said in one episode."""
 PAIRS = 40
 """Segments of the first and of the last steps whose first sampled tokens are compared."""
+UNCERTAIN = 0.05
+"""Nats of a token that the policy could have replaced by another."""
 
 
 @contextmanager
@@ -75,39 +79,39 @@ def evidence_of(place: str, run: str | None = None) -> Iterator[tuple[str, Evide
         if folder is None or not (folder / METRICS_FILE).is_file():
             raise
         reason = " ".join(str(error).split())
-    seen = series(_lines(folder))
+    seen = _of_folder(folder)
     seen.config = config_in(folder)
     seen.unseen.append(f"episodes, masks and tokens, for want of a store ({reason})")
     yield folder.resolve().name, _checked(place, seen)
 
 
 def _checked(place: str, seen: Evidence) -> Evidence:
-    if not len(seen.steps) and not seen.episodes:
+    if not seen.rows and not seen.episodes:
         raise MuaError(f"{place}: nothing to diagnose yet: no step is done and no episode has ended")
     return seen
 
 
-def _lines(folder: Path | None) -> list[dict[str, Any]]:
-    """The lines of steps, one per step: of a step that was made again the last. Held-out figures stand at the step
-    after which they were measured."""
-    if folder is None or not (folder / METRICS_FILE).is_file():
-        return []
-    found: dict[int, dict[str, Any]] = {}
-    for line in read_metrics(folder / METRICS_FILE):
-        found[line["step"]] = found.get(line["step"], {}) | line
-    if (folder / EVALUATIONS_FILE).is_file():
-        for line in read_metrics(folder / EVALUATIONS_FILE):
-            if (step := max(0, line["step"] - 1)) in found:
-                found[step] = line | found[step]
-    return [found[step] for step in sorted(found)]
+def _of_folder(folder: Path) -> Evidence:
+    """Metrics and evaluations, one line per step: of a step that was made again the last."""
+    by_step: dict[int, dict[str, Any]] = {}
+    for line in read_metrics(folder / METRICS_FILE) if (folder / METRICS_FILE).is_file() else ():
+        by_step[line["step"]] = by_step.get(line["step"], {}) | line
+    evaluations = list(read_metrics(folder / EVALUATIONS_FILE)) if (folder / EVALUATIONS_FILE).is_file() else []
+    try:
+        report = read_json(read_file(folder / REPORT_FILE))
+        evaluations += [report[name] for name in ("first", "final") if name in report]
+    except (OSError, JsonError):  # no report, or one that is being written
+        pass
+    return series([by_step[step] for step in sorted(by_step)], sorted(evaluations, key=lambda line: line["step"]))
 
 
 def _with_store(connection: Connection, run: ViewedRun) -> Evidence:
-    lines = _lines(run.folder) or step_lines(connection, run)
-    seen = series(lines)
+    seen = Evidence([]) if run.folder is None else _of_folder(run.folder)
+    if not seen.rows:
+        seen = series(step_lines(connection, run))
     seen.config = run.config or ({} if run.folder is None else config_in(run.folder))
     seen.state = str(connection.execute(sa.select(runs.c.state).where(runs.c.id == run.id)).scalar() or "")
-    if not lines:
+    if not seen.rows:
         seen.unseen.append("metrics: no step is done")
     seen.episodes = list(_episodes(connection, run.id, seen))
     if not seen.episodes:
@@ -154,7 +158,7 @@ def _episodes(connection: Connection, run: str, seen: Evidence) -> Iterator[Seen
         )
     }  # fmt: skip
     chosen = (
-        sa.select(t.id, t.ordinal, t.sample, t.domain, t.task_id, t.outcome, t.scored, t.reward, t.success, t.turns,
+        sa.select(t.id, t.ordinal, t.sample, t.domain, t.task_id, t.outcome, t.scored, t.reward, t.success,
                   t.sampled_tokens, t.error, t.messages, tasks.c.details, step_of)
         .select_from(base).where(t.run_id == run, t.round == 0)
         .order_by(step_of, t.ordinal, t.sample, t.part, t.attempt)
@@ -167,10 +171,10 @@ def _episodes(connection: Connection, run: str, seen: Evidence) -> Iterator[Seen
             messages = [] if row["messages"] is None else unpack_messages(row["messages"], f"messages of {row['id']}")
             said, told, own, cut = _spoken(messages)
             yield SeenEpisode(
-                row["id"], int(row["step"]), row["ordinal"], row["sample"], row["task_id"],
+                row["id"], int(row["step"]), row["ordinal"], row["task_id"],
                 kind_of(row["details"]), row["domain"], row["outcome"], bool(row["scored"]), float(row["reward"]),
-                bool(row["success"]), row["turns"],
-                row["sampled_tokens"], made or own, failed, cut, said, told, error=row["error"] or error,
+                bool(row["success"]), row["sampled_tokens"], made or own, failed, cut, said, told,
+                error=row["error"] or error,
             )  # fmt: skip
 
 
@@ -191,8 +195,12 @@ def _spoken(messages: Sequence[Json]) -> tuple[str, str, int, int]:
 
 
 def _look_for_leaks(connection: Connection, run: str, seen: Evidence) -> None:
-    """Note in episodes what their user gave away; at most some per step, which is enough for a share."""
+    """Note in episodes whether their task is to be declined, and what their user gave away: in some of each step,
+    which is enough for a share."""
     leaks = UserLeaks(seen.config)
+    to_decline = cache(leaks.to_decline)
+    for e in seen.episodes or ():
+        e.to_decline = to_decline(e.domain, e.task)
     by_step = seen.by_step()
     wanted: dict[str, SeenEpisode] = {}
     per_step = max(4, 2000 // max(1, len(by_step)))
@@ -315,13 +323,13 @@ def _sample(
                 kl[name] = k3, float(np.abs(difference).mean())
     lag = float(age[trained & sampled].mean()) if (trained & sampled).any() else 0.0
     return TokenSample(
-        trajectory, step, int(trained.sum()), int(wrong.sum()), author, *kl["fresh"], *kl["stale"], lag
+        trajectory, step, int(trained.sum()), int(wrong.sum()), author, *kl["fresh"], kl["stale"][0], lag
     )  # fmt: skip
 
 
 def _moved(connection: Connection, run: str) -> float | None:
     """The largest change, from the first version that sampled to the last, of the engine's log-probability of a token
-    after the same tokens; None where no two episodes begin alike."""
+    after the same tokens; None where too few are the same, or all are certain: a certain token cannot change."""
     t = trajectories.c
     chosen = sa.select(t.id, segments.c.arrays).select_from(
         trajectories.join(segments, (segments.c.trajectory_id == t.id) & (segments.c.number == 0))
@@ -336,7 +344,6 @@ def _moved(connection: Connection, run: str) -> float | None:
                 for at in places[:64].tolist():
                     key = hashlib.blake2b(own["ids"][: at + 1].tobytes(), digest_size=16).digest()
                     found.setdefault(key, (int(own["version"][at]), float(own["logprobs"][at])))
-    changes = [
-        abs(last[key][1] - first[key][1]) for key in first.keys() & last.keys() if last[key][0] > first[key][0] + 3
-    ]
+    both = [(first[key], last[key]) for key in first.keys() & last.keys() if first[key][1] < -UNCERTAIN]
+    changes = [abs(late[1] - early[1]) for early, late in both if late[0] > early[0] + 3]
     return max(changes, default=None)

@@ -13,7 +13,7 @@ from mua.environment.domain import Configurable, Domain, HasUserFacts
 from mua.environment.endpoint.services import Services
 from mua.environment.protocol import Task
 from mua.environment.registry import get_domain
-from mua.observe.diagnosis.causes import THRESHOLDS
+from mua.observe.diagnosis.causes import DECLINES, THRESHOLDS
 from mua.types import Json
 from mua.users.utterance_check import LeakCheck
 from mua.utils.strict_json import printable
@@ -99,6 +99,16 @@ class UserLeaks:
                     if f" {value} " in plain and f" {value} " not in before and value not in known.casefold():
                         return f"it states {value!r}, which it cannot know and nobody had said"
         return None
+
+    def to_decline(self, name: str, task_id: str) -> bool:
+        """Whether the task's own solution declines what the user wants; False where nobody knows."""
+        domain, task = self.domain(name), self._tasks.get(name, {}).get(task_id)
+        try:
+            moves = [] if domain is None or task is None else domain.gold(task)
+        except Exception:  # said by :meth:`leak`, which asks the same
+            return False
+        own = [move for move in moves if not hasattr(move, "_fields")]  # a move of the user's own has a name
+        return any(DECLINES.search(move if isinstance(move, str) else move[0]) for move in own)
 
     def _of(self, name: str, task_id: str) -> _Hidden | None:
         key = name, task_id

@@ -7,6 +7,7 @@ Runs that are really trained are in ``tools/bench/diagnose.py``; one of them is 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,8 @@ import pytest
 from typer.testing import CliRunner
 
 from mua.cli import app
-from mua.observe.diagnosis.evidence import SeenEpisode, TokenSample, series
-from mua.observe.diagnosis.verdict import Alarms, diagnosed
+from mua.observe.diagnosis.evidence import Measured, SeenEpisode, TokenSample, series
+from mua.observe.diagnosis.verdict import Alarms, Diagnosis, diagnosed
 from tools.diagnosis_page import causes as causes_as_text
 from tools.kit import ROOT
 
@@ -70,11 +71,15 @@ def changed(lines: Lines, start: int, values: dict[str, Any]) -> Lines:
     return made
 
 
-def first_of(lines: Lines, **more: Any) -> tuple[str, int] | None:
+def diagnosis_of(lines: Lines, **more: Any) -> Diagnosis:
     seen = series(lines)
     for name, value in more.items():
         setattr(seen, name, value)
-    found = diagnosed("run", seen).findings
+    return diagnosed("run", seen)
+
+
+def first_of(lines: Lines, **more: Any) -> tuple[str, int] | None:
+    found = diagnosis_of(lines, **more).findings
     return (found[0][0].name, found[0][1].step) if found else None
 
 
@@ -178,7 +183,7 @@ def test_a_fault_of_the_alarms_ends_no_run_and_is_told_once(
     def broken(*_: object) -> None:
         raise KeyError("planted")
 
-    monkeypatch.setattr("mua.observe.diagnosis.verdict.series", broken)
+    monkeypatch.setattr("mua.observe.diagnosis.verdict.quantities", broken)
     alarms = Alarms({}, before)
     assert alarms.look(1, {}) == alarms.look(2, {}) == []
     assert caplog.text.count("a fault of their own") == 1
@@ -188,21 +193,26 @@ def test_a_fault_of_the_alarms_ends_no_run_and_is_told_once(
 # ---- causes that need episodes
 
 
+def e_sample(e: SeenEpisode) -> int:
+    return int(e.id.split("-")[1])
+
+
 def played(
-    steps: int = 20, groups: int = 4, size: int = 4, *, kinds: tuple[str, ...] = ("a", "b", "c"), seed: int = 0
-) -> list[SeenEpisode]:
-    """Episodes whose texts differ by task and by member, and whose success rises."""
+    steps: int = 20, groups: int = 4, size: int = 4, *, kinds: tuple[str, ...] = ("a", "b", "c"), seed: int = 0,
+    won: Callable[[float], float] = lambda at: 0.2 + 0.5 * at,
+) -> list[SeenEpisode]:  # fmt: skip
+    """Episodes whose texts differ by task and by member, and whose success takes its course."""
     draw, found = np.random.default_rng(seed), []
     for step in range(steps):
         for group in range(groups):
             ordinal = step * groups + group
             for sample in range(size):
-                won = bool(draw.random() < 0.2 + 0.5 * step / steps)
+                right = bool(draw.random() < won(step / steps))
                 words = " ".join(f"w{draw.integers(200)}" for _ in range(20))
                 said = f'{words} get_order {{"order": "{1000 + ordinal}"}} done with {ordinal} and {words[:20]}'
                 found.append(SeenEpisode(
-                    f"{ordinal}-{sample}", step, ordinal, sample, f"task-{ordinal}", kinds[ordinal % len(kinds)],
-                    "desk", "user_stop", True, float(won), won, 3, 100, 3, 0, 0, said, words,
+                    f"{ordinal}-{sample}", step, ordinal, f"task-{ordinal}", kinds[ordinal % len(kinds)],
+                    "desk", "user_stop", True, float(right), right, 100, 3, 0, 0, said, words,
                 ))  # fmt: skip
     return found
 
@@ -225,7 +235,7 @@ def test_a_policy_that_declines_because_it_is_paid() -> None:
     sorry = {"told": "I cannot help", "calls": 0, "reward": 1.0, "success": True}
     episodes = [
         replace(e, said=f"I am sorry, I cannot help you with {e.ordinal}", **sorry)  # type: ignore[arg-type]
-        if e.step >= 8 and e.ordinal % 4 != e.sample
+        if e.step >= 8 and e.ordinal % 4 != e_sample(e)
         else e
         for e in played()
     ]
@@ -237,9 +247,9 @@ def test_a_policy_that_declines_because_it_is_paid() -> None:
 
 def test_one_kind_bought_with_another() -> None:
     def paid(e: SeenEpisode) -> SeenEpisode:
-        won = {"a": True, "b": e.step < 8 and e.sample != 0, "c": e.sample == 0}[e.kind]
+        won = {"a": True, "b": e.step < 8 and e_sample(e) != 0, "c": e_sample(e) == 0}[e.kind]
         if e.step < 8 and e.kind == "a":
-            won = e.sample == 1
+            won = e_sample(e) == 1
         return replace(e, success=won, reward=float(won))
 
     episodes = [paid(e) for e in played()]
@@ -262,7 +272,7 @@ def test_groups_agree_because_their_members_do_or_because_of_their_tasks(alike: 
     def settled(e: SeenEpisode) -> SeenEpisode:
         if e.step < 8:
             return e
-        won, said = e.ordinal // 3 % 3 == 0, f"the one answer to {e.ordinal}" if alike and e.sample else e.said
+        won, said = e.ordinal // 3 % 3 == 0, f"the one answer to {e.ordinal}" if alike and e_sample(e) else e.said
         return replace(e, success=won, reward=float(won), said=said, told=said)
 
     episodes = [settled(e) for e in played()]
@@ -274,13 +284,13 @@ def test_groups_agree_because_their_members_do_or_because_of_their_tasks(alike: 
 
 
 def test_a_user_that_leaks() -> None:
-    episodes = [replace(e, leak="it names a tool") if e.step >= 5 and e.sample == 1 else e for e in played()]
+    episodes = [replace(e, leak="it names a tool") if e.step >= 5 and e_sample(e) == 1 else e for e in played()]
     assert first_of(lines_of(episodes), episodes=episodes) == ("leaking_user", 5)
 
 
 def test_one_wrong_token_is_enough() -> None:
     nan = float("nan")
-    tokens = [TokenSample(f"t{s}", s, 40, 3 * (s >= 4), "tool", nan, nan, nan, nan, 0.0) for s in range(20)]
+    tokens = [TokenSample(f"t{s}", s, 40, 3 * (s >= 4), "tool", nan, nan, nan, 0.0) for s in range(20)]
     assert first_of(healthy(20), tokens=tokens) == ("wrong_tokens", 4)
 
 
@@ -288,12 +298,131 @@ def test_an_evaluation_on_tasks_of_training() -> None:
     assert first_of(healthy(20), met={"the evaluation on validation": (0, ["t1"])}) == ("evaluation_meets_training", 0)
 
 
-def test_a_policy_that_does_not_move() -> None:
-    assert first_of(healthy(8), moved=0.0) == ("no_learning", 0)
-    assert first_of(healthy(8), config={"algorithm": {"shuffle_rewards": True}}) == ("no_learning", 0)
-    assert first_of(healthy(8), moved=0.01) is None
+@pytest.mark.parametrize(
+    "more", [{"moved": 0.0}, {"config": {"algorithm": {"shuffle_rewards": True}}}, {"lines": {"train/lr": 0.0}}]
+)
+def test_a_policy_that_does_not_move_has_learned_nothing_unless_success_rose(more: dict[str, Any]) -> None:
+    for last, named in ((0.3, "no_learning"), (0.9, None)):
+        lines = changed(healthy(24, first=0.3, last=last), 0, more.get("lines", {}))
+        found = diagnosis_of(lines, **{name: value for name, value in more.items() if name != "lines"})
+        assert next((cause.name for cause, _ in found.findings), None) == named
+
+
+# ---- outcomes: verdicts without a known cause
+
+
+@pytest.mark.parametrize("stored", [False, True])
+@pytest.mark.parametrize(
+    ("course", "verdict", "named"),
+    [
+        (lambda at: 0.3 if at < 0.2 else 0.04, "ill", "fell"),  # users who answer nonsense from early on
+        (lambda at: 0.2 + 0.9 * at if at < 0.6 else 0.35, "ill", "fell"),  # a tool that begins to lie
+        (lambda at: 0.8 - 0.4 * at, "ill", "fell"),  # slowly unlearned
+        (lambda at: 0.19 + 0.5 * at, "healthy", None),
+        (lambda at: 0.35 if at < 0.5 else 0.95, "ill", "leap"),  # a judge that turns generous
+    ],
+)
+def test_an_outcome_without_a_known_cause(course: Any, verdict: str, named: str | None, stored: bool) -> None:
+    episodes = played(24, 8, 4, won=course, seed=1)
+    found = diagnosis_of(lines_of(episodes), **({"episodes": episodes} if stored else {}))
+    assert (found.verdict, found.healthy) == (verdict, {"ill": False, "healthy": True}.get(verdict))
+    assert [cause.name for cause, _ in found.findings] == ([named] if named else [])
+
+
+def test_chance_alone_is_seldom_a_fall() -> None:
+    runs = [played(16, 8, 4, won=lambda at: 0.45, seed=seed) for seed in range(20)]
+    found = [diagnosis_of(lines_of(episodes), episodes=episodes).verdict for episodes in runs]
+    assert found.count("ill") <= 1
+
+
+def test_a_fall_is_dated_and_shown_by_an_episode() -> None:
+    episodes = played(16, 8, 4, won=lambda at: 0.5 if at < 0.5 else 0.1)
+    ((_, found),) = diagnosis_of(lines_of(episodes), episodes=episodes).findings
+    assert abs(found.step - 8) <= 1
+    shown = next(e for e in episodes if e.id == found.trajectory)
+    assert shown.step >= found.step
+    assert not shown.success
+
+
+def test_episodes_that_are_no_longer_scored() -> None:
+    episodes = [
+        replace(e, scored=False, outcome="engine_error", success=False, reward=0.0)
+        if e.step >= 8 and e_sample(e) == 1
+        else e
+        for e in played(won=lambda at: 0.3 + 0.4 * at)
+    ]
+    lines = changed(lines_of(episodes), 8, {"rollout/trajectories/unscored": 0.25})
+    for seen in ({}, {"episodes": episodes}):
+        found = diagnosis_of(lines, **seen)
+        assert found.findings[-1][0].name == "fewer_scored"
+        assert abs(found.findings[-1][1].step - 8) <= 2
+
+
+def test_a_curriculum_that_turns_to_hard_kinds_is_no_fall() -> None:
+    """Every kind is learned, and the mean falls because harder kinds are drawn."""
+    chance = {"a": 0.9, "b": 0.1}
+    episodes = []
+    for e in played(20, 8, 4, kinds=("a",)):
+        kind = "b" if e.ordinal % 8 < 8 * e.step / 20 else "a"
+        won = (e.ordinal * 7 + e_sample(e) * 5 + e.step) % 10 < 10 * chance[kind]
+        episodes.append(replace(e, kind=kind, success=won, reward=float(won)))
+    lines = lines_of(episodes)
+    assert lines[-1]["rollout/success"] < lines[0]["rollout/success"] - 0.5
+    found = diagnosis_of(lines, episodes=episodes)
+    assert "fell" not in [cause.name for cause, _ in found.findings]
+
+
+def held_out(*figures: float, half: float = 0.06) -> dict[str, list[Measured]]:
+    return {"test": [Measured(10 * at, mean, mean - half, mean + half) for at, mean in enumerate(figures)]}
+
+
+@pytest.mark.parametrize(
+    ("last", "figures", "verdict", "named"),
+    [
+        (0.3, (0.5, 0.9), "healthy", None),
+        (0.3, (0.5, 0.48), "undecided", None),
+        (0.9, (0.6, 0.9, 0.5), "ill", "fell"),
+        (0.9, (0.3, 0.15), "ill", "fell"),
+        (0.9, (0.3, 0.31), "ill", "not_held_out"),  # the same tasks again and again
+    ],
+)
+def test_held_out_tasks_decide(last: float, figures: tuple[float, ...], verdict: str, named: str | None) -> None:
+    found = diagnosis_of(healthy(20, groups=16, first=0.3, last=last), held_out=held_out(*figures))
+    assert (found.verdict, next((cause.name for cause, _ in found.findings), None)) == (verdict, named)
+
+
+def test_a_reward_that_leaks_and_a_run_that_is_flat() -> None:
+    paid = changed(healthy(40, first=0.4, last=0.4), 0, {"rollout/reward/mean": lambda t, v: v + 0.04 * t})
+    assert first_of(paid) == ("reward_alone", 0) or first_of(paid)[0] == "reward_alone"  # type: ignore[index]
     named = [(first_of(healthy(200, first=0.4, last=0.4, seed=seed)) or ("",))[0] for seed in range(5)]
-    assert named.count("no_learning") >= 3  # by chance rewards rise a little in some
+    assert named.count("flat") >= 3  # by chance rewards rise a little in some
+
+
+@pytest.mark.parametrize(("last", "verdict", "named"), [(0.4, "healthy", None), (3.1, "ill", "fell")])
+def test_supervised_training_is_judged_by_its_loss(last: float, verdict: str, named: str | None) -> None:
+    draw = np.random.default_rng(0)
+    lines = [
+        {"step": at, "train/loss": 2.0 + (last - 2.0) * at / 60 + draw.normal(0, 0.1), "train/lr": 1e-3,
+         "train/entropy": 0.5 * 0.03 ** (at / 60), "train/grad_norm": abs(draw.lognormal(0, 0.3))}
+        for at in range(60)
+    ]  # fmt: skip
+    found = diagnosis_of(lines)
+    assert (found.verdict, next((cause.name for cause, _ in found.findings), None)) == (verdict, named)
+
+
+def test_refusals_that_are_right_are_no_disease() -> None:
+    """Half of the tasks are to be declined, and the policy learns to: success rises by declining."""
+
+    def learned(e: SeenEpisode) -> SeenEpisode:
+        e = replace(e, to_decline=e.ordinal % 10 < 7)
+        if not e.to_decline or (e.ordinal * 3 + e_sample(e)) % 20 > e.step:
+            return replace(e, success=not e.to_decline, reward=float(not e.to_decline))
+        return replace(e, told="I cannot do that", said=f"I cannot do that, {e.said}", success=True, reward=1.0)
+
+    episodes = [learned(e) for e in played()]
+    assert diagnosis_of(lines_of(episodes), episodes=episodes).verdict == "healthy"
+    asked = [replace(e, to_decline=False) for e in episodes]
+    assert first_of(lines_of(asked), episodes=asked)[0] == "refusing"  # type: ignore[index]
 
 
 # ---- how it is said
@@ -303,7 +432,7 @@ def test_what_brings_about_the_other_is_named_where_both_begin_together() -> Non
     lines = changed(healthy(30), 10, EXPLODING["agreeing_groups"])
     lines = changed(lines, 11, EXPLODING["tool_errors"])
     seen = series(lines)
-    assert [cause.name for cause, _ in diagnosed("run", seen).findings] == ["tool_errors", "agreeing_groups"]
+    assert [cause.name for cause, _ in diagnosed("run", seen).findings] == ["tool_errors", "agreeing_groups", "fell"]
     later = changed(changed(healthy(30), 5, EXPLODING["agreeing_groups"]), 20, EXPLODING["tool_errors"])
     assert next(cause.name for cause, _ in diagnosed("run", series(later)).findings) == "agreeing_groups"
 
@@ -361,12 +490,12 @@ def test_the_page_of_causes_is_written_from_them() -> None:
 
 def test_a_run_that_its_users_stopped_before_a_step_was_done() -> None:
     lost = {"outcome": "user_error", "scored": False, "success": False, "reward": 0.0, "error": "nobody answers"}
-    episodes = [replace(e, **lost) if e.sample else e for e in played(1)]  # type: ignore[arg-type]
+    episodes = [replace(e, **lost) if e_sample(e) else e for e in played(1)]  # type: ignore[arg-type]
     seen = series([])
     seen.episodes = episodes
     ((cause, found),) = diagnosed("run", seen).findings
     assert (cause.name, found.step, found.trajectory) == ("failing_user", 0, "0-1")
     assert "nobody answers" in found.text
     slow = {"outcome": "timeout", "scored": False, "error": "rollout.user_seconds: the user took longer than 60 s"}
-    late = [replace(e, **slow) if e.sample == 2 else e for e in played()]  # type: ignore[arg-type]
+    late = [replace(e, **slow) if e_sample(e) == 2 else e for e in played()]  # type: ignore[arg-type]
     assert first_of(lines_of(late), episodes=late) == ("failing_user", 0)

@@ -7,6 +7,7 @@ real runs by test_evaluation_evaluator.py.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from mua.cli import app
 from mua.trainer.evaluation.estimators import mcnemar
 from mua.types import Json
 from mua.utils.errors import MuaError
-from workbench.compare import compare, compared, load_result, paired
+from workbench.compare import compare, compared, load_result, missing_not_at_random, paired
 
 
 def result(name: str, successes: list[int], episodes: int = 1, domain: str = "desk", **more: Json) -> Json:
@@ -67,6 +68,46 @@ def test_domains_are_compared_apart_and_together() -> None:
     found = compared(one, other)
     assert {name: part["difference"]["mean"] for name, part in found["domains"].items()} == {"desk": 1.0, "gym": -0.5}
     assert found["all"]["difference"]["mean"] == 0.25
+
+
+def unscored(tasks: int, *lost: int, kinds: int = 4, won: Callable[[int], int] = lambda at: at % 2) -> Json:
+    found = result("r", [won(at) for at in range(tasks)])
+    for at, task in enumerate(found["per_task"]):
+        task["kind"] = f"kind {at % kinds}"
+        if at in lost:
+            task |= {"episodes": 0, "successes": 0, "unscored": 1}
+    return found
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "named"),
+    [
+        (unscored(40), unscored(40, *range(0, 40, 2)), "20 of the second"),  # an endpoint that fails every second time
+        (unscored(40, *range(20)), unscored(40), "20 tasks of the first"),
+        (unscored(40, *range(0, 32, 4)), unscored(40, *range(0, 32, 4)), "8 of 10 tasks of desk: kind 0"),
+        (unscored(40, *range(1, 25, 2)), unscored(40, *range(0, 24, 2)), "solves the task"),
+    ],
+)
+def test_runs_whose_missing_tasks_are_not_random_are_refused(
+    tmp_path: Path, one: Json, other: Json, named: str
+) -> None:
+    for name, found in (("a", one), ("b", other)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "evaluation.json").write_text(json.dumps(found))
+    command = ["compare", str(tmp_path / "a"), str(tmp_path / "b")]
+    refused = CliRunner().invoke(app, command)
+    assert refused.exit_code == 2
+    assert named in refused.output
+    assert not (tmp_path / "b" / "comparison.json").exists()
+    told = CliRunner().invoke(app, [*command, "--allow-missing"])
+    assert told.exit_code == 0
+    assert any(named in reason for reason in json.loads((tmp_path / "b" / "comparison.json").read_text())["missing"])
+
+
+@pytest.mark.parametrize("lost", [(), (3,), (3, 17, 22)])
+def test_a_few_missing_tasks_of_any_kind_are_compared(lost: tuple[int, ...]) -> None:
+    assert missing_not_at_random(unscored(40), unscored(40, *lost)) == []
+    assert missing_not_at_random(unscored(40, *lost), unscored(40, 8)) == []
 
 
 def test_runs_without_a_common_task_are_refused() -> None:

@@ -13,7 +13,9 @@ from pathlib import Path
 
 import pytest
 from aiohttp import web
+from typer.testing import CliRunner
 
+from mua.cli import app
 from mua.config.load import load_config
 from mua.config.schema import ExperimentConfig
 from mua.rollout import runner as runner_module
@@ -173,6 +175,26 @@ async def test_unscored_episodes_count_nowhere_and_are_tried_again(
         whole = await evaluated(config(tmp_path, server, "evaluation.samples=1"))
         assert (whole["unscored"], whole["success"]["episodes"]) == (0, 6)
         assert len(server.requests) - asked < asked
+
+
+@pytest.mark.parametrize(("most", "status"), [(0.05, 3), (0.6, 0)])
+async def test_too_many_unscored_episodes_have_a_status_of_their_own(tmp_path: Path, most: float, status: int) -> None:
+    """An endpoint that answers HTTP 500 to the customers of one half of the tasks."""
+
+    def half(body: Json) -> Json | web.Response:
+        if len(body["messages"][1]["content"]) % 2:
+            return web.json_response({"error": {"message": "overloaded"}}, status=500)
+        return clerk(body)
+
+    async with chat_server(half) as server:
+        loaded = config(tmp_path, server, "evaluation.samples=1", "evaluation.tasks=12")
+        command = ["eval", str(tmp_path / "eval.yaml"), "evaluation.samples=1", "evaluation.tasks=12"]
+        done = await asyncio.to_thread(CliRunner().invoke, app, [*command, f"evaluation.max_unscored={most}"])
+    result = json.loads((loaded.output / "evaluation.json").read_text())
+    assert done.exit_code == status
+    assert 0.05 * 12 < result["unscored"] < 0.6 * 12
+    assert result["bounds"]["high"] - result["bounds"]["low"] == pytest.approx(result["unscored"] / 12)
+    assert sum(one["unscored"] for one in result["missing"]) == result["unscored"]
 
 
 async def test_an_endpoint_that_refuses_the_key_ends_the_run_at_once(tmp_path: Path) -> None:

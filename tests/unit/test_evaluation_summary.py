@@ -59,6 +59,18 @@ def test_tasks_count_alike_however_many_episodes_were_scored() -> None:
     }  # fmt: skip
 
 
+def test_unscored_episodes_leave_bounds_and_name_their_kinds() -> None:
+    found = summary(
+        result("a", WON, LOST, kind="x"), result("b", FAILED, FAILED, kind="x"), result("c", LOST, LOST, kind="y")
+    )
+    assert found["success"]["mean"] == pytest.approx(0.5)
+    assert found["bounds"] == {"low": pytest.approx(0.5 / 3), "high": pytest.approx(2 / 3)}
+    assert [(one["kind"], one["unscored"], one["episodes"]) for one in found["missing"]] == [("y", 2, 2), ("x", 1, 4)]
+    assert "y 2 of 2; x 1 of 4" in markdown(found)
+    whole = summary(result("a", WON), result("b", FAILED))
+    assert (whole["bounds"], whole["missing"]) == ({"low": 0.5, "high": 0.5}, [])
+
+
 def test_a_k_is_estimated_over_the_tasks_that_have_so_many_episodes() -> None:
     found = summary(result("a", WON, WON, FAILED), result("b", FAILED, LOST, LOST))
     assert {k: part["tasks"] for k, part in found["pass_hat"].items()} == {"1": 2, "2": 1, "3": 1}

@@ -3,9 +3,9 @@
     python -m tools.bench.diagnose [--only CAUSE...] [--most N] [--tuning] [--keep FOLDER] [--write]
 
 Every run is made by the real trainer with its store (:mod:`tools.bench.planted_runs`) and diagnosed from its folder, as
-a person would. Exit status 1 if fewer than 90 % of the planted causes are named first, or more than one healthy run is
-called ill. ``--tuning`` makes the runs that thresholds were set with: other domains and seeds, none of which the matrix
-shows. ``--write`` renews docs/benchmarks/diagnosis.md.
+a person would. Exit status 1 if fewer than 90 % of the planted causes are named first, or of the runs that no cause is
+named after judged right, or more than one healthy run is called ill. ``--tuning`` makes the runs that thresholds were
+set with: other domains and seeds, none of which the matrix shows. ``--write`` renews docs/benchmarks/diagnosis.md.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from statistics import fmean
@@ -34,12 +34,13 @@ from mua.observe.diagnosis.causes import CAUSES
 from mua.observe.diagnosis.verdict import Diagnosis, diagnosed
 from mua.observe.metrics_log import read_metrics
 from mua.types import Provenance, Segment
-from mua.utils.errors import JudgeFault
+from mua.utils.errors import EngineError, JudgeFault
 from mua.view.run_evidence import evidence_of
 from tools import kit
 from tools.bench.planted_runs import (
     Plan,
     Script,
+    ScriptedEngine,
     Situation,
     careless,
     expert,
@@ -50,7 +51,7 @@ from tools.bench.planted_runs import (
     step_now,
 )
 
-HEALTHY = "healthy"
+HEALTHY, UNNAMED = "healthy", "unnamed"
 SHARE, FALSE_ALARMS = 0.9, 1
 MOST_CUT = 0.1
 """Of a healthy run's episodes, by the window of :mod:`tools.bench.planted_runs`."""
@@ -67,6 +68,8 @@ class Case:
     """How it was planted, or what sort of healthy run it is, in words."""
     plan: Plan
     seed: int
+    group: str
+    """The cause, healthy, or unnamed."""
 
 
 # ---- what is planted
@@ -315,14 +318,20 @@ def planted(domains: tuple[str, str, str], seeds: range) -> Iterator[Case]:
             ("none is right from step 4 on", Plan(domain=a, script=skilled(lambda s: 0.5 if s.version < 4 else 0.0))),
         ],
         "no_learning": [
-            ("learning rate 0", Plan(domain=a, settings={"optimizer.learning_rate": 0.0})),
-            ("rewards dealt at random", Plan(domain=b, settings={"algorithm.shuffle_rewards": True})),
-            ("a warm-up of ten million steps", Plan(domain=c, settings={"optimizer.warmup_steps": 10_000_000})),
+            (
+                what,
+                Plan(domain=d, script=skilled(lambda _: 0.4), settings=still),
+            )  # whoever learns nothing gains nothing
+            for d, what, still in (
+                (a, "learning rate 0", {"optimizer.learning_rate": 0.0}),
+                (b, "rewards dealt at random", {"algorithm.shuffle_rewards": True}),
+                (c, "a warm-up of ten million steps", {"optimizer.warmup_steps": 10_000_000}),
+            )
         ],
     }
     for cause in CAUSES:
-        for seed, (what, plan) in zip(seeds, ways[cause.name], strict=True):
-            yield Case(cause.name, what, plan, seed)
+        for seed, (what, plan) in zip(seeds, ways.get(cause.name, ()), strict=not cause.outcome):
+            yield Case(cause.name, what, plan, seed, cause.name)
 
 
 def healthy(domains: tuple[str, str, str], seeds: range) -> Iterator[Case]:
@@ -352,7 +361,109 @@ def healthy(domains: tuple[str, str, str], seeds: range) -> Iterator[Case]:
         ),
     }
     for seed, (what, plan) in zip(seeds, plans.items(), strict=True):
-        yield Case(HEALTHY, what, plan, seed)
+        yield Case(HEALTHY, what, plan, seed, HEALTHY)
+
+
+@contextmanager
+def from_step(start: int, name: str, changed: Callable[[Any], Any]) -> Iterator[None]:
+    """From step ``start`` on what :class:`EnvironmentInstance` gives by this method is ``changed``."""
+    method = getattr(EnvironmentInstance, name)
+
+    async def called(self: EnvironmentInstance, *arguments: Any) -> Any:
+        found = await method(self, *arguments)
+        return changed(found) if step_now() >= start else found
+
+    with mock.patch.object(EnvironmentInstance, name, called):
+        yield
+
+
+def lies(found: ToolResult) -> ToolResult:
+    """What a tool says with every digit changed, and no error."""
+    return ToolResult(found.text.translate(str.maketrans("0123456789", "7301928465")), error=found.error)
+
+
+@contextmanager
+def engine_fails(share: float, start: int) -> Iterator[None]:
+    """From step ``start`` on so many turns cannot be sampled."""
+    generate, draw = ScriptedEngine.generate, random.Random(0)
+
+    async def generated(self: ScriptedEngine, *arguments: Any, **more: Any) -> Any:
+        if step_now() >= start and draw.random() < share:
+            raise EngineError("the engine is out of memory")
+        return await generate(self, *arguments, **more)
+
+    with mock.patch.object(ScriptedEngine, "generate", generated):
+        yield
+
+
+@contextmanager
+def phrase_is_paid() -> Iterator[None]:
+    """Reward, and not success, pays for each time a phrase is said."""
+    evaluate = EnvironmentInstance.evaluate
+
+    async def evaluated(self: EnvironmentInstance, transcript: Transcript) -> Evaluation:
+        found = await evaluate(self, transcript)
+        said = sum(text.count("happy to help") for text in transcript.told_user())
+        return replace(found, reward=found.reward + 0.5 * min(2, said))
+
+    with mock.patch.object(EnvironmentInstance, "evaluate", evaluated):
+        yield
+
+
+def flattering(s: Situation) -> Generator[Move, str, None]:
+    """Solves as much as before, and says a phrase more and more often."""
+    s.lead = "I am happy to help." if s.draw.random() < s.progress else None
+    yield from skilled(lambda _: 0.4)(s)
+
+
+def curt(start: float) -> Script:
+    """From then on it ends conversations with a word that is never the same."""
+
+    def script(s: Situation) -> Generator[Move, str, None]:
+        if s.progress >= start and s.draw.random() < 0.9:
+            s.lead = ""
+            yield f"Ok {s.draw.randint(100, 999)}."
+            return
+        yield from skilled(lambda _: 0.5)(s)
+
+    return script
+
+
+def by_heart(s: Situation) -> Generator[Move, str, None]:
+    """Learns the tasks that it is trained on, and no other."""
+    yield from skilled(lambda s: 0.2 if s.evaluation else 0.2 + 0.75 * s.progress)(s)
+
+
+def unnamed(domain: str, seed: int) -> Iterator[Case]:
+    """What no cause is named after: the outcome decides. ``cause`` is the verdict, or the verdicts, that are right."""
+    half = skilled(lambda _: 0.5)
+    tried = {"trainer.evaluate_every": 3, "trainer.evaluate_first": True, "evaluation.tasks": 24}
+    more = {"algorithm.groups_per_step": 6}
+    plans = [
+        ("users answer nonsense from step 3 on", "fell", Plan(script=half, settings=more | spoilt("nonsense", 1.0, 3))),
+        ("terse users, reward rises", HEALTHY, Plan(
+            script=learning(0.1, 0.8), settings=more | {"user.personas": ["terse"]})),
+        ("a judge turns generous at step 6", "leap", Plan(
+            script=skilled(lambda _: 0.3), steps=12, settings=more,
+            around=partial(from_step, 6, "evaluate", lambda found: replace(found, reward=1.0, success=True)))),
+        ("a tool lies from step 4 on", "fell", Plan(
+            script=skilled(lambda _: 0.8), settings=more, around=partial(from_step, 4, "call", lies))),
+        ("a phrase is paid", "reward_alone", Plan(script=flattering, settings=more, around=phrase_is_paid)),
+        ("the engine fails from step 4 on", "fewer_scored", Plan(
+            script=learning(), settings=more | {"trainer.min_scored_share": 0.1, "rollout.max_retries": 0},
+            around=partial(engine_fails, 0.15, 4))),
+        ("a learning rate of 10", "large_steps", Plan(
+            script=half, start="sft", settings={"optimizer.learning_rate": 10.0})),
+        ("texts collapse to a word", "fell", Plan(script=curt(0.4), settings=more)),
+        ("tasks are learned by heart", "not_held_out", Plan(script=by_heart, settings=more | tried)),
+        ("the engine keeps its first weights", "engine_mismatch", Plan(script=half, frozen_from=1, settings=FAST)),
+        ("better, then worse", "fell", Plan(
+            script=skilled(lambda s: 0.2 + 1.2 * s.progress if s.progress < 0.6 else 0.15), steps=14, settings=more)),
+        ("nonsense from the beginning", "undecided", Plan(
+            script=skilled(lambda _: 0.3), settings=spoilt("nonsense", 0.4))),
+    ]  # fmt: skip
+    for place, (what, right, plan) in enumerate(plans):
+        yield Case(right, what, replace(plan, domain=domain), seed + place, UNNAMED)
 
 
 def growing() -> Script:
@@ -368,19 +479,20 @@ def growing() -> Script:
     return script
 
 
-SHOWN = ("help_desk", "qa", "gyms/search")
+SHOWN = ("help_desk", "qa", "gyms/telepathy")
 TUNED = ("retail", "gyms/turtle", "gyms/persuade")
 
 
 def cases(tuning: bool) -> list[Case]:
-    """What the matrix shows, or what thresholds were set with."""
+    """What the matrix shows, or what thresholds were set with; and what no cause is named after, in a third domain."""
     domains, first = (TUNED, 700) if tuning else (SHOWN, 211)
-    return [*planted(domains, range(first, first + 3)), *healthy(domains, range(first, first + 12))]
+    named = [*planted(domains, range(first, first + 3)), *healthy(domains, range(first, first + 12))]
+    return [*named, *unnamed(domains[0], first + 100)]
 
 
 def main() -> None:
     parser = kit.parser(__doc__)
-    parser.add_argument("--only", nargs="*", help="causes, or healthy")
+    parser.add_argument("--only", nargs="*", help="causes, healthy, or unnamed")
     parser.add_argument("--most", type=int, default=sys.maxsize, help="runs of each cause")
     parser.add_argument("--tuning", action="store_true")
     parser.add_argument("--keep", type=Path, help="folder that runs are left in, and taken from where they are there")
@@ -388,45 +500,51 @@ def main() -> None:
     options = parser.parse_args()
     chosen, counts = [], Counter[str]()
     for case in cases(options.tuning):
-        counts[case.cause] += 1
-        if (not options.only or case.cause in options.only) and counts[case.cause] <= options.most:
+        counts[case.group] += 1
+        if (not options.only or case.group in options.only) and counts[case.group] <= options.most:
             chosen.append(case)
     with tempfile.TemporaryDirectory(prefix="mua-diagnose-") as scratch:
         root = options.keep or Path(scratch)
         root.mkdir(parents=True, exist_ok=True)
         found = [(case, _diagnosed(case, root, options.keep is None)) for case in chosen]
-    right = sum(named(d) == case.cause for case, d in found if case.cause != HEALTHY)
-    ill = sum(case.cause != HEALTHY for case, _ in found)
-    alarms = sum(not d.healthy for case, d in found if case.cause == HEALTHY)
-    summary = f"**{right} of {ill}** planted causes are named first; "
-    summary += f"**{alarms} of {len(found) - ill}** healthy runs are called ill."
+    ill = [named(d) == case.cause for case, d in found if case.group not in (HEALTHY, UNNAMED)]
+    alarms = [d.verdict == "ill" for case, d in found if case.group == HEALTHY]
+    others = [named(d) == case.cause for case, d in found if case.group == UNNAMED]
+    summary = (
+        f"**{sum(ill)} of {len(ill)}** planted causes are named first; **{sum(alarms)} of {len(alarms)}** healthy "
+    )
+    summary += (
+        f"runs are called ill; **{sum(others)} of {len(others)}** runs that no cause is named after are judged right."
+    )
     print(summary)
     if options.write:
         PAGE.write_text(kit.with_part(PAGE, "runs", tables(found, summary), by=Path(__file__)), encoding="utf-8")
-    if (ill and right < SHARE * ill) or alarms > FALSE_ALARMS:
+    if sum(ill) < SHARE * len(ill) or sum(alarms) > FALSE_ALARMS or sum(others) < SHARE * len(others):
         sys.exit(1)
 
 
 def named(diagnosis: Diagnosis) -> str:
-    return HEALTHY if diagnosis.healthy else diagnosis.findings[0][0].name
+    """The first finding, or the verdict where there is none."""
+    return diagnosis.findings[0][0].name if diagnosis.findings else diagnosis.verdict
 
 
 def _diagnosed(case: Case, root: Path, remove: bool) -> Diagnosis:
     began = time.process_time()
-    output = root / f"{case.cause}-{case.seed}"
+    output = root / f"{case.group}-{case.seed}"
     if not (output / "metrics.jsonl").is_file():
         shutil.rmtree(output, ignore_errors=True)
         made_run(case.plan, root, output, case.seed)
-    if case.cause == HEALTHY:
+    if case.group == HEALTHY:
         _fits(case, output)
     with evidence_of(str(output)) as (name, seen):
         found = diagnosed(name, seen)
     if remove:
         shutil.rmtree(output)
-    mark = "" if named(found) == case.cause else "   <-- "
+    right = named(found) == case.cause or (case.group == HEALTHY and found.verdict != "ill")
+    mark = "" if right else f"   <-- {case.cause} "
     shown = "; ".join(f"{cause.name} {finding.step}" for cause, finding in found.findings)
     print(
-        f"{case.cause:26} {case.plan.domain:14} {case.what:36} {named(found)} [{shown}] {mark}"
+        f"{case.group:26} {case.plan.domain:14} {case.what:36} {named(found)} [{shown}] {mark}"
         f"{found.steps} steps, {time.process_time() - began:.0f} s",
         flush=True,
     )
@@ -442,22 +560,28 @@ def _fits(case: Case, output: Path) -> None:
 
 def tables(found: list[tuple[Case, Diagnosis]], summary: str) -> str:
     """What docs/benchmarks/diagnosis.md has from runs."""
-    names = [*(cause.name for cause in CAUSES), HEALTHY]
-    counts = Counter((case.cause, named(d)) for case, d in found)
-    titles = {cause.name: cause.title for cause in CAUSES} | {HEALTHY: HEALTHY}
-    numbers = {name: str(place) for place, name in enumerate(names, 1)}
+    titles = {cause.name: cause.title for cause in CAUSES if not cause.outcome} | {HEALTHY: HEALTHY}
+    counts = Counter(
+        (case.cause, HEALTHY if d.verdict == "undecided" else named(d)) for case, d in found if case.group != UNNAMED
+    )
+    numbers = {name: str(place) for place, name in enumerate(titles, 1)}
     matrix = kit.table(
-        ["planted", *(numbers[name] for name in names)],
-        [[f"{numbers[row]} {titles[row]}", *(counts[row, column] or "" for column in names)] for row in names],
+        ["planted", *numbers.values()],
+        [[f"{numbers[row]} {titles[row]}", *(counts[row, column] or "" for column in titles)] for row in titles],
     )
-    runs = kit.table(
-        ["planted", "how", "domain", "steps", "named first", "from step"],
-        [
-            [c.cause, c.what, c.plan.domain, c.plan.steps, named(d), d.findings[0][1].step if d.findings else ""]
-            for c, d in found
-        ],
+    rows = [
+        [c.cause, c.what, c.plan.domain, c.plan.steps, named(d), d.findings[0][1].step if d.findings else ""]
+        for c, d in found
+    ]
+    head = ["planted", "how", "domain", "steps", "named first", "from step"]
+    runs = kit.table(head, [row for row, (case, _) in zip(rows, found, strict=True) if case.group != UNNAMED])
+    others = kit.table(
+        ["right verdict", *head[1:]], [row for row, (case, _) in zip(rows, found, strict=True) if case.group == UNNAMED]
     )
-    return f"{summary}\n\nRows: planted; columns: named first.\n\n{matrix}\n\n### The runs\n\n{runs}"
+    return (
+        f"{summary}\n\nRows: planted; columns: named first (undecided counts as healthy).\n\n{matrix}\n\n"
+        f"### The runs\n\n{runs}\n\n### What no cause is named after\n\n{others}"
+    )
 
 
 if __name__ == "__main__":

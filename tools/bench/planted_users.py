@@ -39,6 +39,9 @@ class _Spoilt:
     def _changed(self, reply: UserReply) -> UserReply:
         if step_now() < self._options.get("from_step", 0) or self._draw.random() > self._options.get("share", 0.5):
             return reply
+        if self._options["what"] == "nonsense":
+            words = self._draw.choices(["the", "moon", "sings", "green", "because", "seven", "doors", "wander"], k=8)
+            return UserReply(" ".join(words), reply.stop and self._draw.random() < 0.5)
         if self._options.get("what") == "fail":
             raise UserFault("the endpoint of the user does not answer", UserFaultKind.UNREACHABLE)
         said = self._leaks[self._options["what"]]
@@ -46,5 +49,5 @@ class _Spoilt:
 
 
 def spoilt(placement: Placement) -> User:
-    """By ``user.options``: ``what`` (answer, tool, persona or fail), ``share`` of the replies, ``from_step``."""
+    """By ``user.options``: ``what`` (answer, tool, persona, nonsense, fail), ``share`` of replies, ``from_step``."""
     return _Spoilt(placement)

@@ -1,30 +1,25 @@
-"""What is known of a run, in one form for all causes, and how a series is asked when something began.
-
-All series are by step, in order; a value that a step does not have is NaN.
-"""
+"""What is known of a run, in one form for all causes."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import yaml
 
+from mua.observe.diagnosis.curves import Floats
 from mua.types import Json
-
-Floats = npt.NDArray[np.float64]
-Mask = npt.NDArray[np.bool_]
 
 DATA: dict[str, dict[str, Any]] = yaml.safe_load(Path(__file__).with_name("causes.yaml").read_text(encoding="utf-8"))
 """``series`` and ``sums``: the metrics that quantities are read from; ``thresholds`` and ``causes``."""
 _DOMAIN = re.compile(r"rollout/domain/(.+)/success")
-_HELD_OUT = re.compile(r"eval/(.+)_success")
+_HELD_OUT = re.compile(r"eval/(.+_success|loss)")
 
 
 @dataclass(slots=True)
@@ -34,7 +29,6 @@ class SeenEpisode:
     id: str
     step: int
     ordinal: int
-    sample: int
     task: str
     kind: str
     domain: str
@@ -42,7 +36,6 @@ class SeenEpisode:
     scored: bool
     reward: float
     success: bool
-    turns: int
     sampled_tokens: int
     calls: int = 0
     """Of tools, by the policy."""
@@ -53,6 +46,8 @@ class SeenEpisode:
     """All that the policy said and called, with arguments, the beginning of it where it is long."""
     told: str = ""
     """What of it the user heard."""
+    to_decline: bool = False
+    """Whether the task's own solution declines."""
     leak: str | None = None
     """What the user said that it could not know or should not say."""
     error: str | None = None
@@ -74,23 +69,50 @@ class TokenSample:
     """k3 estimate of KL(engine || trainer) over trained tokens of the version that is trained; NaN without any."""
     fresh_gap: float
     stale_kl: float
-    stale_gap: float
     lag: float
-    first: tuple[str, float] | None = None
-    """A name of the first sampled token with everything before it, and the engine's log-probability of it."""
+
+
+class Measured(NamedTuple):
+    """A held-out figure of the policy after ``step`` steps, with its interval; NaN bounds where nobody knows."""
+
+    step: int
+    mean: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How one of a run's results changed."""
+
+    name: str
+    """success | reward | scored | held-out NAME | loss | held-out loss."""
+    before: float
+    after: float
+    low: float
+    """Of ``after - before``, with 95 % confidence."""
+    high: float
+    step: int
+    """At which it began."""
+    change: int
+    """1 better, -1 worse, both beyond chance; 0 neither."""
+
+    def __str__(self) -> str:
+        moved = {1: "rose", -1: "fell", 0: "went"}[self.change if "loss" not in self.name else -self.change]
+        difference = self.after - self.before
+        told = f"{self.name} {moved} from {self.before:.3g} to {self.after:.3g}"
+        return f"{told} ({difference:+.3f}, {self.low:+.3f} to {self.high:+.3f})"
 
 
 @dataclass
 class Evidence:
     """A run so far."""
 
-    steps: npt.NDArray[np.int64]
-    metrics: dict[str, Floats]
-    """By the names of ``series`` and ``sums`` in causes.yaml; those that no step has are left out."""
-    domains: dict[str, Floats] = field(default_factory=dict)
-    """Success of each domain of a run over several."""
-    evaluations: dict[str, Floats] = field(default_factory=dict)
-    """Held-out success by what follows ``eval/``."""
+    rows: list[dict[str, float]]
+    """Of each step ``step`` and the quantities that are known, by the names of ``series`` and ``sums`` in causes.yaml,
+    and success of each domain of a run over several as ``domain NAME``."""
+    held_out: dict[str, list[Measured]] = field(default_factory=dict)
+    """By the name of the evaluation, in order."""
     config: Json = field(default_factory=dict)
     episodes: list[SeenEpisode] | None = None
     """In order of steps; None where there is no store."""
@@ -105,11 +127,17 @@ class Evidence:
     """Whether this is the trainer's own view of the steps so far."""
     moved: float | None = None
     """Largest change over the run of the log-probability of the same token after the same text; None: no pair."""
+    outcomes: list[Outcome] = field(default_factory=list)
+    """What the run came to, before causes are asked (:func:`mua.observe.diagnosis.outcomes.outcomes_of`)."""
+
+    @property
+    def steps(self) -> list[int]:
+        """Their numbers."""
+        return [int(row["step"]) for row in self.rows]
 
     def of(self, name: str) -> Floats:
         """The series of a quantity, ``[steps]``; NaN throughout where no step has it."""
-        found = self.metrics.get(name)
-        return np.full(len(self.steps), np.nan) if found is None else found
+        return np.array([row.get(name, math.nan) for row in self.rows], np.float64)
 
     def setting(self, key: str, default: Any = None) -> Any:
         """A key of the run's configuration, such as ``algorithm.group_size``."""
@@ -125,76 +153,40 @@ class Evidence:
             found.setdefault(episode.step, []).append(episode)
         return found
 
+    def per_step(self, value: Callable[[Sequence[SeenEpisode]], float]) -> Floats:
+        """``value`` of the episodes of each step."""
+        by_step = self.by_step()
+        return np.array([value(by_step.get(step, [])) for step in self.steps], np.float64)
 
-def series(lines: Iterable[Mapping[str, Any]]) -> Evidence:
-    """The evidence of ``lines`` of metrics, one per step, in order."""
-    lines = list(lines)
-    metrics = {name: _column(lines, key) for name, key in DATA["series"].items()}
-    for quantity, prefixes in DATA["sums"].items():
-        matching = [
-            {k: v for k, v in line.items() if k.startswith(tuple(prefixes)) and v is not None} for line in lines
-        ]
-        metrics[quantity] = np.array([float(sum(line.values())) for line in matching])
-    names = sorted({name for line in lines for name in line})
-    return Evidence(
-        np.array([int(line["step"]) for line in lines], np.int64),
-        {name: values for name, values in metrics.items() if np.isfinite(values).any()},
-        {found[1]: _column(lines, name) for name in names if (found := _DOMAIN.fullmatch(name))},
-        {found[1]: _column(lines, name) for name in names if (found := _HELD_OUT.fullmatch(name))},
-    )
+    def outcome(self, name: str) -> Outcome | None:
+        """The outcome of this name, where it is known."""
+        return next((one for one in self.outcomes if one.name == name), None)
+
+    @property
+    def success_rose(self) -> bool:
+        """On held-out tasks or in training, and fell in neither."""
+        changes = [one.change for one in self.outcomes if one.name == "success" or one.name.startswith("held-out")]
+        return bool(changes) and min(changes) >= 0 and max(changes) > 0
 
 
-def _column(lines: Sequence[Mapping[str, Any]], key: str) -> Floats:
-    return np.array([math.nan if (value := line.get(key)) is None else float(value) for line in lines])
+def series(lines: Iterable[Mapping[str, Any]], evaluations: Iterable[Mapping[str, Any]] = ()) -> Evidence:
+    """The evidence of ``lines`` of metrics, one per step, in order, and of lines of evaluations by steps taken."""
+    lines, held_out = list(lines), dict[str, list[Measured]]()
+    for line in chain(evaluations, lines):
+        for name in filter(_HELD_OUT.fullmatch, line):
+            bounds = (
+                line.get(f"{name}_{end}", math.nan if "loss" not in name else line[name]) for end in ("low", "high")
+            )
+            if line[name] is not None:
+                title = name.removeprefix("eval/").removesuffix("_success")
+                held_out.setdefault(title, []).append(Measured(line["step"], line[name], *bounds))
+    return Evidence([quantities(line) for line in lines], held_out)
 
 
-def lasting(holds: Mask, run: int = 3) -> int | None:
-    """The first place from which ``holds`` is true ``run`` times in a row, or once per place left, but at least twice;
-    None where it never is."""
-    need = min(run, len(holds))
-    if need < 2:
-        return None
-    so_far = np.concatenate([[0], np.cumsum(holds)])
-    whole = np.flatnonzero(so_far[need:] - so_far[:-need] == need)
-    return int(whole[0]) if len(whole) else None
-
-
-def smoothed(values: Floats, width: int = 3) -> Floats:
-    """Mean of the ``width`` values up to each, NaN left out; NaN where there is none."""
-    there = np.isfinite(values)
-    totals = np.concatenate([[0.0], np.cumsum(np.where(there, values, 0.0))])
-    counts = np.concatenate([[0], np.cumsum(there)])
-    ends = np.arange(1, len(values) + 1)
-    starts = np.maximum(0, ends - width)
-    with np.errstate(invalid="ignore"):
-        return np.asarray((totals[ends] - totals[starts]) / (counts[ends] - counts[starts]))
-
-
-def dated(values: Floats, place: int, before: float, after: float) -> int:
-    """Where the change from about ``before`` to about ``after`` began that averages show at ``place``: from there on
-    values are beyond the middle of the two."""
-    middle, up = (before + after) / 2, after >= before
-    beyond = values >= middle if up else values <= middle
-    while place < len(values) - 1 and not beyond[place]:
-        place += 1
-    while place > 0 and (beyond[place - 1] or not np.isfinite(values[place - 1])):
-        place -= 1
-    return place
-
-
-def beginning(values: Floats) -> Floats:
-    """The first values of a series: a fifth of it, from two to ten; a disease that begins at once is in them too."""
-    finite = values[np.isfinite(values)]
-    return finite[: max(2, min(10, len(finite) // 5))]
-
-
-def ending(values: Floats) -> Floats:
-    """The last values of a series: a fifth of it, from two to ten."""
-    finite = values[np.isfinite(values)]
-    return finite[-max(2, min(10, len(finite) // 5)) :]
-
-
-def mean(values: Floats) -> float:
-    """NaN of nothing."""
-    finite = values[np.isfinite(values)]
-    return float(finite.mean()) if len(finite) else math.nan
+def quantities(line: Mapping[str, Any]) -> dict[str, float]:
+    """What causes ask of a line of metrics."""
+    known = {key: float(value) for key, value in line.items() if isinstance(value, int | float)}
+    row = {"step": known["step"]} | {name: known[key] for name, key in DATA["series"].items() if key in known}
+    for name, prefixes in DATA["sums"].items():
+        row[name] = math.fsum(value for key, value in known.items() if key.startswith(tuple(prefixes)))
+    return row | {f"domain {found[1]}": known[key] for key in known if (found := _DOMAIN.fullmatch(key))}

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
-import numpy as np
-
-from mua.observe.diagnosis.causes import CAUSES, Cause, Symptom
-from mua.observe.diagnosis.evidence import Evidence, Floats, series
+from mua.observe.diagnosis.causes import CAUSES, THRESHOLDS, Cause, Symptom
+from mua.observe.diagnosis.curves import ending, mean
+from mua.observe.diagnosis.evidence import Evidence, Outcome, quantities
+from mua.observe.diagnosis.outcomes import outcomes_of
 from mua.types import Json
 from mua.utils.strict_json import printable
 
@@ -28,24 +28,33 @@ class Diagnosis:
     run: str
     steps: int
     state: str
+    outcomes: list[Outcome]
+    solved: bool
+    """Whether success left little to learn from the beginning to the end."""
     findings: list[tuple[Cause, Symptom]]
-    """What happened first comes first; the rest by the step at which it began."""
+    """The cause that happened first comes first; the rest by the step at which it began; bad outcomes last."""
     unseen: list[str]
 
     @property
-    def healthy(self) -> bool:
-        return not self.findings
+    def verdict(self) -> str:
+        """ill, where anything is found; healthy only where an outcome is good; otherwise undecided."""
+        if self.findings:
+            return "ill"
+        return "healthy" if self.solved or any(one.change > 0 for one in self.outcomes) else "undecided"
+
+    @property
+    def healthy(self) -> bool | None:
+        """None where nobody can tell yet."""
+        return {"ill": False, "healthy": True}.get(self.verdict)
 
     def to_json(self) -> Json:
         """As ``mua diagnose --json`` prints it."""
         return {
-            "run": self.run, "steps": self.steps, "state": self.state, "healthy": self.healthy,
+            "run": self.run, "steps": self.steps, "state": self.state, "verdict": self.verdict, "healthy": self.healthy,
+            "outcomes": [asdict(one) for one in self.outcomes],
             "findings": [
-                {
-                    "cause": cause.name, "title": cause.title, "step": found.step, "evidence": found.text,
-                    "numbers": found.numbers, "trajectory": found.trajectory, "meaning": cause.meaning,
-                    "try": found.remedy or cause.remedy,
-                }
+                {"cause": cause.name, "title": cause.title, "step": found.step, "evidence": found.text,
+                 "trajectory": found.trajectory, "meaning": cause.meaning, "try": cause.remedy}
                 for cause, found in self.findings
             ],
             "unseen": self.unseen,
@@ -55,37 +64,47 @@ class Diagnosis:
         """As ``mua diagnose`` prints it; ``place`` is how the person named the run."""
         state = f", {self.state}" if self.state else ""
         yield f"{printable(self.run)}: {self.steps} steps{state}"
-        if self.healthy:
-            yield "healthy: none of the causes that are known shows"
+        yield from (printable(str(one)) for one in self.outcomes)
+        yield from {
+            "healthy": ["healthy: none of the causes that are known shows"],
+            "undecided": ["undecided: no known cause shows, and no outcome rose or fell beyond chance"],
+        }.get(self.verdict, ())
         for number, (cause, found) in enumerate(self.findings):
-            when = "first" if not number else "then"
-            yield f"{when}, from step {found.step}: {cause.title}"
+            yield f"{'then' if number else 'first'}, from step {found.step}: {cause.title}"
             yield f"  {printable(found.text, 600)}"
-            if not number:
-                yield f"  {cause.meaning}"
             if found.trajectory:
                 yield f"  look at: mua show {printable(place)} {printable(found.trajectory)}"
             if not number:
-                yield f"  try: {found.remedy or cause.remedy}"
+                yield f"  {cause.meaning}"
+                yield f"  try: {cause.remedy}"
         for said in self.unseen:
             yield f"not seen: {printable(said, 600)}"
 
 
 def diagnosed(run: str, seen: Evidence) -> Diagnosis:
-    """What there is to find in ``seen``."""
+    """What there is to find in ``seen``: outcomes first, then causes."""
+    steps, known = len(seen.rows), {row["step"] for row in seen.rows}
+    for step, members in seen.by_step().items():  # of a step that stopped the run there are no metrics
+        if step not in known and sum(not e.scored for e in members) >= len(members) / 2:
+            seen.rows.append({"step": step})
+    seen.rows.sort(key=lambda row: row["step"])
+    seen.outcomes = outcomes_of(seen)
     found = [(cause, finding) for cause in CAUSES if (finding := cause.find(seen)) is not None]
-    return Diagnosis(run, len(seen.steps), seen.state, in_order(found, len(seen.steps)), seen.unseen)
+    success = seen.of("success")
+    solved = min(mean(success), mean(ending(success))) >= THRESHOLDS.solved
+    return Diagnosis(run, steps, seen.state, seen.outcomes, solved, in_order(found, steps), seen.unseen)
 
 
 def in_order(found: list[tuple[Cause, Symptom]], steps: int) -> list[tuple[Cause, Symptom]]:
-    """By the step at which they began; those that began together (:data:`SLACK`) in the order of :data:`CAUSES`."""
+    """By the step at which they began; those that began together (:data:`SLACK`) in the order of :data:`CAUSES`; what
+    is no cause but an outcome last."""
     slack = max(2, round(SLACK * steps))
     left, ordered = list(found), []
     while left:
-        earliest = min(finding.step for _, finding in left)
-        chosen = next(pair for pair in left if pair[1].step <= earliest + slack)
-        ordered.append(chosen)
-        left.remove(chosen)
+        those = [pair for pair in left if not pair[0].outcome] or left
+        earliest = min(finding.step for _, finding in those)
+        ordered.append(next(pair for pair in those if pair[1].step <= earliest + slack))
+        left.remove(ordered[-1])
     return ordered
 
 
@@ -97,7 +116,7 @@ READY = 6
 
 
 class Alarms:
-    """Looks at each step's metrics as it comes; each cause is told once. About a millisecond per step.
+    """Looks at each step's metrics as it comes; each cause is told once. Some milliseconds per step.
 
     A fault of this code ends no run: it is logged once, and nothing is looked at any more.
     """
@@ -106,10 +125,10 @@ class Alarms:
         """``config`` is the run's, as plain values; ``before`` are the lines of metrics of its earlier starts, whose
         alarms were given then."""
         self._config, self._broken = config, False
-        self._seen: Evidence | None = None
+        self._rows: list[dict[str, float]] = []
         self._told: set[str] = set()
         if before:
-            self._look(before if len(before) < KEPT else [*before[:FIRST], *before[FIRST - KEPT :]], "before")
+            self._look(before, "before")
 
     def look(self, step: int, metrics: Mapping[str, float]) -> list[str]:
         """What is new after ``step``, one line per cause."""
@@ -119,36 +138,19 @@ class Alarms:
         if self._broken:
             return []
         try:
-            new = series(lines)
-            self._seen = seen = new if self._seen is None else _longer(self._seen, new)
-            seen.config, seen.live = self._config, True
+            self._rows += map(quantities, lines)
+            del self._rows[FIRST : max(FIRST, len(self._rows) - KEPT + FIRST)]
+            seen = Evidence(self._rows, config=self._config, live=True)
+            seen.outcomes = outcomes_of(seen)
             found = []
             for cause in CAUSES:
-                ready = len(seen.steps) >= (2 if cause.at_once else READY)
+                ready = len(seen.rows) >= (2 if cause.at_once else READY)
                 if cause.from_metrics and ready and (symptom := cause.find(seen)) and cause.name not in self._told:
                     self._told.add(cause.name)
                     text = f"{cause.title}, from step {symptom.step}: {symptom.text}"
-                    found.append(f"{text}; try: {symptom.remedy or cause.remedy}")
+                    found.append(f"{text}; try: {cause.remedy}")
             return found
         except Exception:
             self._broken = True
             log.exception("alarms: a fault of their own %s; this start of the run has none from here on", when)
             return []
-
-
-def _longer(before: Evidence, new: Evidence) -> Evidence:
-    """``before`` and one step more; of more than :data:`KEPT` the oldest behind the first is gone."""
-    many = len(before.steps)
-    kept = np.arange(many) if many < KEPT else np.delete(np.arange(many), FIRST)
-
-    def joined(old: Mapping[str, Floats], more: Mapping[str, Floats]) -> dict[str, Floats]:
-        nothing = np.full(many, np.nan), np.full(1, np.nan)
-        return {
-            name: np.concatenate([old.get(name, nothing[0])[kept], more.get(name, nothing[1])])
-            for name in old.keys() | more.keys()
-        }
-
-    return Evidence(
-        np.concatenate([before.steps[kept], new.steps]), joined(before.metrics, new.metrics),
-        joined(before.domains, new.domains), joined(before.evaluations, new.evaluations),
-    )  # fmt: skip

@@ -28,7 +28,15 @@ from mua.rollout.runner import EpisodeRunner, Placed, evaluation_places, require
 from mua.rollout.service import RolloutService
 from mua.store.recorder import Recorder
 from mua.store.traces import trace_file, write_traces
-from mua.trainer.evaluation.report import TaskResult, console_table, draw, markdown, summarize, training_metrics
+from mua.trainer.evaluation.report import (
+    TaskResult,
+    console_table,
+    draw,
+    markdown,
+    summarize,
+    training_metrics,
+    unscored_lines,
+)
 from mua.trainer.evaluation.store import (
     FILE,
     EpisodeStore,
@@ -42,7 +50,7 @@ from mua.trainer.evaluation.store import (
 )
 from mua.types import Json, Trajectory
 from mua.utils.atomic import replace_text
-from mua.utils.errors import ConfigError
+from mua.utils.errors import ConfigError, IncompleteEvaluation
 
 log = logging.getLogger(__name__)
 
@@ -123,13 +131,21 @@ def evaluate(config: ExperimentConfig) -> Json:
     """
     result = evaluated(servable(config))
     SafeConsole().print(console_table(result))
-    if result["unscored"]:
-        first = result["errors"][0]
-        print(
-            f"{result['unscored']} of {result['episodes']} episodes could not be scored and count nowhere; the same "
-            f"command tries them again. The first: task {first['task']}, {first['outcome']}: {first['error']}"
-        )
+    for line in unscored_lines(result):
+        print(line)
     return result
+
+
+def require_complete(config: ExperimentConfig, results: Sequence[Json]) -> None:
+    """Raises :class:`IncompleteEvaluation` where ``results`` lack more than ``evaluation.max_unscored`` allows."""
+    most, lost = config.evaluation.max_unscored, [(one["unscored"], one["episodes"]) for one in results]
+    if worst := [pair for pair in lost if pair[0] > most * pair[1]]:
+        unscored, episodes = max(worst, key=lambda pair: pair[0] / pair[1])
+        raise IncompleteEvaluation(
+            f"evaluation.max_unscored: {unscored} of {episodes} episodes could not be scored, above {most:g}; the "
+            "result is written, with the bounds that they leave open; mend what they ended with, and the same command "
+            "plays them again"
+        )
 
 
 def evaluate_in_training(

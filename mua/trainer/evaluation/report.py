@@ -28,6 +28,7 @@ from mua.trainer.evaluation.estimators import (
 )
 from mua.trainer.evaluation.store import task_digest
 from mua.types import Json, Provenance, Trajectory
+from mua.utils.strict_json import printable
 
 _SEED = 20
 """Of every bootstrap, so that the same episodes give the same report."""
@@ -114,13 +115,48 @@ def summarize(config: EvaluationConfig, results: Sequence[TaskResult]) -> Json:
             for name, section in sections.items()
             for kind, success in section["kinds"].items()
         },
+        "missing": _missing(results),
         "errors": lost[:_ERRORS],
         "per_task": [result.as_json() for result in results],
     }
 
 
-def _split_by(results: Iterable[TaskResult], key: Callable[[TaskResult], str]) -> dict[str, list[TaskResult]]:
-    parts: defaultdict[str, list[TaskResult]] = defaultdict(list)
+def _missing(results: Sequence[TaskResult]) -> list[Json]:
+    """Kinds of task with unscored episodes, those of which most is missing first."""
+    found = []
+    for (domain, kind), members in _split_by(results, lambda r: (r.task.domain, r.label("kind"))).items():
+        episodes = sum(len(result.episodes) for result in members)
+        if unscored := episodes - sum(len(result.scored) for result in members):
+            found.append({"domain": domain, "kind": kind, "episodes": episodes, "unscored": unscored})
+    return sorted(found, key=lambda one: one["unscored"] / one["episodes"], reverse=True)
+
+
+def unscored_lines(result: Json) -> list[str]:
+    """What unscored episodes leave open: bounds of success, which kinds are missing, the first reason."""
+    if not result["unscored"]:
+        return []
+    first, bounds, kinds = result["errors"][0], result["bounds"], result["missing"]
+    told = "; ".join(f"{one['kind']} {one['unscored']} of {one['episodes']}" for one in kinds[:_ERRORS])
+    more = f"; and {len(kinds) - _ERRORS} more" if len(kinds) > _ERRORS else ""
+    return [
+        f"{result['unscored']} of {result['episodes']} episodes could not be scored and count nowhere; the same "
+        f"command tries them again. The first: task {first['task']}, {first['outcome']}: {first['error']}",
+        f"success is {bounds['low']:.3f} with all of them as failures, {bounds['high']:.3f} as successes",
+        f"missing of each kind: {told}{more}",
+    ]
+
+
+def _bounds(results: Sequence[TaskResult]) -> Json:
+    """Success over tasks with the unscored episodes as failures and as successes."""
+    played = [result for result in results if result.episodes]
+    lost = [len(result.episodes) - len(result.scored) for result in played]
+    low = [result.successes / len(result.episodes) for result in played]
+    high = [(result.successes + many) / len(result.episodes) for result, many in zip(played, lost, strict=True)]
+    return {"low": fmean(low) if low else None, "high": fmean(high) if high else None}
+
+
+def _split_by(results: Iterable[TaskResult], key: Callable[[TaskResult], Any]) -> dict[Any, list[TaskResult]]:
+    parts: defaultdict[Any, list[TaskResult]] = defaultdict(list)
     for result in results:
         parts[key(result)].append(result)
     return dict(sorted(parts.items(), key=lambda item: _ORDER.get(item[0], item[0])))
@@ -138,6 +174,7 @@ def _section(config: EvaluationConfig, results: Sequence[TaskResult]) -> Json:
         "tasks": len(results),
         "episodes": len(episodes),
         "unscored": sum(not episode.scored for episode in episodes),
+        "bounds": _bounds(results),
         "outcomes": dict(sorted(Counter(str(episode.outcome) for episode in episodes).items())),
     }
     if not scored:
@@ -280,6 +317,7 @@ def markdown(result: Json, pictures: Sequence[str] = ()) -> str:
         markdown_table(("", *outcomes), [[n, *[p["outcomes"].get(one, 0) for one in outcomes]] for n, p in shown]),
         *_titled("### Tokens of an episode", ("", *(name.replace("_", " ") for name in tokens)), read),
         *_titled("### Users, judges and cost", ("", "value"), costs),
+        *[f"- {printable(line, 600)}" for line in unscored_lines(result)],
         *_titled("### Unscored episodes (the first ones)", ("domain", "task", "outcome", "error"), errors),
         "## How to read this",
         NOTES,
