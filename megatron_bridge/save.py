@@ -14,7 +14,7 @@ receiving are blocking and in the same order everywhere, so there is no cycle of
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -138,30 +138,22 @@ class ModelExport:
     def _keep(self, name: str, rows: Iterable[Tensor]) -> None:
         copied: list[Tensor] = []
         for band in rows:
-            with self._trying() as wanted:
-                if wanted:
-                    copied.append(band.cpu())
-        with self._trying() as wanted:
-            if wanted:
-                self._copies.append((name, torch.cat(copied)))
+            self._try(lambda part: copied.append(part.cpu()), band)
+        self._try(lambda: self._copies.append((name, torch.cat(copied))))
 
     def _write(self, name: str, rows: Iterable[Tensor]) -> None:
         sink = self._writer.sink(name)
         for band in rows:
-            with self._trying() as wanted:
-                if wanted:
-                    sink.write(band)
-        with self._trying() as wanted:
-            if wanted:
-                self._writer.complete(sink)
+            self._try(sink.write, band)
+        self._try(self._writer.complete, sink)
 
-    @contextmanager
-    def _trying(self) -> Iterator[bool]:
-        """A block whose error is kept, as other ranks wait for the rest of the exchange; False after an error."""
-        try:
-            yield self._error is None
-        except Exception as error:
-            self._error = error
+    def _try(self, call: Callable[..., object], *arguments: object) -> None:
+        """A call whose error is kept, as other ranks wait for the rest of the exchange; none after an error."""
+        if self._error is None:
+            try:
+                call(*arguments)
+            except Exception as error:
+                self._error = error
 
     def finish(self) -> None:
         """Flush and close the files; the first rank leaves their checksums.

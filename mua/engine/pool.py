@@ -315,7 +315,7 @@ class EnginePool:
 
     def engines_up(self) -> int:
         """Engines that can take weights."""
-        return sum(engine.up for engine in self._engines)
+        return len(self._up())
 
     def load(self) -> EngineLoad:
         """What the engines in rotation do now."""

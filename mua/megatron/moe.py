@@ -329,15 +329,11 @@ class GroupedExperts(SequentialMLP):
         """
         first = [self._weight_of(expert.linear_fc1) for expert in self.local_experts]
         second = [self._weight_of(expert.linear_fc2) for expert in self.local_experts]
-        config = self.config
-        plain = not (config.add_bias_linear or config.fp8 or config.fp4 or config.moe_apply_probs_on_input)
-        swiglu = config.activation_func is F.silu and config.gated_linear_unit
-        swiglu = swiglu and config.activation_func_clamp_value is None and not config.glu_linear_offset
-        if not (plain and swiglu and takes(hidden, first[0].shape[0] // 2)):
+        if not takes(hidden, first[0].shape[0] // 2):
             return super().forward(hidden, tokens_per_expert, probs)
         ends = tokens_per_expert.cumsum(0).to(hidden.device, torch.int32, non_blocking=True)
         gate_up = grouped_product(hidden, first, ends)
-        if config.bias_activation_fusion:
+        if self.config.bias_activation_fusion:
             inner: Tensor = weighted_bias_swiglu_impl(gate_up, None, probs[:, None], False)
         else:
             gate, up = gate_up.chunk(2, dim=-1)
@@ -355,8 +351,6 @@ class GroupedExperts(SequentialMLP):
 def takes(hidden: Tensor, inner: int) -> bool:
     """Whether torch's grouped product takes tokens ``[tokens, hidden]`` and experts of the inner size ``inner``."""
     if any(size * hidden.element_size() % _ALIGNED for size in (hidden.shape[-1], inner)):
-        return False
-    if not hasattr(F, "grouped_mm"):
         return False
     if not hidden.is_cuda:
         return True
