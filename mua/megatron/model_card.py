@@ -10,7 +10,7 @@ import json
 import logging
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -54,12 +54,28 @@ class ExportedPolicy:
     """Output folder of the run; None where it is not known, and neither are evaluations."""
     git: Json | None = None
     versions: Mapping[str, str | None] | None = None
+    stop_token_ids: tuple[int, ...] = ()
+    """Those of the chat family, a turn's end first."""
+    sampling: Json = field(default_factory=dict)
+    """What the run was told to sample with, under transformers' names; SFT samples nothing."""
 
     @classmethod
-    def of_run(cls, config: ExperimentConfig, step: int, provenance: Json) -> ExportedPolicy:
+    def of_run(
+        cls, config: ExperimentConfig, step: int, provenance: Json, stop_token_ids: tuple[int, ...]
+    ) -> ExportedPolicy:
         """The policy after ``step`` steps of a run that is under way."""
         dumped: Json = yaml.safe_load(dump_config(config))
-        return cls(dumped, config.model.path, step, config.output, provenance.get("git"), provenance.get("versions"))
+        rollout = config.rollout.model_dump(include=config.rollout.model_fields_set)
+        names = {"temperature": "temperature", "top_p": "top_p", "min_p": "min_p", "max_turn_tokens": "max_new_tokens"}
+        sampling = {name: rollout[key] for key, name in names.items() if key in rollout}
+        sampling |= {"top_k": max(rollout["top_k"], 0)} if "top_k" in rollout else {}
+        if "temperature" in config.evaluation.model_fields_set:
+            sampling["temperature"] = config.evaluation.temperature
+        sampling |= {"do_sample": bool(sampling["temperature"])} if "temperature" in sampling else {}
+        return cls(
+            dumped, config.model.path, step, config.output, provenance.get("git"), provenance.get("versions"),
+            stop_token_ids, {} if config.sft else sampling,
+        )  # fmt: skip
 
     @property
     def base_path(self) -> Path:
@@ -107,24 +123,19 @@ def exported_texts(exported: ExportedPolicy) -> dict[str, str]:
 
 
 def generation_config(exported: ExportedPolicy) -> str:
-    """``generation_config.json``: the base's special tokens, and sampling as the run evaluates it, one turn at most."""
-    found = _json(exported.base / GENERATION) or {}
-    shape = _json(exported.base / "config.json") or {}
-    tokens = {
-        key: (found if key in found else shape).get(key) for key in ("bos_token_id", "eos_token_id", "pad_token_id")
-    }
-    rollout, evaluation = exported.config.get("rollout") or {}, exported.config.get("evaluation") or {}
-    temperature = evaluation.get("temperature", 0.0)
-    sampled: Json = {"do_sample": bool(temperature)}
-    if temperature:
-        top_k = rollout.get("top_k", -1)
-        sampled |= {"temperature": temperature, "top_p": rollout.get("top_p", 1.0), "top_k": max(top_k, 0)}
-        if rollout.get("min_p"):
-            sampled["min_p"] = rollout["min_p"]
-    longest = {"max_new_tokens": rollout["max_turn_tokens"]} if "max_turn_tokens" in rollout else {}
-    made = {"transformers_version": installed_version("transformers")}
-    kept = {key: value for key, value in tokens.items() if _is_token(value)}
-    return json.dumps({**kept, **sampled, **longest, **made}, indent=2, allow_nan=False) + "\n"
+    """``generation_config.json``: the base's, with what the run chose instead, and a turn's end among the tokens that
+    end a text."""
+    found, shape = (_json(exported.base / name) or {} for name in (GENERATION, "config.json"))
+    made = {"transformers_version": installed_version("transformers")} | found | exported.sampling
+    for key in ("bos_token_id", "eos_token_id", "pad_token_id"):
+        if not _is_token(made.setdefault(key, shape.get(key))):
+            del made[key]
+    ends = made.get("eos_token_id", [])
+    ends = dict.fromkeys([*exported.stop_token_ids, *(ends if isinstance(ends, list) else [ends])])
+    made |= {"eos_token_id": [*ends] if len(ends) > 1 else next(iter(ends))} if ends else {}
+    if exported.sampling.get("do_sample") is False:
+        made = {key: value for key, value in made.items() if key not in ("temperature", "top_p", "top_k", "min_p")}
+    return json.dumps(made, indent=2, allow_nan=False) + "\n"
 
 
 def model_card(exported: ExportedPolicy) -> str:

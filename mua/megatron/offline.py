@@ -108,6 +108,7 @@ def export_checkpoint(
         if dtype is None:
             recorded = read_sealed(checkpoint)
             for name in (sidecars.NAME, *recorded.files):  # copies: people edit them, and the checkpoint stays as it is
+                (folder / name).parent.mkdir(exist_ok=True)
                 shutil.copyfile(checkpoint / name, folder / name)
             for name in recorded.headers:
                 try:
