@@ -15,10 +15,11 @@ from pathlib import Path
 
 import torch
 
+from megatron_bridge.hf_config import weights_dtype
 from megatron_bridge.plan import TensorSpec
 from megatron_bridge.safetensors_io import SafetensorsFolder
 from mua.utils.checksums import NAME as CHECKSUMS
-from mua.utils.checksums import digest_of, digest_of_file, read_sealed
+from mua.utils.checksums import digest_of, digest_of_file, list_files, read_sealed
 from mua.utils.errors import BridgeError
 from mua.utils.strict_json import open_regular
 
@@ -26,6 +27,7 @@ DEFAULT_SHARD_BYTES = 5 << 30
 MANIFEST = "manifest.json"
 """Of a checkpoint, which is a model folder with more in it; none of a folder made from its files."""
 _WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".gguf", ".onnx", ".index.json")
+_OF_ADAPTERS = ("adapter_config.json",)
 _DTYPE_KEY = re.compile(r'("(?:torch_)?dtype"\s*:\s*")[^"]*(")')
 
 
@@ -72,7 +74,7 @@ def foreign_files(folder: Path) -> str | None:
     except BridgeError as error:
         return str(error)
     written = {CHECKSUMS, *recorded.files, *recorded.headers}
-    foreign = sorted(path.name for path in folder.iterdir() if path.name not in written)
+    foreign = [name for name in list_files(folder) if name not in written]
     return f"it holds {foreign[0]}" if foreign else None
 
 
@@ -89,28 +91,31 @@ def copy_other_files(
 ) -> None:
     """Every file of ``source`` that holds no weights, byte for byte; config.json names ``dtype``, if one is given.
 
+    What describes adapters stays behind: what is written is a whole model.
+
     ``texts`` are files by name that stand in ``folder`` instead of those of the source.
     """
     texts = texts or {}
     if not (source / "config.json").is_file():
         raise BridgeError(f"{source} has no config.json to copy; give a Hugging Face model folder")
-    for path in sorted(source.iterdir()):
-        skipped = path.name.startswith(".") or path.name.endswith(_WEIGHT_SUFFIXES)
-        if skipped or path.name in (CHECKSUMS, MANIFEST, *texts) or path.is_dir():
+    for name in list_files(source):
+        path = source / name
+        skipped = path.name.startswith(".") or path.name.endswith(_WEIGHT_SUFFIXES) or path.name in _OF_ADAPTERS
+        if skipped or name in (CHECKSUMS, MANIFEST, *texts) or path.is_dir():
             continue
+        (folder / name).parent.mkdir(exist_ok=True)
         try:
             descriptor = open_regular(path)
         except OSError as error:
             raise BridgeError(f"{path} cannot be read: {error.strerror}") from error
-        with open(descriptor, "rb") as read, (folder / path.name).open("wb") as written:
-            if path.name != "config.json" or dtype is None:
+        with open(descriptor, "rb") as read, (folder / name).open("wb") as written:
+            if name != "config.json" or dtype is None:
                 shutil.copyfileobj(read, written, 1 << 20)
                 continue
-            name = str(dtype).removeprefix("torch.")
-            text = _DTYPE_KEY.sub(rf"\g<1>{name}\g<2>", read.read().decode())
-            for key, found in json.loads(text).items():
-                if key in ("dtype", "torch_dtype") and found not in (None, name):
-                    raise BridgeError(f"config.json: {key}={found!r} cannot be set to {name!r}")
+            told = str(dtype).removeprefix("torch.")
+            text = _DTYPE_KEY.sub(rf"\g<1>{told}\g<2>", read.read().decode())
+            if (found := weights_dtype(json.loads(text))) not in (None, told):
+                raise BridgeError(f"config.json: the dtype {found!r} cannot be set to {told!r}")
             written.write(text.encode())
     for name, text in texts.items():
         (folder / name).write_text(text, encoding="utf-8")

@@ -68,6 +68,10 @@ class ModelConfig(Section):
     """A config.json to plan with where ``path`` is not there, so that ``mua plan`` needs no download."""
     fp32_lm_head: bool = False
     """Compute the output layer's product in float32, from bfloat16 weights, in trainer and engines alike."""
+    init_control_tokens: Literal["off", "mean"] = "off"
+    """What becomes of a control token of the chat family that the model has never trained: its row equals others, or is
+    far shorter. The log names them at load. ``mean`` starts them from the mean of the ordinary tokens that spell them,
+    at the median norm, in the trainer; fine-tuning then teaches where to write them."""
     shrink: bool = False
     """Replace the policy by a tiny random one of the same family, and every budget by one a laptop can pay, but keep
     the parallel layout; what was replaced is printed. To try a recipe without its GPUs."""

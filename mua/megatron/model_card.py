@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,28 +46,44 @@ The policy was trained with its own chat template, a system prompt and the tools
 have not been evaluated. `mua eval` and `mua env play --as user` run it as it was trained."""
 
 
-def exported_texts(config: ExperimentConfig, step: int, provenance: Json) -> dict[str, str]:
+def exported_texts(
+    config: ExperimentConfig, step: int, provenance: Json, stop_token_ids: Sequence[int]
+) -> dict[str, str]:
     """The files that stand in an export instead of the base's, by name.
 
     Args:
         step: steps that the policy has learned from.
         provenance: of the run: git commit and versions of packages, where they are known.
+        stop_token_ids: those of the chat family, a turn's end first.
     """
-    return {CARD: model_card(config, step, provenance), GENERATION: generation_config(config)}
+    return {CARD: model_card(config, step, provenance), GENERATION: generation_config(config, stop_token_ids)}
 
 
-def generation_config(config: ExperimentConfig) -> str:
-    """``generation_config.json``: the base's special tokens, and sampling as the run evaluates it, one turn at most."""
-    known = _json(config.model.path / "config.json") | _json(config.model.path / GENERATION)
-    tokens = {key: known.get(key) for key in ("bos_token_id", "eos_token_id", "pad_token_id")}
-    rollout, temperature = config.rollout, config.evaluation.temperature
-    sampled: Json = {"do_sample": temperature > 0}
-    if temperature > 0:
-        sampled |= {"temperature": temperature, "top_p": rollout.top_p, "top_k": max(rollout.top_k, 0)}
-        sampled |= {"min_p": rollout.min_p} if rollout.min_p else {}
-    made = {"max_new_tokens": rollout.max_turn_tokens, "transformers_version": installed_version("transformers")}
-    kept = {key: value for key, value in tokens.items() if _is_token(value)}
-    return json.dumps({**kept, **sampled, **made}, indent=2, allow_nan=False) + "\n"
+_SAMPLING = {"temperature": "temperature", "top_p": "top_p", "min_p": "min_p", "max_turn_tokens": "max_new_tokens"}
+"""Keys of ``rollout`` under transformers' names."""
+
+
+def generation_config(config: ExperimentConfig, stop_token_ids: Sequence[int]) -> str:
+    """``generation_config.json``: the base's, with what the run chose instead, and a turn's end among the tokens that
+    end a text. SFT samples nothing, so it chooses nothing."""
+    rollout = config.rollout.model_dump(include=config.rollout.model_fields_set)
+    chosen: Json = {name: rollout[key] for key, name in _SAMPLING.items() if key in rollout}
+    chosen |= {"top_k": max(rollout["top_k"], 0)} if "top_k" in rollout else {}
+    if "temperature" in config.evaluation.model_fields_set:
+        chosen["temperature"] = config.evaluation.temperature
+    chosen |= {"do_sample": bool(chosen["temperature"])} if "temperature" in chosen else {}
+    chosen = {} if config.sft else chosen
+    found, shape = (_json(config.model.path / name) for name in (GENERATION, "config.json"))
+    made = {"transformers_version": installed_version("transformers")} | found | chosen
+    for key in ("bos_token_id", "eos_token_id", "pad_token_id"):
+        if not _is_token(made.setdefault(key, shape.get(key))):
+            del made[key]
+    known = made.get("eos_token_id", [])
+    ends = [*dict.fromkeys([*stop_token_ids, *(known if isinstance(known, list) else [known])])]
+    made |= {"eos_token_id": ends if len(ends) > 1 else ends[0]} if ends else {}
+    if chosen.get("do_sample") is False:
+        made = {key: value for key, value in made.items() if key not in ("temperature", "top_p", "top_k", "min_p")}
+    return json.dumps(made, indent=2, allow_nan=False) + "\n"
 
 
 def model_card(config: ExperimentConfig, step: int, provenance: Json) -> str:

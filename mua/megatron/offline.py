@@ -103,6 +103,7 @@ def _export(checkpoint: Path, out: Path, dtype: str | None, shard_bytes: int, fo
         if dtype is None:
             recorded = read_sealed(checkpoint)
             for name in (sidecars.NAME, *recorded.files):  # copies: people edit them, and the checkpoint stays as it is
+                (folder / name).parent.mkdir(exist_ok=True)
                 shutil.copyfile(checkpoint / name, folder / name)
             for name in recorded.headers:
                 try:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import numpy as np
 
+from megatron_bridge.hf_config import read_hf_config
 from mua.tokens.codec import Codec, TextSpan, fixed, plain_text
 from mua.tokens.parsing import AssistantTurn
 from mua.types import Int32Array, Json, ToolSchema
@@ -183,15 +184,11 @@ def family_of_folder(folder: Path) -> type[ChatFamily]:
     Raises:
         ModelError: the file cannot be read, or the model type has no family.
     """
-    path = folder / "config.json"
-    try:
-        model_type = json.loads(path.read_text(encoding="utf-8")).get("model_type")
-    except (OSError, ValueError, AttributeError) as error:
-        raise ModelError(
-            f"{path}: cannot read the model's configuration ({error}); model.path must be a model folder"
-        ) from error
+    model_type = read_hf_config(folder).get("model_type")
     if model_type not in _MODEL_TYPES:
-        raise ModelError(f"{path}: no chat family for model_type {model_type!r}; known: {', '.join(_MODEL_TYPES)}")
+        raise ModelError(
+            f"{folder / 'config.json'}: no chat family for model_type {model_type!r}; known: {', '.join(_MODEL_TYPES)}"
+        )
     return family_class(_MODEL_TYPES[model_type])
 
 

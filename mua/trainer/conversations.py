@@ -76,17 +76,15 @@ _REASONING_PARTS = ("thinking", "reasoning", "reasoning_text", "reasoning.text")
 _ANSWERS = ("completion", "response", "answer", "output")
 """What stands beside ``prompt`` as that which is to be learned."""
 _UNSUPPORTED = {
-    **dict.fromkeys(("images", "videos", "audios", "image", "video", "audio", "objects"), "only text is trained"),
-    **dict.fromkeys(
-        ("input_ids", "labels", "attention_mask", "assistant_masks", "completion_mask", "token_ids"),
-        "it is about tokens, which are made here; give messages alone",
-    ),
-    **dict.fromkeys(
-        ("train_detail", "training_detail", "reasoning_training_detail"),
-        "a turn carries loss as a whole or not at all",
-    ),
-    **dict.fromkeys(("tool_call_errors", "truncated"), "the turn was malformed or cut; exclude it with weight 0"),
-    "refusal": "write it as content, or leave the record out",
+    name: reason
+    for names, reason in (
+        ("images videos audios image video audio objects", "only text is trained"),
+        ("input_ids labels attention_mask assistant_masks completion_mask token_ids", "tokens are made here"),
+        ("train_detail training_detail reasoning_training_detail", "a turn carries loss as a whole or not at all"),
+        ("tool_call_errors truncated", "the turn was malformed or cut; exclude it with weight 0"),
+        ("refusal", "write it as content, or leave the record out"),
+    )
+    for name in names.split()
 }
 _FORMS = (
     'a record has "messages" (OpenAI form), "conversations" (ShareGPT form), "prompt" and "completion", or '
@@ -398,7 +396,7 @@ class RecordReader:
         role = _ROLES.get(said) if isinstance(said, str) else None
         if role is None:
             raise ConversationError(f"role {said!r:.100}; roles are {', '.join(_ROLES)}")
-        content, thoughts = _split_parts(entry.pop("content", None) or entry.pop("value", None))
+        content, thoughts = _split_parts(entry.pop("content" if "content" in entry else "value", None))
         if role in ("assistant", "calls"):
             return [self._assistant(entry, content, thoughts, tools, calls=role == "calls")]
         if content is None or thoughts:
@@ -422,9 +420,9 @@ class RecordReader:
             thoughts = [*thoughts, *([text] if text else []), *more]
         thoughts = list(dict.fromkeys(thoughts))  # some write the same under two names
         turn = parse_turn(content or "", reasoning=(content or "").lstrip().startswith(THINK_OPEN))
-        if not turn.errors or carries_loss is not False:
-            if turn.errors:
-                raise ConversationError(turn.errors[0].message)
+        if turn.errors and carries_loss is not False:
+            raise ConversationError(turn.errors[0].message)
+        if not turn.errors:
             content, thoughts = turn.content, [*thoughts, *([turn.reasoning] if turn.reasoning else [])]
             written = [{"name": call.name, "arguments": call.arguments} for call in turn.tool_calls]
             if listed and written:
@@ -568,7 +566,7 @@ def _split_parts(value: Any) -> tuple[str | None, list[str]]:
                 "out such parts, or the record"
             )
         (texts if kind in _TEXT_PARTS else thoughts).append(text)
-    return "".join(texts) if texts else None, ["\n\n".join(thoughts)] if thoughts else []
+    return None if thoughts and not texts else "".join(texts), ["\n\n".join(thoughts)] if thoughts else []
 
 
 def _results(value: str) -> list[str]:

@@ -23,6 +23,7 @@ from mua.store.database import Store
 from mua.store.stored_groups import StoredGroup, recorded_run, stored_groups
 from mua.tokens.chat_family import load_family_of
 from mua.tokens.codec import check_recorded_tokenizer
+from mua.trainer.control_tokens import control_token_metrics, report_untrained
 from mua.trainer.learner import Learner
 from mua.trainer.observers import DoneStep, HookObserver, Learned
 from mua.trainer.preempt import Preemption
@@ -50,6 +51,8 @@ def train_offline(config: ExperimentConfig, preemption: Preemption = Preemption(
         learner.worker_loop()
         preemption.check()
         return
+    family = load_family_of(config.model)
+    report_untrained(config.model, family)
     with learner, Run(config, learner) as run:
         steps, by_std = config.trainer.steps, config.algorithm.divide_by_std
         with (
@@ -68,6 +71,9 @@ def train_offline(config: ExperimentConfig, preemption: Preemption = Preemption(
                 done = DoneStep(step, groups, [] if few else groups, few, Learned())
                 done.metrics |= learn(config, learner, done.usable, version=version, timeline=run.timeline)
                 done.metrics |= rollout_metrics(groups, divide_by_std=by_std, version=version)
+                segments = [segment for trajectory in members for segment in trajectory.segments]
+                streams = ((segment.ids, segment.logprobs, segment.loss_mask) for segment in segments)
+                done.metrics |= control_token_metrics("rollout", family, streams)
                 done.metrics |= trainer_metrics(run.timeline.take(), (TrainerPhase.BATCH,))
                 if config.trainer.after_step is not None:
                     HookObserver(config.trainer.after_step).stepped(done)

@@ -45,6 +45,7 @@ from mua.megatron.modules import defer_logits
 from mua.megatron.moe import RoutingReplay
 from mua.megatron.network import Network, policy_terms, read_logprobs, read_values, value_terms
 from mua.megatron.optimizer import GradientWatch, cosine
+from mua.trainer.control_tokens import init_untrained
 from mua.trainer.ranks import Calls, abort_workers, announced, lost_rank, naming_lost_ranks
 from mua.types import Float32Array, Json, TrainBatch, TrainSequence
 from mua.utils.collective import gathered
@@ -118,6 +119,8 @@ class Learner:
     def _build(self, total_steps: int, with_reference: bool, critic_steps: int | None) -> None:
         config, megatron = self._config, self._config.megatron
         chunks = load_chunks(config.model, megatron)
+        if config.model.init_control_tokens == "mean":
+            init_untrained(chunks, config.model)
         defer_logits(chunks)
         self.policy = Network(chunks, megatron, config.optimizer, total_steps)
         self._reference = [p.detach().clone() for p in self.policy.parameters()] if with_reference else None
@@ -126,6 +129,8 @@ class Learner:
         """All that is trained, by the names checkpoints know."""
         if critic_steps is not None:
             chunks = load_chunks(config.model, megatron, critic=True)
+            if config.model.init_control_tokens == "mean":
+                init_untrained(chunks, config.model, critic=True)
             self.networks["critic"] = Network(
                 chunks, megatron, config.critic.optimizer, critic_steps, prefix="train/critic/"
             )

@@ -38,6 +38,7 @@ from mua.store.retention import pruning
 from mua.store.tables import steps, tasks, uses, versions
 from mua.store.traces import trace_file, write_traces
 from mua.store.writer import Insert, Update, Write
+from mua.trainer.control_tokens import control_token_metrics
 from mua.trainer.evaluation.store import recording
 from mua.trainer.memory_phases import Phases
 from mua.types import Float32Array, Group, Json, TrainBatch, TrainSequence, Trajectory
@@ -128,6 +129,9 @@ class RolloutObserver(Observer):
         with self._timeline.phase(TrainerPhase.RECORDS):
             self.write_traces(done.step, done.trajectories)
             done.metrics |= rollout_metrics(done.groups, divide_by_std=self._divide_by_std, version=done.step)
+            segments = [segment for trajectory in done.trajectories for segment in trajectory.segments]
+            streams = ((segment.ids, segment.logprobs, segment.loss_mask) for segment in segments)
+            done.metrics |= control_token_metrics("rollout", self._rollouts.family, streams)
             done.metrics |= episode_metrics(done.groups) | self._rollouts.metrics() | self._phases.take()
 
 

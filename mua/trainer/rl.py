@@ -43,6 +43,7 @@ from mua.observe.catalog import join_updates
 from mua.observe.timeline import Timeline, TrainerPhase
 from mua.rollout.runner import too_few_scored, without_gc_pauses
 from mua.rollout.service import RolloutService
+from mua.trainer.control_tokens import report_untrained
 from mua.trainer.evaluation.evaluator import evaluate_in_training
 from mua.trainer.learner import Learner
 from mua.trainer.memory_phases import Phases
@@ -116,6 +117,7 @@ def train(config: ExperimentConfig, preemption: Preemption = Preemption()) -> No
                 RolloutService(config, interrupt, hosts=hosts, teacher=True, recorder=recorder) as rollouts,
                 without_gc_pauses(),
             ):
+                report_untrained(config.model, rollouts.family)
                 Training(config, learner, run, rollouts, preemption, record).loop()
             run.export(run.handed_over()[0])  # the engines have left, and their memory is free
 

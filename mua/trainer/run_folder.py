@@ -37,6 +37,7 @@ from mua.observe.progress import Progress
 from mua.observe.provenance import changed_keys, provenance
 from mua.observe.timeline import Timeline, TrainerPhase
 from mua.rollout.runner import UnscoredEpisodes
+from mua.tokens.chat_family import load_family_of
 from mua.trainer.evaluation.evaluator import success_of
 from mua.trainer.evaluation.store import files_digest
 from mua.trainer.learner import Learner
@@ -82,6 +83,7 @@ class Run:
         self._provenance = provenance(config) | {"identity": self._identity}
         self.changes: list[str] = []
         """What of the configuration is another than when the checkpoint was written that the run continues from."""
+        self._stop_token_ids: tuple[int, ...] | None = None
         self.checkpoints = config.output / "checkpoints"
         self.unlogged: dict[str, float] | None = None
         """Metrics of the step before :attr:`step`, if it was saved before its evaluation; they are still to be logged
@@ -210,8 +212,12 @@ class Run:
 
     def export(self, step: int) -> None:
         """Have the learner write its policy, which learned from ``step`` steps, as ``<output>/hf``, with its card."""
-        texts = exported_texts(self._config, step, self._provenance)
-        self._learner.save_hf(self._config.output / "hf", texts)
+        self._learner.save_hf(self._config.output / "hf", self._texts(step))
+
+    def _texts(self, done: int) -> dict[str, str]:
+        if self._stop_token_ids is None:
+            self._stop_token_ids = load_family_of(self._config.model).stop_token_ids
+        return exported_texts(self._config, done, self._provenance, self._stop_token_ids)
 
     def due(self, every: int, step: int) -> bool:
         """Whether something done every so many steps is due after ``step``; the last step always is."""
@@ -237,7 +243,7 @@ class Run:
                 "unscored": self._unscored or None,
             }  # fmt: skip
             state = {"step": done} | {name: value for name, value in optional.items() if value is not None}
-            texts = exported_texts(self._config, done, self._provenance)
+            texts = self._texts(done)
             background = self._config.trainer.async_save
             self._learner.save(folder, state, self._provenance, background=background, texts=texts)
             self._point_to_best()

@@ -14,6 +14,7 @@ from mua.algorithms.losses import CrossEntropyLoss
 from mua.config.schema import ExperimentConfig
 from mua.observe.timeline import trainer_metrics
 from mua.tokens.chat_family import load_family_of
+from mua.trainer.control_tokens import control_token_metrics, report_untrained
 from mua.trainer.conversations import Conversations, batch_members, load_sets
 from mua.trainer.learner import Learner
 from mua.trainer.preempt import Preemption
@@ -37,7 +38,9 @@ def fine_tune(config: ExperimentConfig, preemption: Preemption = Preemption()) -
         learner.worker_loop()
         preemption.check()
         return
-    conversations, held_out = sets or load_sets(config, load_family_of(config.model))
+    family = load_family_of(config.model)
+    report_untrained(config.model, family)
+    conversations, held_out = sets or load_sets(config, family)
     batch_size = config.sft.batch_size
     with learner, Run(config, learner) as run:
 
@@ -58,7 +61,9 @@ def fine_tune(config: ExperimentConfig, preemption: Preemption = Preemption()) -
                     chosen = batch_members(pool, batch_size, step, config.seed)
                     with run.timeline.phase("train"):
                         batch = sft_batch([segment for i in chosen for segment in conversations[i]])
-                        metrics = learner.train_step(batch, CrossEntropyLoss())
+                        metrics = learner.train_step(batch, CrossEntropyLoss(), keep=True)
+                    kept = zip(batch, learner.kept_logprobs or (), strict=True)
+                    metrics |= control_token_metrics("train", family, ((s.ids, own, s.trained) for s, own in kept))
                     if run.due(config.sft.validate_every, step):
                         try:
                             metrics |= validate()

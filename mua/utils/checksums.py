@@ -23,6 +23,7 @@ from mua.utils.strict_json import open_file, open_regular, read_json
 
 NAME = "checksums.jsonl"
 ALGORITHM = "xxh3_64"
+TEMPLATES = "additional_chat_templates"
 
 Hasher = xxhash.xxh3_64
 
@@ -57,6 +58,12 @@ class Recorded:
     """Of weight files: their first bytes, up to the first tensor."""
 
 
+def list_files(folder: Path) -> list[str]:
+    """Names of all that is in a model folder, and in the one folder that transformers reads beside its files."""
+    found = [*folder.iterdir(), *(folder / TEMPLATES).glob("*")]
+    return sorted(path.relative_to(folder).as_posix() for path in found if path.name != TEMPLATES)
+
+
 def seal(folder: Path, headers: dict[str, int]) -> None:
     """Close the sidecar of a folder that is otherwise complete.
 
@@ -65,8 +72,9 @@ def seal(folder: Path, headers: dict[str, int]) -> None:
     """
     path = folder / NAME
     lines = [{"header": name, ALGORITHM: digest_of_file(folder / name, size)} for name, size in headers.items()]
-    for other in sorted(path.name for path in folder.iterdir() if path.is_file() and not path.name.startswith(".")):
-        if other not in headers and other != NAME:
+    for other in list_files(folder):
+        hidden = Path(other).name.startswith(".")
+        if other not in headers and other != NAME and not hidden and (folder / other).is_file():
             lines.append({"file": other, ALGORITHM: digest_of_file(folder / other)})
     text = path.read_bytes() + "".join(map(_line, lines)).encode()
     path.write_bytes(text + _line({"end": True, ALGORITHM: Hasher(text).hexdigest()}).encode())

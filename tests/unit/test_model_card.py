@@ -15,7 +15,8 @@ from huggingface_hub import ModelCard
 from transformers import GenerationConfig
 
 from mua.config.load import load_config
-from mua.megatron.model_card import CARD, GENERATION, exported_texts
+from mua.config.schema import ExperimentConfig
+from mua.megatron.model_card import CARD, GENERATION, exported_texts, generation_config
 
 INTERVAL = {"eval/test_success": 0.5625, "eval/test_success_low": 0.5, "eval/test_success_high": 0.62}
 
@@ -45,7 +46,7 @@ def run(tmp_path: Path) -> Path:
 
 def exported(base: Path, run: Path, *overrides: str, step: int = 4) -> dict[str, str]:
     config = load_config(Path("demo"), [f"model.path={base}", f"output={run}", *overrides])
-    return exported_texts(config, step, {"git": {"commit": "c0ffee", "dirty": True}, "versions": {"mua": "1"}})
+    return exported_texts(config, step, {"git": {"commit": "c0ffee", "dirty": True}, "versions": {"mua": "1"}}, (7,))
 
 
 def test_the_card_says_what_the_run_measured(base: Path, run: Path) -> None:
@@ -68,17 +69,34 @@ def test_the_card_says_what_the_run_measured(base: Path, run: Path) -> None:
     assert str(base.parent) not in text
 
 
-def test_generation_is_as_the_run_evaluates(base: Path, run: Path) -> None:
-    sampled = json.loads(exported(base, run)[GENERATION])
-    assert (sampled["eos_token_id"], sampled["temperature"], sampled["top_k"]) == ([3, 5], 1.0, 0)
-    assert (sampled["do_sample"], sampled["max_new_tokens"]) == (True, 64)
-    greedy = json.loads(exported(base, run, "evaluation.temperature=0.0")[GENERATION])
-    assert greedy["do_sample"] is False
-    assert "temperature" not in greedy
-    for settings in (sampled, greedy):
-        GenerationConfig.from_dict(settings).validate(strict=True)
+BASE_SAMPLING = {"eos_token_id": [3, 5], "do_sample": True, "temperature": 0.6, "top_k": 20, "repetition_penalty": 1.05}
+
+
+def generation(base: Path, **keys: object) -> dict[str, Any]:
+    """The file that a run with these sections writes; of its configuration nothing else counts."""
+    sections = {"name": "x", "output": "x", "model": {"path": str(base)}, "environment": {"name": "help_desk"},
+                "rollout": {"max_tokens": 64}, "trainer": {"steps": 1}} | keys  # fmt: skip
+    config = ExperimentConfig.model_validate(sections)
+    made: dict[str, Any] = json.loads(generation_config(config, (7, 3)))
+    GenerationConfig.from_dict(made).validate(strict=True)
+    del made["transformers_version"]
+    return made
+
+
+def test_generation_is_the_bases_but_for_what_the_run_chose_and_the_end_of_a_turn(base: Path) -> None:
+    (base / GENERATION).write_text(json.dumps(BASE_SAMPLING))
+    ended = BASE_SAMPLING | {"eos_token_id": [7, 3, 5]}
+    assert generation(base) == ended
+    rollout = {"max_tokens": 64, "temperature": 0.9, "top_k": -1, "max_turn_tokens": 99}
+    assert generation(base, rollout=rollout) == ended | {"temperature": 0.9, "top_k": 0, "max_new_tokens": 99}
+    greedy = {"eos_token_id": [7, 3, 5], "do_sample": False, "repetition_penalty": 1.05}
+    assert generation(base, evaluation={"temperature": 0.0}) == greedy
+    sft = {"rollout": {"max_tokens": 64, "temperature": 0.9, "max_turn_tokens": 99}, "evaluation": {"temperature": 0.0}}
+    assert generation(base, sft={"data": "x.jsonl"}, **sft) == ended, "SFT reads neither section"
+    (base / GENERATION).write_text(json.dumps({"eos_token_id": 3, "max_new_tokens": 2048, "do_sample": False}))
+    assert generation(base) == {"eos_token_id": [7, 3], "max_new_tokens": 2048, "do_sample": False}
     (base / GENERATION).unlink()
-    assert json.loads(exported(base, run)[GENERATION])["eos_token_id"] == 5
+    assert generation(base) == {"eos_token_id": [7, 3, 5]}
 
 
 def test_a_policy_of_an_unevaluated_step_says_so(base: Path, run: Path) -> None:

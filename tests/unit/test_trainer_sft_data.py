@@ -146,6 +146,7 @@ SAME = [
     {"instruction": "hi", "input": "", "output": "hello"},
     {"conversations": [USER, AGENT]},
     {"messages": [{"from": "human", "value": "hi"}, {"from": "gpt", "value": "hello"}]},
+    {"messages": [USER, {**AGENT, "content": ["hello"], "tool_calls": []}], "tools": []},
     {"messages": [{**USER, "tool_calls": None}, {**AGENT, "content": "<think>\n\n</think>\n\nhello"}], "tools": None},
 ]
 
@@ -154,6 +155,13 @@ def test_what_people_have_gives_the_tokens_of_openais_form(tmp_path: Path) -> No
     want, *found = read(tmp_path / "a.jsonl", [record(USER, AGENT), *SAME])
     assert texts(found) == texts([want]) * len(SAME)
     assert [trained(one) for one in found] == [["hello"]] * len(SAME)
+
+
+def test_a_result_may_be_empty(tmp_path: Path) -> None:
+    said = {"role": "assistant", "tool_calls": [{"function": CALL}]}
+    lines = [record(USER, said, {"role": "tool", "content": empty}, AGENT) for empty in ("", [])]
+    lines.append(shared(("human", "hi"), ("function_call", json.dumps(CALL)), ("observation", ""), ("gpt", "hello")))
+    assert len(set(texts(read(tmp_path / "x.jsonl", lines)))) == 1
 
 
 def test_a_developer_is_the_system_and_joins_it(tmp_path: Path) -> None:

@@ -251,6 +251,9 @@ def check_model(start: Start) -> Iterator[Check]:
     problems = list(raised(lambda: architecture_of(model)))
     yield from (failure("model.path", f"{folder}: {check.advice.removeprefix('model: ')}") for check in problems)
     yield from _weights(folder)
+    if (folder / "adapter_config.json").is_file():
+        text = f"{folder} has an adapter_config.json, and no adapter is applied to the weights"
+        yield warning("model.path", text, "merge the adapter into them first (merge_and_unload of peft)")
     if not (folder / "tokenizer.json").is_file():
         fix = "copy the tokenizer's files from the checkpoint it was made of"
         yield failure("model.path", f"{folder} has no tokenizer.json", fix)
