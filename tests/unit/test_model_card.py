@@ -112,6 +112,8 @@ def test_hostile_words_of_a_base_stay_words(base: Path, run: Path, caplog: pytes
     with caplog.at_level(logging.WARNING):
         texts = exported(base, run, "name='a|b]: <script>`'")
     assert "config.json: cannot be read (no JSON object)" in caplog.text
-    assert json.loads(texts[GENERATION]).keys().isdisjoint({"eos_token_id", "pad_token_id"})
+    settings = json.loads(texts[GENERATION])
+    assert settings["eos_token_id"] == 7
+    assert "pad_token_id" not in settings
     assert ModelCard(texts[CARD]).data.license is None
     assert "\n# a\\|b\\]: \\<script\\>\\`\n" in texts[CARD]
