@@ -70,18 +70,19 @@ def fitted(schema: ToolSchema, arguments: Json) -> Json:
     Python tells 2.0 from 2 in texts and keys. Called once for each call, where it leaves for the environment. Gives the
     same object where there is nothing to change; floats beyond 2**53, which hold no exact integer, stay.
     """
-    if not _has_whole_float(arguments):
+    if not any(isinstance(one, float) and one.is_integer() for one in _values_in(arguments)):
         return arguments
     changed: Json = _fit([schema.parameters], arguments, schema.parameters, {})
     return changed
 
 
-def _has_whole_float(value: Any) -> bool:
-    if isinstance(value, dict):
-        return any(map(_has_whole_float, value.values()))
-    if isinstance(value, list):
-        return any(map(_has_whole_float, value))
-    return isinstance(value, float) and value.is_integer()
+def _values_in(value: Any) -> Iterator[Any]:
+    """``value`` and everything inside it."""
+    waiting = [value]
+    while waiting:
+        yield (one := waiting.pop())
+        if isinstance(one, dict | list):
+            waiting.extend(one.values() if isinstance(one, dict) else one)
 
 
 def _fit(schemas: list[Any], value: Any, root: Any, known: dict[tuple[int, ...], tuple[list[Json], bool]]) -> Any:
@@ -222,16 +223,11 @@ def _check_schema(parameters: Json) -> int:
 
 def _too_large(arguments: Any, parts: int, linear: bool) -> bool:
     """Whether to hold ``arguments`` against so many parts could take long."""
-    values, squared, waiting = 1, 0, [arguments]
-    while waiting:
-        value = waiting.pop()
-        if isinstance(value, dict | list):
-            values += len(value)
-            waiting.extend(value.values() if isinstance(value, dict) else value)
-            if not linear and isinstance(value, dict):
-                waiting.extend(value)
-        elif not linear and isinstance(value, str):
-            squared += len(value) ** 2
+    values = squared = 0
+    for one in _values_in(arguments):
+        values += 1
+        if not linear and isinstance(one, str | dict):
+            squared += sum(len(text) ** 2 for text in ([one] if isinstance(one, str) else one))
     return values * parts > _MOST_HELD or squared > _MOST_SQUARED
 
 
@@ -242,13 +238,10 @@ def _is_listable(root: Json, arguments: Json) -> bool:
         part, value = waiting.pop()
         if not isinstance(part, dict):
             continue
-        below = [value]
-        while below and left > 0:
+        for _ in _values_in(value):
             left -= 1
-            one = below.pop()
-            below += one.values() if isinstance(one, dict) else one if isinstance(one, list) else ()
-        if left <= 0:
-            return False
+            if left <= 0:
+                return False
         held = [*_beside(part, root), part.get("not"), *part.get("dependentSchemas", {}).values()]
         waiting += [(inner, value) for inner in held]
         items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
