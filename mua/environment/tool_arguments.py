@@ -19,6 +19,8 @@ import jsonschema_rs
 
 from mua.types import Json, ToolSchema
 
+_DIALECT = re.compile(r"json-schema\.org/(draft-0[467]|draft/20(19-09|20-12))/schema\b")
+_DRAFT_7: Json = {"$ref": "http://json-schema.org/draft-07/schema#"}
 Checker: TypeAlias = Callable[[Any], str | None]
 """None for arguments that fit, else one line that says what does not."""
 _LONGEST = 300
@@ -49,7 +51,7 @@ can get the same identity."""
 
 
 def validate_arguments(schema: ToolSchema, arguments: Any) -> str | None:
-    """None if ``arguments`` fit ``schema.parameters`` (JSON Schema 2020-12), else one line that says what does not.
+    """None if ``arguments`` fit ``schema.parameters``, else one line that says what does not.
 
     ``arguments`` is what the policy wrote, so anything JSON can hold. A schema that is itself wrong is the
     domain's fault and raises (exceptions of ``jsonschema_rs``).
@@ -91,7 +93,7 @@ def _fit(schemas: list[Any], value: Any, root: Any, known: dict[tuple[int, ...],
     ``known``: by what stands in the schema, all parts there, and whether they ask for an integer and for no number.
     """
     if (place := tuple(map(id, schemas))) not in known:
-        parts, kinds = list(_parts(schemas, root)), set[str]()
+        parts, kinds = list(_parts({"allOf": schemas}, root)), set[str]()
         for part in parts:
             said = part.get("type", ())
             kinds |= {said} if isinstance(said, str) else set(said)
@@ -106,10 +108,10 @@ def _fit(schemas: list[Any], value: Any, root: Any, known: dict[tuple[int, ...],
     return int(value) if whole and isinstance(value, float) and value.is_integer() and abs(value) <= 2**53 else value
 
 
-def _parts(schemas: Iterable[Any], root: Any) -> Iterator[Json]:
-    """``schemas`` and whatever stands in their place or beside them, each once: references, alternatives, branches."""
+def _parts(schema: Any, root: Any) -> Iterator[Json]:
+    """``schema`` and whatever stands in its place or beside it, each once: references, alternatives, branches."""
     seen: set[int] = set()
-    waiting = list(schemas)
+    waiting = [schema]
     while waiting:
         part = waiting.pop()
         if isinstance(part, dict) and id(part) not in seen:
@@ -125,11 +127,11 @@ def _beside(part: Json, root: Any) -> list[Any]:
     return found + [_referred(root, part[key]) for key in _REFERENCES if isinstance(part.get(key), str)]
 
 
-_REFERENCES = ("$ref", "$dynamicRef")
+_REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
 
 
 def _referred(root: Any, reference: str) -> Any:
-    """What a path within ``root`` leads to; raises ValueError for anything else that a reference may be."""
+    """What a path within ``root`` leads to; None for anything else that a reference may be."""
     found, steps = root, reference.removeprefix("#").split("/")[1:]
     for step in steps:
         step = unquote(step).replace("~1", "/").replace("~0", "~")
@@ -139,9 +141,7 @@ def _referred(root: Any, reference: str) -> Any:
             found = found.get(step) if isinstance(found, dict) else None
         if isinstance(found, dict) and isinstance(found.get("$id"), str):
             found = None  # paths within it are its own
-    if not re.match("#(/|$)", reference) or not isinstance(found, dict | bool):
-        raise ValueError(f"its reference {reference[:100]!r} is no path to a part of it")
-    return found
+    return found if re.match("#(/|$)", reference) and isinstance(found, dict | bool) else None
 
 
 def _schemas_at(parts: Iterable[Json], key: str | int) -> list[Any]:
@@ -149,8 +149,10 @@ def _schemas_at(parts: Iterable[Json], key: str | int) -> list[Any]:
     found = []
     for part in parts:
         if isinstance(key, int):
-            first = part.get("prefixItems", [])
-            found += [first[key]] if key < len(first) else [part["items"]] if "items" in part else []
+            first, others = part.get("prefixItems", []), "items"
+            if isinstance(part.get("items"), list):  # before 2020-12
+                first, others = part["items"], "additionalItems"
+            found += [first[key]] if key < len(first) else [part[others]] if others in part else []
             continue
         own = [part["properties"][key]] if key in part.get("properties", {}) else []
         own += [inner for pattern, inner in part.get("patternProperties", {}).items() if _matcher(pattern)(key)]
@@ -164,17 +166,25 @@ def _matcher(pattern: str) -> Callable[[str], bool]:
     return _validator({"pattern": pattern})[0].is_valid
 
 
-def _validator(parameters: Json) -> tuple[jsonschema_rs.Draft202012Validator, bool]:
-    """The library's check, and whether its patterns take linear time. Raises for what is no schema."""
+def _validator(parameters: Json) -> tuple[jsonschema_rs.Validator, bool]:
+    """The library's check, and whether its patterns take linear time; raises for what is no schema.
+
+    It is in the dialect that the schema declares. Without one, or with one that nobody knows, it is 2020-12, or draft 7
+    for a schema that is one there alone (a tuple as a list of ``items``).
+    """
+    make: Callable[..., jsonschema_rs.Validator] = jsonschema_rs.validator_for
+    if not _DIALECT.search(str(parameters.get("$schema"))):
+        parameters = {key: value for key, value in parameters.items() if key != "$schema"}
+        make = jsonschema_rs.Draft202012Validator
+        if not jsonschema_rs.meta.is_valid(parameters) and jsonschema_rs.Draft7Validator(_DRAFT_7).is_valid(parameters):
+            make = jsonschema_rs.Draft7Validator
     for options in (_LINEAR, _LOOKING_AROUND):
         try:
-            made = jsonschema_rs.Draft202012Validator(parameters, retriever=_no_remote, pattern_options=options)
+            return make(parameters, retriever=_no_remote, pattern_options=options), options is _LINEAR
         except jsonschema_rs.ValidationError:
             if options is _LOOKING_AROUND:
                 raise
-        else:
-            break
-    return made, options is _LINEAR
+    raise AssertionError("the last options have raised")
 
 
 def _count_parts(part: Any, root: Any, known: dict[int, int], patterns: set[str], depth: int = 0) -> int:
@@ -187,11 +197,16 @@ def _count_parts(part: Any, root: Any, known: dict[int, int], patterns: set[str]
     if id(part) not in known:
         if depth > _DEEPEST:
             raise ValueError(f"its parts and references are more than {_DEEPEST} inside one another")
-        if depth and isinstance(part.get("$id"), str):
-            raise ValueError(f"a part of it has an $id of its own, {part['$id'][:100]!r}")
+        own = part.get("id" if "draft-04" in str(root.get("$schema")) else "$id")
+        if depth and isinstance(own, str):
+            raise ValueError(f"a part of it has an id of its own, {own[:100]!r}")
+        for one in (part[key] for key in _REFERENCES if isinstance(part.get(key), str)):
+            if _referred(root, one) is None:
+                raise ValueError(f"its reference {one[:100]!r} is no path to a part of it")
         known[id(part)] = 0
-        inner = _beside(part, root) + [part.get(key) for key in (*_OF_ITEMS, "not", "items", "additionalProperties")]
-        inner += part.get("prefixItems", [])
+        others = ("not", "items", "additionalItems", "additionalProperties")
+        inner = _beside(part, root) + [part.get(key) for key in (*_OF_ITEMS, *others)] + part.get("prefixItems", [])
+        inner += part["items"] if isinstance(part.get("items"), list) else []
         inner += [one for key in _NAMED for one in part.get(key, {}).values()]
         patterns |= {*part.get("patternProperties", {}), *([part["pattern"]] if "pattern" in part else [])}
         known[id(part)] = 1 + sum(_count_parts(one, root, known, patterns, depth + 1) for one in inner)
@@ -366,6 +381,7 @@ def _sentence(fault: jsonschema_rs.ValidationError, root: Json, arguments: Json)
     if said == 0 and keyword in ("maxItems", "maxLength", "maxProperties"):
         return f"{value!r} is expected to be empty"
     usual = fault.kind.name == keyword in _SENTENCES and any(fault.kind.as_dict().get("context", [True]))
+    usual = usual and not (said is True and keyword.startswith("exclusive"))  # as draft 4 has it
     return _SENTENCES[keyword].format(value, said) if usual else fault.message
 
 
