@@ -95,10 +95,6 @@ class Overlay:
                 found[table] = changed
         return found
 
-    def original(self, table: str, key: str) -> Json | None:
-        """The base's record, to read."""
-        return self._base.tables[table].get(key)
-
 
 @dataclass(frozen=True, slots=True)
 class Difference:

@@ -72,7 +72,7 @@ def fitted(schema: ToolSchema, arguments: Json) -> Json:
     Python tells 2.0 from 2 in texts and keys. Called once for each call, where it leaves for the environment. Gives the
     same object where there is nothing to change; floats beyond 2**53, which hold no exact integer, stay.
     """
-    if not _has_whole_float(arguments):
+    if not any(isinstance(one, float) and one.is_integer() for one in _values_in(arguments)):
         return arguments
     changed: Json = _fit([schema.parameters], arguments, schema.parameters, {})
     return changed
@@ -99,12 +99,13 @@ def without_nulls(value: Any, schema: Any = None, root: Any = None) -> Any:
     }
 
 
-def _has_whole_float(value: Any) -> bool:
-    if isinstance(value, dict):
-        return any(map(_has_whole_float, value.values()))
-    if isinstance(value, list):
-        return any(map(_has_whole_float, value))
-    return isinstance(value, float) and value.is_integer()
+def _values_in(value: Any) -> Iterator[Any]:
+    """``value`` and everything inside it."""
+    waiting = [value]
+    while waiting:
+        yield (one := waiting.pop())
+        if isinstance(one, dict | list):
+            waiting.extend(one.values() if isinstance(one, dict) else one)
 
 
 def _fit(schemas: list[Any], value: Any, root: Any, known: dict[tuple[int, ...], tuple[list[Json], bool]]) -> Any:
@@ -113,7 +114,7 @@ def _fit(schemas: list[Any], value: Any, root: Any, known: dict[tuple[int, ...],
     ``known``: by what stands in the schema, all parts there, and whether they ask for an integer and for no number.
     """
     if (place := tuple(map(id, schemas))) not in known:
-        parts, kinds = list(_parts(schemas, root)), set[str]()
+        parts, kinds = list(_parts({"allOf": schemas}, root)), set[str]()
         for part in parts:
             said = part.get("type", ())
             kinds |= {said} if isinstance(said, str) else set(said)
@@ -128,10 +129,10 @@ def _fit(schemas: list[Any], value: Any, root: Any, known: dict[tuple[int, ...],
     return int(value) if whole and isinstance(value, float) and value.is_integer() and abs(value) <= 2**53 else value
 
 
-def _parts(schemas: Iterable[Any], root: Any) -> Iterator[Json]:
-    """``schemas`` and whatever stands in their place or beside them, each once: references, alternatives, branches."""
+def _parts(schema: Any, root: Any) -> Iterator[Json]:
+    """``schema`` and whatever stands in its place or beside it, each once: references, alternatives, branches."""
     seen: set[int] = set()
-    waiting = list(schemas)
+    waiting = [schema]
     while waiting:
         part = waiting.pop()
         if isinstance(part, dict) and id(part) not in seen:
@@ -147,11 +148,11 @@ def _beside(part: Json, root: Any) -> list[Any]:
     return found + [_referred(root, part[key]) for key in _REFERENCES if isinstance(part.get(key), str)]
 
 
-_REFERENCES = ("$ref", "$dynamicRef")
+_REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
 
 
 def _referred(root: Any, reference: str) -> Any:
-    """What a path within ``root`` leads to; raises ValueError for anything else that a reference may be."""
+    """What a path within ``root`` leads to; None for anything else that a reference may be."""
     found, steps = root, reference.removeprefix("#").split("/")[1:]
     for step in steps:
         step = unquote(step).replace("~1", "/").replace("~0", "~")
@@ -161,9 +162,7 @@ def _referred(root: Any, reference: str) -> Any:
             found = found.get(step) if isinstance(found, dict) else None
         if isinstance(found, dict) and isinstance(found.get("$id"), str):
             found = None  # paths within it are its own
-    if not re.match("#(/|$)", reference) or not isinstance(found, dict | bool):
-        raise ValueError(f"its reference {reference[:100]!r} is no path to a part of it")
-    return found
+    return found if re.match("#(/|$)", reference) and isinstance(found, dict | bool) else None
 
 
 def _schemas_at(parts: Iterable[Json], key: str | int) -> list[Any]:
@@ -189,10 +188,10 @@ def _matcher(pattern: str) -> Callable[[str], bool]:
 
 
 def _validator(parameters: Json) -> tuple[jsonschema_rs.Validator, bool]:
-    """The library's check, and whether its patterns take linear time. Raises for what is no schema.
+    """The library's check, and whether its patterns take linear time; raises for what is no schema.
 
-    It reads the dialect that the schema declares. Without one, or with one that nobody knows, that is 2020-12, or draft
-    7 where it is a schema there alone (a tuple as a list of ``items``).
+    It is in the dialect that the schema declares. Without one, or with one that nobody knows, it is 2020-12, or draft 7
+    for a schema that is one there alone (a tuple as a list of ``items``).
     """
     make: Callable[..., jsonschema_rs.Validator] = jsonschema_rs.validator_for
     if not _DIALECT.search(str(parameters.get("$schema"))):
@@ -200,10 +199,13 @@ def _validator(parameters: Json) -> tuple[jsonschema_rs.Validator, bool]:
         make = jsonschema_rs.Draft202012Validator
         if not jsonschema_rs.meta.is_valid(parameters) and jsonschema_rs.Draft7Validator(_DRAFT_7).is_valid(parameters):
             make = jsonschema_rs.Draft7Validator
-    try:
-        return make(parameters, retriever=_no_remote, pattern_options=_LINEAR), True
-    except jsonschema_rs.ValidationError:
-        return make(parameters, retriever=_no_remote, pattern_options=_LOOKING_AROUND), False
+    for options in (_LINEAR, _LOOKING_AROUND):
+        try:
+            return make(parameters, retriever=_no_remote, pattern_options=options), options is _LINEAR
+        except jsonschema_rs.ValidationError:
+            if options is _LOOKING_AROUND:
+                raise
+    raise AssertionError("the last options have raised")
 
 
 def _count_parts(part: Any, root: Any, known: dict[int, int], patterns: set[str], depth: int = 0) -> int:
@@ -216,12 +218,16 @@ def _count_parts(part: Any, root: Any, known: dict[int, int], patterns: set[str]
     if id(part) not in known:
         if depth > _DEEPEST:
             raise ValueError(f"its parts and references are more than {_DEEPEST} inside one another")
-        if depth and isinstance(part.get("$id"), str):
-            raise ValueError(f"a part of it has an $id of its own, {part['$id'][:100]!r}")
+        own = part.get("id" if "draft-04" in str(root.get("$schema")) else "$id")
+        if depth and isinstance(own, str):
+            raise ValueError(f"a part of it has an id of its own, {own[:100]!r}")
+        for one in (part[key] for key in _REFERENCES if isinstance(part.get(key), str)):
+            if _referred(root, one) is None:
+                raise ValueError(f"its reference {one[:100]!r} is no path to a part of it")
         known[id(part)] = 0
-        inner = _beside(part, root) + [part.get(key) for key in (*_OF_ITEMS, "not", "items", "additionalProperties")]
-        for key in ("prefixItems", "items"):  # a tuple stands in either, by the dialect
-            inner += part[key] if isinstance(part.get(key), list) else []
+        others = ("not", "items", "additionalItems", "additionalProperties")
+        inner = _beside(part, root) + [part.get(key) for key in (*_OF_ITEMS, *others)] + part.get("prefixItems", [])
+        inner += part["items"] if isinstance(part.get("items"), list) else []
         inner += [one for key in _NAMED for one in part.get(key, {}).values()]
         patterns |= {*part.get("patternProperties", {}), *([part["pattern"]] if "pattern" in part else [])}
         known[id(part)] = 1 + sum(_count_parts(one, root, known, patterns, depth + 1) for one in inner)
@@ -253,16 +259,11 @@ def _check_schema(parameters: Json) -> int:
 
 def _too_large(arguments: Any, parts: int, linear: bool) -> bool:
     """Whether to hold ``arguments`` against so many parts could take long."""
-    values, squared, waiting = 1, 0, [arguments]
-    while waiting:
-        value = waiting.pop()
-        if isinstance(value, dict | list):
-            values += len(value)
-            waiting.extend(value.values() if isinstance(value, dict) else value)
-            if not linear and isinstance(value, dict):
-                waiting.extend(value)
-        elif not linear and isinstance(value, str):
-            squared += len(value) ** 2
+    values = squared = 0
+    for one in _values_in(arguments):
+        values += 1
+        if not linear and isinstance(one, str | dict):
+            squared += sum(len(text) ** 2 for text in ([one] if isinstance(one, str) else one))
     return values * parts > _MOST_HELD or squared > _MOST_SQUARED
 
 
@@ -273,13 +274,10 @@ def _is_listable(root: Json, arguments: Json) -> bool:
         part, value = waiting.pop()
         if not isinstance(part, dict):
             continue
-        below = [value]
-        while below and left > 0:
+        for _ in _values_in(value):
             left -= 1
-            one = below.pop()
-            below += one.values() if isinstance(one, dict) else one if isinstance(one, list) else ()
-        if left <= 0:
-            return False
+            if left <= 0:
+                return False
         held = [*_beside(part, root), part.get("not"), *part.get("dependentSchemas", {}).values()]
         waiting += [(inner, value) for inner in held]
         items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()

@@ -93,6 +93,13 @@ MANY = {str(n): float(n) for n in range(20_000)}
 REFUSED: dict[str, Json] = {
     "references that double": {"$defs": doubling(30), "allOf": [{"$ref": "#/$defs/a0"}]},
     "dynamic references that double": {"$defs": doubling(30, "$dynamicRef"), "allOf": [{"$dynamicRef": "#/$defs/a0"}]},
+    "recursive references that double": {
+        "$defs": doubling(30, "$recursiveRef"), "allOf": [{"$recursiveRef": "#/$defs/a0"}]
+    },
+    "tuples of draft 7 that double": {
+        "definitions": {f"a{n}": {"items": [{"$ref": f"#/definitions/a{(n + 1) % 31}"}] * 2} for n in range(31)},
+        **of({"$ref": "#/definitions/a0"}),
+    },
     "doubling below not": {"$defs": doubling(30), "not": {"$ref": "#/$defs/a0"}},
     "doubling by a property's presence": {"$defs": doubling(30), "dependentSchemas": {"x": {"$ref": "#/$defs/a0"}}},
     "doubling in a property called default": {"$defs": doubling(30), **of({"$ref": "#/$defs/a0"})},

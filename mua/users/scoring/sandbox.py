@@ -156,31 +156,28 @@ def in_group(config: SandboxLimits, launch: Launch) -> Launch:
     most = (config.memory_mib + 2 * config.disk_mib + 64) * MIB
     for line in OWN_GROUPS.read_text(encoding="ascii").splitlines() if OWN_GROUPS.exists() else ():
         _, controllers, own = line.split(":", 2)
-        own = own.lstrip("/")
         if "memory" in controllers.split(","):
-            parent, limits = GROUPS / "memory" / own, ("memory.limit_in_bytes", "memory.memsw.limit_in_bytes")
-        elif not controllers and own:
-            parent, limits = (GROUPS / own).parent, ("memory.max", "memory.swap.max")
+            parent = GROUPS / "memory" / own.lstrip("/")
+            limits = {"memory.limit_in_bytes": most, "memory.memsw.limit_in_bytes": most}
+        elif not controllers and own != "/":
+            parent, limits = (GROUPS / own.lstrip("/")).parent, {"memory.max": most, "memory.swap.max": 0}
         else:
             continue
+        for left in parent.glob("mua-sandbox-*"):
+            if not Path(f"/proc/{left.name.split('-')[2]}").exists():  # its run was killed
+                with suppress(OSError):
+                    left.rmdir()
         group = parent / f"mua-sandbox-{os.getpid()}-{random.SystemRandom().getrandbits(32):08x}"
-        try:
-            for left in parent.glob("mua-sandbox-*"):
-                if not Path(f"/proc/{left.name.split('-')[2]}").exists():  # its run was killed
-                    with suppress(OSError):
-                        left.rmdir()
+        written = 0
+        with suppress(OSError):  # there may be no swap to count
             group.mkdir()
-            try:
-                (group / limits[0]).write_text(str(most), encoding="ascii")
-            except OSError:
-                group.rmdir()
-                raise
-            with suppress(OSError):  # there may be no swap to count
-                (group / limits[1]).write_text("0" if limits[1] == "memory.swap.max" else str(most), encoding="ascii")
-        except OSError:
-            continue
-        enter = ["/bin/sh", "-c", '{ echo 0 > "$0/cgroup.procs"; } 2> /dev/null; exec "$@"', str(group)]
-        return replace(launch, command=[*enter, *launch.command], group=group)
+            for name, value in limits.items():
+                written += (group / name).write_text(str(value), encoding="ascii")
+        if written:
+            enter = ["/bin/sh", "-c", '{ echo 0 > "$0/cgroup.procs"; } 2> /dev/null; exec "$@"', str(group)]
+            return replace(launch, command=[*enter, *launch.command], group=group)
+        with suppress(OSError):
+            group.rmdir()
     return launch
 
 
