@@ -1,7 +1,7 @@
 """Engines of the forked commands, forked from one interpreter that has imported SGLang.
 
 Of the thirteen seconds of processor time that an engine's start takes, eleven import SGLang. Here one process pays for
-that once, when the first engine is asked for. What it forks is the guardian (``mua/engine/guardian.py``), which forks
+that once, when the first engine is asked for. What it forks is the guardian (``mua/utils/guardian.py``), which forks
 the server: the same code with the same arguments, environment, log, session and, below the guardian, family, but for
 two things. The guardian watches its owner by a descriptor instead of as its parent, and in the lists of processes all
 have the name of the process they were forked from. What concerns the life of the server's processes is tested with

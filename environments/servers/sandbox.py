@@ -31,6 +31,7 @@ from typing import Literal, Self
 from pydantic import model_validator
 
 from environments.servers.serving import ServedTool, ToolError, serve
+from mua.environment.blame import Blame, blame
 from mua.types import ToolSchema
 from mua.users.scoring.sandbox import (
     BOOT,
@@ -45,7 +46,7 @@ from mua.users.scoring.sandbox import (
     in_group,
     limits_text,
 )  # fmt: skip
-from mua.utils.errors import ConfigError
+from mua.utils.errors import ConfigError, EnvironmentFault
 
 FRESH = "[a fresh sandbox: the files of the one before are gone]"
 _ARGUMENTS: dict[ProgramKind, tuple[str, str]] = {
@@ -109,7 +110,7 @@ class RolloutSandbox:
         if self._sandbox is not None and not self._sandbox.alive:  # a program that was left running may have ended it
             await self.close()
             self._lost = True
-        if self._sandbox is None:
+        if self._sandbox is None:  # whether another one starts decides whose fault that was (``ended``)
             self._sandbox = self._new()
             await self._sandbox.start()
         result = await self._sandbox.run(kind, text)
@@ -118,7 +119,8 @@ class RolloutSandbox:
         if result.lost:
             await self.close()
         if result.code != 0 or result.fault:
-            raise ToolError(told)
+            code = "lost" if result.lost else "limit" if result.fault else "exit_status"
+            raise ToolError(told) if blame("sandbox", [code]) is Blame.POLICY else EnvironmentFault(told)
         return told
 
     async def close(self) -> None:

@@ -95,7 +95,11 @@ CODES: Mapping[Place, Mapping[Code, Blame]] = {
         **dict.fromkeys((400, 413, 414, 422, 431, 451), Blame.POLICY),
         401: Blame.PERSON,
     },
-    "sandbox": {"not_started": Blame.PASSING},  # how a program ends, and its sandbox with it, is the policy's
+    "sandbox": {
+        **dict.fromkeys(("exit_status", "limit", "lost"), Blame.POLICY),  # how a program ends, and its sandbox with it
+        "ended": Blame.CONTROL,  # between two calls: another one starts, or does not
+        "not_started": Blame.PASSING,
+    },
 }
 
 _CONTEXT = re.compile(

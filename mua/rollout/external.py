@@ -37,8 +37,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field, create_model
-
 from mua.config.rollout import AgentConfig, AgentJudgeConfig
 from mua.environment.manager import EnvironmentInstance
 from mua.environment.protocol import Evaluation
@@ -53,7 +51,7 @@ from mua.store.recorder import NotedRequest, current_episode, noting
 from mua.tokens.conversation import Conversation
 from mua.tokens.parsing import AssistantTurn, ToolCall
 from mua.types import Generation, Json, Outcome, Segment, ToolSchema
-from mua.users.judge import Judge, VerdictForm
+from mua.users.judge import Judge
 from mua.utils.errors import ConfigError, EnvironmentFault, MuaError, one_line
 from mua.utils.guarded import end_guarded, read_tail, start_guarded
 from mua.utils.hooks import load_hook
@@ -441,8 +439,6 @@ async def judge_agent(
 
     Raises :class:`JudgeFault` where there is no verdict that can be read.
     """
-    scale: Any = (float, Field(ge=how.low, le=how.high, description=f"{how.low:g} to {how.high:g}."))
-    form: type[VerdictForm] = create_model("Score", __base__=VerdictForm, score=scale)
     # A message as one line of JSON, so that no content can pass for a message of somebody else.
     lines = (json.dumps({key: m[key] for key in _SHOWN if m.get(key)}, ensure_ascii=False) for m in messages[1:])
     material = {
@@ -450,9 +446,8 @@ async def judge_agent(
         "the conversation, a message a line": shorten_text("\n".join(lines), how.max_characters),
     }
     question = f"{how.question}\n\nGive a score from {how.low:g} to {how.high:g}."
-    verdict = (await judge.verdict(question, form, seed=seed, material=material)).model_dump()
-    score = float(verdict["score"])
-    details: Json = {"score": score, "reason": verdict["reason"], "weight": how.weight}
+    score, reason = await judge.score(question, seed=seed, low=how.low, high=how.high, material=material)
+    details: Json = {"score": score, "reason": reason, "weight": how.weight}
     if before is None:
         success = score >= (how.high if how.success_from is None else how.success_from)
         return Evaluation(how.weight * score, success, {"judge": details})

@@ -135,12 +135,12 @@ class Judge:
         low: float = 0.0,
         high: float = 1.0,
         material: Mapping[str, str] | None = None,
-    ) -> float:
-        """A number from ``low`` to ``high``; one outside is no verdict. Raises like :meth:`verdict`."""
+    ) -> tuple[float, str]:
+        """A number from ``low`` to ``high``, and why; one outside is no verdict. Raises like :meth:`verdict`."""
         scale: Any = (float, Field(ge=low, le=high, description=f"From {low:g} to {high:g}."))
         form = create_model("Score", __base__=VerdictForm, score=scale)
-        verdict = await self.verdict(question, form, seed=seed, material=material)
-        return float(verdict.model_dump()["score"])
+        verdict = (await self.verdict(question, form, seed=seed, material=material)).model_dump()
+        return float(verdict["score"]), verdict["reason"]
 
     async def _answer(self, messages: list[Message], form: Json, seed: int) -> str:
         def accept(reply: Completion) -> Refusal | None:

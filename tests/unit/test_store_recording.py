@@ -130,7 +130,7 @@ async def test_requests_over_the_gateway_are_their_own_episodes(store: Store, tm
         calls = rows(store, sa.select(tool_calls).order_by(tool_calls.c.sample))
         assert [(c["sample"], c["name"], c["turn"]) for c in calls] == [(n, "cancel_order", 0) for n in range(3)]
     else:
-        assert found[0]["sampling"]["gateway"]["overridden"] == ["temperature"]
+        assert found[0]["sampling"]["gateway"]["overridden"] == ["temperature", "stop"]
         assert len(found[0]["sampling"]["gateway"]["model"]) == 200
 
 

@@ -124,9 +124,9 @@ async def test_booleans_and_scores() -> None:
     ]
     async with judging(*steps) as (_, judge):
         assert await judge.holds("The sky is green.", seed=1) is False
-        assert await judge.score("How good?", seed=1) == 1.0
-        assert await judge.score("How good?", seed=1) == 0.25  # 1.5 is outside, and is no verdict
-        assert await judge.score("How good?", seed=1, low=-5, high=5) == -3.0  # true is no number
+        assert await judge.score("How good?", seed=1) == (1.0, "r")
+        assert (await judge.score("How good?", seed=1))[0] == 0.25  # 1.5 is outside, and is no verdict
+        assert (await judge.score("How good?", seed=1, low=-5, high=5))[0] == -3.0  # true is no number
 
 
 async def test_material_cannot_close_its_marks() -> None:
