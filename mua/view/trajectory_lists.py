@@ -21,13 +21,14 @@ from typing import Any, get_args
 
 import numpy as np
 import sqlalchemy as sa
+from pydantic import TypeAdapter, ValidationError
 from sqlalchemy.engine import Connection
 
 from mua.store.blobs import decompress, unpack_arrays, unpack_messages
 from mua.store.queries import (
-    COUNTED,
     Order,
     TrajectoryFilter,
+    changes,
     count_trajectories,
     list_trajectories,
     same_task,
@@ -36,7 +37,7 @@ from mua.store.queries import (
 from mua.store.tables import json_text, passing_over, segments, tasks, tool_calls, trajectories, uses
 from mua.types import Json
 from mua.utils.errors import MuaError
-from mua.view.run_overview import changes, kind_of
+from mua.view.run_overview import kind_of
 from mua.view.viewed_runs import ViewedRun
 
 MOST_ROWS = 500
@@ -56,7 +57,6 @@ SUSPICIONS = {
 }  # fmt: skip
 _UNMET = ("database", "unsaid", "untrue", "unmet", "forbidden", "missing", "violations", "errors")
 _ORDERS = (*get_args(Order), "gap")
-_BOOLEANS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 
 
 class BadQuestion(MuaError):
@@ -77,27 +77,20 @@ class ListQuestion:
 
 
 _OF_LIST = ("order", "limit", "offset", "said", "suspect", "run")
-_FILTERS = {
-    field.name: str(field.type).partition(" ")[0]
-    for field in fields(TrajectoryFilter)
-    if field.name not in ("run", "ids", "min_reward", "min_version")
-}
-"""The type of each filter by its name."""
+_FILTERS = {field.name for field in fields(TrajectoryFilter)} - {"run", "ids", "min_reward", "min_version"}
+_READER = TypeAdapter(TrajectoryFilter)
 
 
 def filter_of(run: str | None, given: Mapping[str, str]) -> TrajectoryFilter:
     """From names and values as text, with the run's id. Raises :class:`BadQuestion` for an unknown or wrong one."""
-    chosen: dict[str, Any] = {"run": run}
-    for name, value in given.items():
-        kind = _FILTERS.get(name)
-        if kind is None:
-            raise BadQuestion(f"{name}: no filter of trajectories; there are {', '.join(_FILTERS)}")
-        if kind == "bool" and value and value not in _BOOLEANS:
-            raise BadQuestion(f"{name}: true or false, not {value[:40]!r}")
-        if value:
-            own: dict[str, Any] = {"bool": _BOOLEANS.get(value), "str": value}
-            chosen[name] = whole_number(name, value) if kind == "int" else own[kind]
-    return TrajectoryFilter(**chosen)
+    if unknown := given.keys() - _FILTERS:
+        raise BadQuestion(f"{min(unknown)}: no filter of trajectories; there are {', '.join(sorted(_FILTERS))}")
+    try:
+        chosen = _READER.validate_strings({name: value for name, value in given.items() if value})
+    except ValidationError as error:
+        wrong = error.errors()[0]
+        raise BadQuestion(f"{wrong['loc'][0]}: {wrong['msg']}, not {str(wrong['input'])[:40]!r}") from None
+    return replace(chosen, run=run)
 
 
 def question_of(run: ViewedRun, given: Mapping[str, str]) -> ListQuestion:
@@ -142,7 +135,7 @@ class TrajectoryLists:
             rows.sort(key=lambda row: place[row["id"]])
             total, rows = len(rows), rows[asked.offset : asked.offset + asked.limit]
         else:
-            total = count_trajectories(connection, chosen, COUNTED)
+            total = count_trajectories(connection, chosen)
             rows = list(list_trajectories(connection, chosen, asked.limit, offset=asked.offset, order=order))
         self._complete(connection, run, rows)
         return {"total": total, "rows": rows, "searched": searched}

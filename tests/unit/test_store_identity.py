@@ -113,13 +113,15 @@ def test_a_live_run_of_another_machine_is_not_taken_over_and_a_silent_one_is(
         monkeypatch.setattr("socket.gethostname", lambda: "node-a")
         run, part = begin(store, tmp_path)
         guard = lambda connection: refuse_successor(connection, run, part)  # noqa: E731
-        first = Writer(store, every_seconds=0.01, name=f"{run}/{part}", guard=guard)
+        first = Writer(store, every_seconds=0.01, name=f"{run}/{part}")
+        first.guard = guard
         monkeypatch.setattr("socket.gethostname", lambda: "node-b")
         with pytest.raises(StoreError, match=r"goes on in process .* on node-a"):
             begin(store, tmp_path)
         first.close()
         assert begin(store, tmp_path) == (run, 2)
-        late = Writer(store, every_seconds=0.01, name=f"{run}/{part}", guard=guard)
+        late = Writer(store, every_seconds=0.01, name=f"{run}/{part}")
+        late.guard = guard
         late.put([Insert(texts, [{"hash": "late", "body": b"x"}])])
         with pytest.raises(StoreError, match="part 2 goes on elsewhere"):
             late.close()
