@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from rich.table import Table
 
-from mua.observe.terminal import SafeConsole
+from mua.observe.safe_output import SafeConsole
 from mua.trainer.evaluation.estimators import paired_test, percentile_interval
 from mua.trainer.evaluation.report import markdown_table
 from mua.types import Json

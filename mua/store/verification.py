@@ -15,7 +15,7 @@ from sqlalchemy.engine import Connection
 from mua.store.blobs import check_text, message_lists, unpack_arrays
 from mua.store.queries import lost_step
 from mua.store.tables import (
-    Checked,
+    CheckedValue,
     episodes,
     metadata,
     parts,
@@ -65,7 +65,7 @@ def verify(connection: Connection) -> Iterator[Finding]:
 def _values(connection: Connection) -> Iterator[Finding]:
     """Values that are none of their columns': whatever reads them elsewhere reads nothing."""
     for table in metadata.sorted_tables:
-        own = [column for column in table.columns if isinstance(column.type, Checked)]
+        own = [column for column in table.columns if isinstance(column.type, CheckedValue)]
         key = [sa.type_coerce(column, sa.types.NullType()).label(None) for column in table.primary_key]
         raw = [sa.type_coerce(column, sa.types.NullType()).label(None) for column in own]
         for row in _streamed(connection, sa.select(*key, *raw)):

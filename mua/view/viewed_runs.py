@@ -19,7 +19,7 @@ import yaml
 
 from mua.config.load import dump_config, load_config
 from mua.observe.metrics_log import EVALUATIONS_FILE, METRICS_FILE, read_metrics
-from mua.observe.output import CONFIG_FILE, known_run
+from mua.observe.output import CONFIG_FILE
 from mua.store.database import Store
 from mua.store.faults import NoStore, StoreError
 from mua.store.queries import list_runs
@@ -28,6 +28,7 @@ from mua.store.traces import import_writes
 from mua.store.writer import execute
 from mua.types import Json
 from mua.utils.errors import MuaError
+from mua.utils.run_identity import known_run
 
 
 class TokenTexts:

@@ -21,7 +21,6 @@ from typer.testing import CliRunner
 
 from mua.cli import app
 from mua.config.storage import StoreConfig
-from mua.observe.output import claim_run, known_run
 from mua.store import starts, writer
 from mua.store.database import Store
 from mua.store.faults import StoreError
@@ -29,6 +28,7 @@ from mua.store.retention import pruning
 from mua.store.starts import begin_part, refuse_successor
 from mua.store.tables import parts, runs, tasks, texts
 from mua.store.writer import Insert, Writer, execute
+from mua.utils.run_identity import claim_run, known_run
 from mua.view.viewed_runs import opened_runs
 from tests.store_support import count, write_run
 
