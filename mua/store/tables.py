@@ -107,7 +107,7 @@ def passing_over(what: str) -> Iterator[None]:
 class CheckedValue(TypeDecorator[Any]):
     """A column whose values are looked at as they are read: SQLite keeps anything anywhere, and files are damaged."""
 
-    impl = Text
+    impl: Any = Text
     cache_ok = True
     kinds: tuple[type, ...] = (str,)
     empty: Any = ""

@@ -102,7 +102,7 @@ def _hide_parameter(found: re.Match[str]) -> str:
 
 
 def _hide_named(pattern: re.Pattern[str], text: str) -> str:
-    at, kept = 0, []
+    at, kept = 0, list[str]()
     while found := pattern.search(text, at):
         name, between = found.groups()
         flag = name.startswith(("-", "export"))
