@@ -85,7 +85,8 @@ _damaged: ContextVar[set[str] | None] = ContextVar("_damaged", default=None)
 def reading_on() -> Iterator[set[str]]:
     """A block in which a value that is none of its column's reads as nothing (null, 0, an empty text); its column is in
     the set. Elsewhere it raises :class:`DamagedData`."""
-    token = _damaged.set(found := set[str]())
+    outer = _damaged.get()
+    token = _damaged.set(found := set[str]() if outer is None else outer)
     try:
         yield found
     finally:

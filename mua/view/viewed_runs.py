@@ -23,7 +23,7 @@ from mua.observe.output import CONFIG_FILE
 from mua.store.database import Store
 from mua.store.faults import NoStore, StoreError
 from mua.store.queries import list_runs
-from mua.store.tables import runs
+from mua.store.tables import reading_on, runs
 from mua.store.traces import import_writes
 from mua.store.writer import execute
 from mua.types import Json
@@ -148,7 +148,7 @@ class ViewedRuns:
         """A row a run, newest first, as :func:`mua.store.queries.list_runs`, with its ``key`` and ``store``."""
         found = []
         for number, (store, folder) in enumerate(self._places):
-            with store.read() as connection:
+            with reading_on(), store.read() as connection:
                 rows = list(list_runs(connection))
                 configs = dict(connection.execute(sa.select(runs.c.id, runs.c.config)).all())
             for row in rows:
