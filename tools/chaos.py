@@ -39,12 +39,12 @@ from typing import Any
 import psutil
 
 from mua.observe.metrics_log import read_metrics
-from mua.observe.output import known_run
 from mua.store.database import Store
 from mua.store.starts import missing_steps
 from mua.store.traces import read_traces
 from mua.store.verification import verify
 from mua.types import Json, Trajectory
+from mua.utils.run_identity import known_run
 from tools import kit
 from tools.faults import (
     ENDS,

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from rich.table import Table
 from scipy.stats import fisher_exact
 
-from mua.observe.terminal import SafeConsole
+from mua.observe.safe_output import SafeConsole
 from mua.trainer.evaluation.estimators import paired_test, percentile_interval
 from mua.trainer.evaluation.report import markdown_table
 from mua.types import Json

@@ -29,7 +29,7 @@ from rich.table import Table
 
 from environments.kit.demonstrate import write_conversations
 from mua.observe.metrics_log import METRICS_FILE, read_metrics
-from mua.observe.terminal import SafeConsole
+from mua.observe.safe_output import SafeConsole
 from mua.types import Json
 from mua.utils.resources import shipped
 from workbench.commands import mua, say

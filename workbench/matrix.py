@@ -23,7 +23,7 @@ from rich.table import Table
 
 from mua.config.schema import ExperimentConfig
 from mua.observe.output import prepare_output
-from mua.observe.terminal import SafeConsole
+from mua.observe.safe_output import SafeConsole
 from mua.rollout.runner import Placed, without_gc_pauses
 from mua.rollout.service import RolloutService
 from mua.trainer.evaluation.evaluator import OnTrajectory, Roles, evaluated, play_at_endpoint, roles_of, servable

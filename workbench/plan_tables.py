@@ -13,7 +13,7 @@ from rich.text import Text
 from mua.launch.plan.gpu_memory import OF_ENGINE
 from mua.launch.plan.layout import engine_gpus, trainer_gpus
 from mua.launch.plan.planner import RECOMPUTE, Plan
-from mua.observe.terminal import SafeConsole
+from mua.observe.safe_output import SafeConsole
 
 WIDTH = 110
 """Columns of the tables in a file or pipe."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rich.table import Table
 
-from mua.observe.terminal import SafeConsole
+from mua.observe.safe_output import SafeConsole
 from mua.types import Json
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from mua.algorithms.rollout_metrics import rollout_metrics
 from mua.config.schema import ExperimentConfig
 from mua.observe.progress import Progress
-from mua.observe.terminal import SafeConsole
+from mua.observe.safe_output import SafeConsole
 from mua.observe.transcript import render_trajectory
 from mua.rollout.runner import require_scored
 from mua.rollout.service import RolloutService

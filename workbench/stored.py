@@ -17,7 +17,7 @@ from sqlalchemy.engine import Connection
 
 from mua.config.load import dump_config, load_config
 from mua.config.storage import StoreConfig
-from mua.observe.terminal import SafeConsole
+from mua.observe.safe_output import SafeConsole
 from mua.store.database import HEAD, Store
 from mua.store.faults import StoreError, StoreFull, shown
 from mua.store.queries import (

@@ -27,7 +27,7 @@ from mua.config.load import config_file, dump_config, load_config, read_config
 from mua.config.schema import ExperimentConfig
 from mua.observe.logs import logging_to
 from mua.observe.output import CONFIG_FILE, output_of, prepare_output
-from mua.observe.terminal import SafeStream, safe_output
+from mua.observe.safe_output import SafeStream, safe_output
 from mua.trainer.preempt import Preemption
 from mua.utils.errors import INTERRUPTED, MISTAKE, PASSING, ConfigError, Preempted, describe_error, exit_status
 from mua.utils.masking import mask_secrets, masked_tree

@@ -156,7 +156,7 @@ class Trajectories:
 
     def __len__(self) -> int:
         with self._run.store.read() as connection:
-            return count_trajectories(connection, self._chosen)
+            return count_trajectories(connection, self._chosen, None)
 
     def __iter__(self) -> Iterator[Trajectory]:
         """Raises :class:`MuaError` at one whose tokens were pruned; ``where(kept=True)`` leaves those out."""

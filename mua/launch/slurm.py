@@ -148,7 +148,7 @@ def render(job: SlurmJob) -> str:
     shown = "\n".join([text, *submission(job)])  # scripts are kept by Slurm, and command lines are seen by everybody
     masked = masked_tree(job.config.model_dump(mode="json"))
     for key, secret in hidden_texts(masked, job.config.model_dump()):
-        if any(part in shown for part in secret_parts(secret)):
+        if any(part in shown for part in [*secret_parts(secret)] or [secret]):
             raise ConfigError(
                 f"{key}: the secret would stand in the job's script or command line; export it in the environment "
                 f"and write ${{NAME}} for it in the configuration file"

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
-from typing import TextIO
+from typing import Any
 
 from mua.utils.files import private_opener
 from mua.utils.masking import mask_secrets
@@ -40,7 +40,7 @@ class _Lines(logging.Formatter):
 class _LogFile(logging.FileHandler):
     """A disk that is full must not end a run for its log: it is said once, and no more is written."""
 
-    def _open(self) -> TextIO:
+    def _open(self) -> Any:
         return open(self.baseFilename, self.mode, encoding=self.encoding, opener=private_opener)
 
     def handleError(self, record: logging.LogRecord) -> None:

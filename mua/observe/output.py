@@ -20,7 +20,6 @@ from contextlib import ExitStack, contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import BinaryIO
-from uuid import uuid4
 
 from mua.config.load import dump_config
 from mua.config.schema import ExperimentConfig
@@ -30,8 +29,6 @@ from mua.utils.errors import ConfigError
 CONFIG_FILE = "config.yaml"
 REPORT_FILE = "report.json"
 LOCK_FILE = ".lock"
-RUN_FILE = "store_run"
-"""The run's id in its store and with trackers, and on the second line the folder in which it got it."""
 REQUEUED_SECONDS = 180.0
 """How long a job that Slurm started again waits for the attempt before it: the server of a shared folder frees what a
 dead node held after its lease only (NFS: 90 s)."""
@@ -49,29 +46,6 @@ def _close_in_child() -> None:
 
 
 os.register_at_fork(after_in_child=_close_in_child)
-
-
-def known_run(output: Path) -> str | None:
-    """The id of the run that was last started in this folder, or in the one that it is a copy of."""
-    path = output / RUN_FILE
-    return path.read_text(encoding="utf-8").partition("\n")[0].strip() if path.is_file() else None
-
-
-def claim_run(output: Path) -> str:
-    """The id of the run in ``output``, made where there is none.
-
-    A folder that was copied or moved has the id of the run it was taken from, which may go on where it was: what goes
-    on here gets an id, and so a record and a curve, of its own.
-    """
-    path, here, known = output / RUN_FILE, str(output.resolve()), known_run(output)
-    if known:
-        place = path.read_text(encoding="utf-8").partition("\n")[2].strip()
-        if place in ("", here):  # older versions wrote no place
-            return known
-        log.warning("%s: is a copy of run %s in %s; what goes on here is a run of its own", output, known, place)
-    made = f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{uuid4().hex[:8]}"
-    replace_text(path, f"{made}\n{here}\n")
-    return made
 
 
 @contextmanager

@@ -22,7 +22,7 @@ from typing import Self, TextIO
 from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as Bars
 
-from mua.observe.terminal import SafeConsole
+from mua.observe.safe_output import SafeConsole
 from mua.utils.strict_json import pictured
 
 PLAIN_INTERVAL_S = 30.0

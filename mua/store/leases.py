@@ -150,11 +150,6 @@ def live_samplers(connection: Connection, run: str, seconds: float) -> int:
     return int(connection.execute(sa.select(sa.func.count()).select_from(samplers).where(alive)).scalar_one())
 
 
-def key_of(lease: EpisodeLease, attempt: int) -> EpisodeKey:
-    """Of the lease's try ``attempt``, counted from 1."""
-    return EpisodeKey(lease.run_id, lease.part, TRAINING, lease.ordinal, lease.sample, lease.attempts + attempt)
-
-
 def _claimable(
     connection: Connection, run: str, part: int, count: int, state: sa.ColumnElement[bool]
 ) -> list[sa.Row[Any]]:
@@ -239,13 +234,8 @@ class LeasedRecorder(Recorder):
         with self._guard:
             lease = self._leases[ordinal, sample]
             attempt = self._tries[lease.token] = self._tries[lease.token] + 1
-        return LeasedEpisodeRecord(self, key_of(lease, attempt), sampling, lease)
-
-    def settled(self, lease: EpisodeLease, written: bool) -> None:
-        """The result of ``lease`` was written, or refused."""
-        self.delivered += written
-        self.refused += not written
-        self.lost(lease)
+        key = EpisodeKey(lease.run_id, lease.part, TRAINING, ordinal, sample, lease.attempts + attempt)
+        return LeasedEpisodeRecord(self, key, sampling, lease)
 
 
 class LeasedEpisodeRecord(EpisodeRecord):
@@ -259,7 +249,9 @@ class LeasedEpisodeRecord(EpisodeRecord):
         def write(connection: Connection) -> None:
             if written := deliver(connection, self._lease, self.key.trajectory_id):
                 execute(connection, result)
-            self._of.settled(self._lease, written)
+            self._of.delivered += written
+            self._of.refused += not written
+            self._of.lost(self._lease)
 
         # Later records count on the texts being there, whether this one is delivered or not.
         bodies: list[Write] = []

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, TypeAlias
 
 import sqlalchemy as sa
+from pydantic import Field
 from sqlalchemy.engine import Connection
 
 from mua.store.faults import StoreError
 from mua.store.tables import json_text, parts, runs, segments, steps, tasks, tool_calls, trajectories, uses
+
+Count: TypeAlias = Annotated[int, Field(ge=0, lt=2**63)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,9 +21,9 @@ class TrajectoryFilter:
     """Which trajectories; None says nothing."""
 
     run: str | None = None
-    step: int | None = None
+    step: Count | None = None
     """That trained on it."""
-    round: int | None = None
+    round: Count | None = None
     """0: training; evaluations count from 1."""
     domain: str | None = None
     task: str | None = None
@@ -32,7 +35,7 @@ class TrajectoryFilter:
     """Of the oldest of its sampled tokens."""
     kept: bool | None = None
     """Whether its tokens are still there."""
-    ordinal: int | None = None
+    ordinal: Count | None = None
     """Of its group."""
     kind: str | None = None
     """Of its task, as its domain calls it."""
@@ -81,6 +84,8 @@ class TrajectoryFilter:
         return ", ".join(f"{name} {value}" for name, value in given.items() if value is not None) or "all"
 
 
+COUNTED = 1000
+"""So far a list counts: a figure of one more says that there are more. What it costs must not grow with a run."""
 Order = Literal["newest", "oldest", "reward", "tokens", "turns", "seconds"]
 """Of a list of trajectories: the latest, the earliest, or the largest first."""
 
@@ -106,10 +111,6 @@ def trajectory_ids(connection: Connection, chosen: TrajectoryFilter) -> list[str
     c = trajectories.c
     order = (c.run_id, c.round, c.ordinal, c.sample, c.part, c.attempt)
     return list(connection.execute(sa.select(c.id).where(chosen.condition()).order_by(*order)).scalars())
-
-
-COUNTED = 1000
-"""So far a list counts: a figure of one more says that there are more. What it costs must not grow with a run."""
 
 
 def list_runs(connection: Connection) -> Iterator[dict[str, Any]]:
@@ -146,14 +147,11 @@ def list_steps(connection: Connection, run: str | None = None, limit: int | None
     return as_dicts(connection, chosen.limit(limit))
 
 
-def list_tasks(
-    connection: Connection, run: str | None = None, state: str | None = None, limit: int | None = None
-) -> Iterator[dict[str, Any]]:
+def list_tasks(connection: Connection, run: str | None = None, limit: int | None = None) -> Iterator[dict[str, Any]]:
     """A row a task (a group of episodes), in order of its run's stream."""
     chosen = sa.select(tasks).order_by(tasks.c.run_id, tasks.c.round, tasks.c.ordinal)
-    for column, value in ((tasks.c.run_id, run), (tasks.c.state, state)):
-        if value is not None:
-            chosen = chosen.where(column == value)
+    if run is not None:
+        chosen = chosen.where(tasks.c.run_id == run)
     return as_dicts(connection, chosen.limit(limit))
 
 
@@ -178,7 +176,7 @@ def list_trajectories(
     return as_dicts(connection, rows.where(chosen.condition()).order_by(first, second).limit(limit).offset(offset))
 
 
-def count_trajectories(connection: Connection, chosen: TrajectoryFilter, most: int | None = None) -> int:
+def count_trajectories(connection: Connection, chosen: TrajectoryFilter, most: int | None = COUNTED) -> int:
     """How many a filter leaves; counted up to ``most`` + 1, which then says that there are more."""
     return int(connection.execute(sa.select(_counted(trajectories, chosen.condition(), most))).scalar_one())
 
@@ -187,6 +185,15 @@ def _counted(table: sa.Table, where: sa.ColumnElement[bool], most: int | None) -
     rows = sa.select(sa.literal(1).label("one")).select_from(table).where(where).correlate(runs)
     some = rows.limit(None if most is None else most + 1).subquery()
     return sa.select(sa.func.count()).select_from(some).scalar_subquery()
+
+
+def changes(connection: Connection, run: str) -> dict[str, Any]:
+    """What tells whether anything is new since the last look; as cheap in a long run as in a short one."""
+    newest = connection.execute(sa.select(sa.func.max(steps.c.step)).where(steps.c.run_id == run)).scalar()
+    ended = connection.execute(sa.select(sa.func.max(trajectories.c.ended_at)).where(trajectories.c.run_id == run))
+    state = connection.execute(sa.select(runs.c.state).where(runs.c.id == run)).scalar()
+    played = count_trajectories(connection, TrajectoryFilter(run=run))
+    return {"step": newest, "trajectories": played, "ended_at": ended.scalar(), "state": state}
 
 
 def single_run(connection: Connection, run: str | None) -> str:

@@ -14,10 +14,10 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from mua.config.storage import StoreConfig
-from mua.observe.output import known_run
 from mua.store.faults import StoreError
 from mua.store.tables import runs, segments, steps, tasks, trajectories, uses
 from mua.store.writer import Call
+from mua.utils.run_identity import known_run
 
 _MANY = 200
 

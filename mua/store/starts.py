@@ -13,12 +13,12 @@ import psutil
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from mua.observe.output import claim_run
 from mua.store.database import Store, database_clock
 from mua.store.faults import StoreError
 from mua.store.queries import lost_step
 from mua.store.tables import engines, parts, runs, steps, tasks, writes
 from mua.types import Json
+from mua.utils.run_identity import claim_run
 
 SILENT_SECONDS = 60.0
 """A start on another machine that has written nothing for so long has ended, however it did."""

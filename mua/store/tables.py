@@ -85,7 +85,8 @@ _damaged: ContextVar[set[str] | None] = ContextVar("_damaged", default=None)
 def reading_on() -> Iterator[set[str]]:
     """A block in which a value that is none of its column's reads as nothing (null, 0, an empty text); its column is in
     the set. Elsewhere it raises :class:`DamagedData`."""
-    token = _damaged.set(found := set[str]())
+    outer = _damaged.get()
+    token = _damaged.set(found := set[str]() if outer is None else outer)
     try:
         yield found
     finally:
@@ -104,10 +105,10 @@ def passing_over(what: str) -> Iterator[None]:
         found.add(f"{what} ({error})" if isinstance(error, DamagedData) else what)
 
 
-class Checked(TypeDecorator[Any]):
+class CheckedValue(TypeDecorator[Any]):
     """A column whose values are looked at as they are read: SQLite keeps anything anywhere, and files are damaged."""
 
-    impl = Text
+    impl: Any = Text
     cache_ok = True
     kinds: tuple[type, ...] = (str,)
     empty: Any = ""
@@ -139,7 +140,7 @@ class Checked(TypeDecorator[Any]):
         return checked
 
 
-class JsonText(Checked):
+class JsonText(CheckedValue):
     """A JSON value as text, so that NaN of a metric and NUL of a message pass; SQL reads it with its JSON functions."""
 
     cache_ok = True
@@ -157,7 +158,7 @@ class JsonText(Checked):
         return found
 
 
-class FreeText(Checked):
+class FreeText(CheckedValue):
     """Text of any origin, stored as it is; as marked JSON where it holds NUL or an unpaired surrogate."""
 
     cache_ok = True
@@ -172,7 +173,7 @@ class FreeText(Checked):
         return super().read(parsed_json(text.removeprefix(_MARK))) if text.startswith(_MARK) else text
 
 
-class Whole(Checked):
+class Whole(CheckedValue):
     """Of 32 or 64 bits; on SQLite the type whose primary keys count by themselves."""
 
     cache_ok = True
@@ -186,14 +187,14 @@ class Whole(Checked):
         return dialect.type_descriptor(BigInteger() if self.big and dialect.name != "sqlite" else Integer())
 
 
-class Number(Checked):
+class Number(CheckedValue):
     """64 bits; moments are seconds since 1970 (UTC), durations plain."""
 
     cache_ok = True
     impl, kinds, empty = Double, (float, int), 0.0
 
 
-class Blob(Checked):
+class Blob(CheckedValue):
     """Compressed bytes."""
 
     cache_ok = True
@@ -211,7 +212,7 @@ metadata = MetaData(
 
 
 def _run(*, primary: bool = False) -> Column[str]:
-    return Column("run_id", Checked(), ForeignKey("runs.id"), primary_key=primary, nullable=False)
+    return Column("run_id", CheckedValue(), ForeignKey("runs.id"), primary_key=primary, nullable=False)
 
 
 def _key() -> list[Column[int]]:
@@ -227,10 +228,10 @@ def _key() -> list[Column[int]]:
 
 runs = Table(
     "runs", metadata,
-    Column("id", Checked(), primary_key=True),
-    Column("output", Checked(), nullable=False),
-    Column("name", Checked()),
-    Column("state", Checked(), nullable=False),  # running | done | left | failed
+    Column("id", CheckedValue(), primary_key=True),
+    Column("output", CheckedValue(), nullable=False),
+    Column("name", CheckedValue()),
+    Column("state", CheckedValue(), nullable=False),  # running | done | left | failed
     Column("started_at", Number(), nullable=False),
     Column("ended_at", Number()),
     Column("config", JsonText()),  # masked
@@ -243,7 +244,7 @@ parts = Table(
     Column("from_step", Whole(big=True), nullable=False),  # steps of earlier parts from here on are lost
     Column("started_at", Number(), nullable=False),
     Column("ended_at", Number()),
-    Column("host", Checked()),
+    Column("host", CheckedValue()),
     Column("pid", Whole()),
     Column("config", JsonText()),  # masked; of this start
 )  # fmt: skip
@@ -253,15 +254,15 @@ versions = Table(
     Column("version", Whole(big=True), primary_key=True, autoincrement=False),
     Column("part", Whole(), primary_key=True, autoincrement=False),
     Column("synced_at", Number(), nullable=False),
-    Column("checkpoint", Checked()),
+    Column("checkpoint", CheckedValue()),
     Column("metrics", JsonText()),
 )  # fmt: skip
 engines = Table(
     "engines", metadata,
     _run(primary=True),
-    Column("label", Checked(), primary_key=True),
-    Column("url", Checked(), nullable=False),
-    Column("state", Checked(), nullable=False),
+    Column("label", CheckedValue(), primary_key=True),
+    Column("url", CheckedValue(), nullable=False),
+    Column("state", CheckedValue(), nullable=False),
     Column("version", Whole(big=True), nullable=False),
     Column("capacity", Whole(), nullable=False),
     Column("running", Whole(), nullable=False, server_default=text("0")),
@@ -271,11 +272,11 @@ engines = Table(
 )  # fmt: skip
 samplers = Table(
     "samplers", metadata,
-    Column("id", Checked(), primary_key=True),
+    Column("id", CheckedValue(), primary_key=True),
     _run(),
-    Column("host", Checked(), nullable=False),
+    Column("host", CheckedValue(), nullable=False),
     Column("pid", Whole(), nullable=False),
-    Column("state", Checked(), nullable=False),
+    Column("state", CheckedValue(), nullable=False),
     Column("running", Whole(), nullable=False, server_default=text("0")),
     Column("started_at", Number(), nullable=False),
     Column("seen_at", Number(), nullable=False),
@@ -287,12 +288,12 @@ tasks = Table(
     _run(primary=True),
     Column("round", Whole(), primary_key=True, autoincrement=False),
     Column("ordinal", Whole(big=True), primary_key=True, autoincrement=False),
-    Column("kind", Checked(), nullable=False),  # train | evaluation
-    Column("domain", Checked(), nullable=False),
+    Column("kind", CheckedValue(), nullable=False),  # train | evaluation
+    Column("domain", CheckedValue(), nullable=False),
     Column("task_id", FreeText(), nullable=False),
-    Column("split", Checked()),
+    Column("split", CheckedValue()),
     Column("size", Whole(), nullable=False),  # episodes of the group
-    Column("state", Checked(), nullable=False),  # open | complete | taken | cancelled
+    Column("state", CheckedValue(), nullable=False),  # open | complete | taken | cancelled
     Column("priority", Number(), nullable=False, server_default=text("0")),
     Column("part", Whole(), nullable=False, server_default=text("1")),  # that made it, or opened it again
     Column("version", Whole(big=True)),  # of the policy when it was opened
@@ -304,16 +305,16 @@ tasks = Table(
 )  # fmt: skip
 episodes = Table(
     "episodes", metadata,
-    Column("run_id", Checked(), primary_key=True),
+    Column("run_id", CheckedValue(), primary_key=True),
     Column("round", Whole(), primary_key=True, autoincrement=False),
     Column("ordinal", Whole(big=True), primary_key=True, autoincrement=False),
     Column("sample", Whole(), primary_key=True, autoincrement=False),
-    Column("state", Checked(), nullable=False),  # open | leased | done | cancelled
-    Column("sampler", Checked()),
-    Column("lease", Checked()),  # token of the claim; who writes a result must hold it
+    Column("state", CheckedValue(), nullable=False),  # open | leased | done | cancelled
+    Column("sampler", CheckedValue()),
+    Column("lease", CheckedValue()),  # token of the claim; who writes a result must hold it
     Column("lease_until", Number()),
     Column("attempts", Whole(), nullable=False, server_default=text("0")),
-    Column("trajectory_id", Checked()),
+    Column("trajectory_id", CheckedValue()),
     Column("details", JsonText()),
     ForeignKeyConstraint(
         ["run_id", "round", "ordinal"], ["tasks.run_id", "tasks.round", "tasks.ordinal"], name="fk_episodes_tasks"
@@ -324,12 +325,12 @@ episodes = Table(
 )  # fmt: skip
 trajectories = Table(
     "trajectories", metadata,
-    Column("id", Checked(), primary_key=True),  # mua.store.trajectories.EpisodeKey.trajectory_id
+    Column("id", CheckedValue(), primary_key=True),  # mua.store.trajectories.EpisodeKey.trajectory_id
     _run(),
     *_key(),
-    Column("domain", Checked(), nullable=False),
+    Column("domain", CheckedValue(), nullable=False),
     Column("task_id", FreeText(), nullable=False),
-    Column("outcome", Checked(), nullable=False),
+    Column("outcome", CheckedValue(), nullable=False),
     Column("scored", Boolean, nullable=False),
     Column("reward", Number(), nullable=False),
     Column("success", Boolean, nullable=False),
@@ -347,11 +348,11 @@ trajectories = Table(
     Column("metrics", JsonText(), nullable=False),
     Column("details", JsonText(), nullable=False),
     Column("sampling", JsonText()),  # temperature and whatever else the log-probabilities are of
-    Column("sampler", Checked()),
+    Column("sampler", CheckedValue()),
     Column("started_at", Number()),
     Column("ended_at", Number(), nullable=False),
     Column("seconds", Number(), nullable=False, server_default=text("0")),  # of the episode
-    Column("pruned", Checked()),  # null | experts | arrays
+    Column("pruned", CheckedValue()),  # null | experts | arrays
     UniqueConstraint("run_id", "part", "round", "ordinal", "sample", "attempt"),
     Index(None, "run_id", "round", "ordinal", "sample"),
     Index(None, "run_id", "success", "reward"),
@@ -365,7 +366,7 @@ trajectories = Table(
 )  # fmt: skip
 segments = Table(
     "segments", metadata,
-    Column("trajectory_id", Checked(), ForeignKey("trajectories.id"), primary_key=True),
+    Column("trajectory_id", CheckedValue(), ForeignKey("trajectories.id"), primary_key=True),
     Column("number", Whole(), primary_key=True, autoincrement=False),  # from 0
     Column("tokens", Whole(), nullable=False),
     Column("sampled_tokens", Whole(), nullable=False),
@@ -374,7 +375,7 @@ segments = Table(
 )  # fmt: skip
 texts = Table(
     "texts", metadata,
-    Column("hash", Checked(), primary_key=True),  # mua.store.blobs.hash_text
+    Column("hash", CheckedValue(), primary_key=True),  # mua.store.blobs.hash_text
     Column("body", Blob(), nullable=False),
 )  # fmt: skip
 requests = Table(
@@ -382,12 +383,12 @@ requests = Table(
     Column("id", Whole(big=True), primary_key=True),
     _run(),
     *_key(),
-    Column("role", Checked(), nullable=False),  # policy | user | judge | teacher | summary | reader
+    Column("role", CheckedValue(), nullable=False),  # policy | user | judge | teacher | summary | reader
     Column("number", Whole(), nullable=False),  # of this role in this attempt, from 0
-    Column("trajectory_id", Checked(), ForeignKey("trajectories.id")),
+    Column("trajectory_id", CheckedValue(), ForeignKey("trajectories.id")),
     Column("turn", Whole()),
-    Column("endpoint", Checked()),
-    Column("model", Checked()),
+    Column("endpoint", CheckedValue()),
+    Column("model", CheckedValue()),
     Column("started_at", Number(), nullable=False),
     Column("seconds", Number()),
     Column("waited", Number()),
@@ -401,9 +402,9 @@ requests = Table(
     Column("follows", Whole()),  # number of the request whose messages this one goes on from
     Column("kept", Whole()),  # so many of its messages
     Column("messages", JsonText(list)),  # hashes of the messages after these
-    Column("tools", Checked()),  # hash of the tools offered
-    Column("reply", Checked()),  # hash of the answer
-    Column("finish", Checked()),
+    Column("tools", CheckedValue()),  # hash of the tools offered
+    Column("reply", CheckedValue()),  # hash of the answer
+    Column("finish", CheckedValue()),
     Column("sampling", JsonText()),
     Column("error", FreeText()),
     UniqueConstraint("run_id", "part", "round", "ordinal", "sample", "attempt", "role", "number"),
@@ -415,12 +416,12 @@ tool_calls = Table(
     Column("id", Whole(big=True), primary_key=True),
     _run(),
     *_key(),
-    Column("trajectory_id", Checked(), ForeignKey("trajectories.id")),
+    Column("trajectory_id", CheckedValue(), ForeignKey("trajectories.id")),
     Column("turn", Whole(), nullable=False),
     Column("number", Whole(), nullable=False),  # within the attempt, from 0
     Column("name", FreeText(), nullable=False),
     Column("arguments", FreeText()),  # as they were written, JSON or not
-    Column("result", Checked()),  # hash
+    Column("result", CheckedValue()),  # hash
     Column("error", FreeText()),
     Column("reward", Number()),
     Column("by_user", Boolean, nullable=False, server_default=text("false")),
@@ -432,8 +433,8 @@ tool_calls = Table(
 )  # fmt: skip
 scores = Table(
     "scores", metadata,
-    Column("trajectory_id", Checked(), ForeignKey("trajectories.id"), primary_key=True),
-    Column("scorer", Checked(), primary_key=True),
+    Column("trajectory_id", CheckedValue(), ForeignKey("trajectories.id"), primary_key=True),
+    Column("scorer", CheckedValue(), primary_key=True),
     Column("value", Number()),  # null: it could not be scored
     Column("details", JsonText()),
 )  # fmt: skip
@@ -442,26 +443,26 @@ steps = Table(
     _run(primary=True),
     Column("step", Whole(big=True), primary_key=True, autoincrement=False),
     Column("part", Whole(), primary_key=True, autoincrement=False),
-    Column("state", Checked(), nullable=False),  # open | done
+    Column("state", CheckedValue(), nullable=False),  # open | done
     Column("version", Whole(big=True), nullable=False),  # of the policy before it
     Column("metrics", JsonText()),
     Column("denominators", JsonText()),
-    Column("gradient", Checked()),  # digest
+    Column("gradient", CheckedValue()),  # digest
     Column("details", JsonText()),
     Column("started_at", Number(), nullable=False),
     Column("ended_at", Number()),
 )  # fmt: skip
 uses = Table(
     "uses", metadata,
-    Column("run_id", Checked(), primary_key=True),
+    Column("run_id", CheckedValue(), primary_key=True),
     Column("step", Whole(big=True), primary_key=True, autoincrement=False),
     Column("part", Whole(), primary_key=True, autoincrement=False),
     Column("epoch", Whole(), primary_key=True, autoincrement=False),
-    Column("trajectory_id", Checked(), primary_key=True),
+    Column("trajectory_id", CheckedValue(), primary_key=True),
     Column("segment", Whole(), primary_key=True, autoincrement=False),
     Column("minibatch", Whole(), nullable=False, server_default=text("0")),
     Column("position", Whole(), nullable=False, server_default=text("0")),  # in its batch, from 0
-    Column("source", Checked()),  # masked URL of the store the trajectory is in; null: this one
+    Column("source", CheckedValue()),  # masked URL of the store the trajectory is in; null: this one
     Column("tokens", Whole(), nullable=False),  # with a weight
     Column("arrays", Blob()),  # what the loss read besides the segment; null: pruned
     ForeignKeyConstraint(
@@ -471,7 +472,7 @@ uses = Table(
 )  # fmt: skip
 writes = Table(
     "writes", metadata,
-    Column("writer", Checked(), primary_key=True),
+    Column("writer", CheckedValue(), primary_key=True),
     Column("number", Whole(big=True), nullable=False),
     Column("at", Number(), nullable=False),
 )  # fmt: skip

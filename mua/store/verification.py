@@ -15,7 +15,7 @@ from sqlalchemy.engine import Connection
 from mua.store.blobs import check_text, message_lists, unpack_arrays
 from mua.store.queries import lost_step
 from mua.store.tables import (
-    Checked,
+    CheckedValue,
     episodes,
     metadata,
     parts,
@@ -65,16 +65,16 @@ def verify(connection: Connection) -> Iterator[Finding]:
 def _values(connection: Connection) -> Iterator[Finding]:
     """Values that are none of their columns': whatever reads them elsewhere reads nothing."""
     for table in metadata.sorted_tables:
-        own = [column for column in table.columns if isinstance(column.type, Checked)]
+        own = [(c.name, c, c.type) for c in table.columns if isinstance(c.type, CheckedValue)]
         key = [sa.type_coerce(column, sa.types.NullType()).label(None) for column in table.primary_key]
-        raw = [sa.type_coerce(column, sa.types.NullType()).label(None) for column in own]
+        raw = [sa.type_coerce(column, sa.types.NullType()).label(None) for _, column, _ in own]
         for row in _streamed(connection, sa.select(*key, *raw)):
-            for column, value in zip(own, row[len(key) :], strict=True):
+            for (name, _, kind), value in zip(own, row[len(key) :], strict=True):
                 try:
                     if value is not None:
-                        column.type.read(value)
+                        kind.read(value)
                 except ValueError as error:
-                    yield Finding("value", f"{table.name} {row[: len(key)]!a:.200}", f"{column.name}: {error}")
+                    yield Finding("value", f"{table.name} {row[: len(key)]!a}"[:200], f"{name}: {error}")
 
 
 def _texts(connection: Connection) -> Iterator[Finding]:

@@ -119,11 +119,11 @@ class Writer:
         group_bytes: int = 16 * 2**20,
         outage_seconds: float = 600.0,
         name: str | None = None,
-        guard: Callable[[Connection], object] | None = None,
     ) -> None:
-        """``guard`` is called in every transaction; what it raises ends the writer."""
         self.store, self._every, self._limit, self._group = store, every_seconds, queue_bytes, group_bytes
-        self._outage, self._guard = outage_seconds, guard
+        self._outage = outage_seconds
+        self.guard: Callable[[Connection], object] = lambda _: None
+        """Called in every transaction; what it raises ends the writer."""
         self.id = f"{name or 'writer'}-{uuid4().hex}"
         self.figures = WriterFigures()
         self.known_texts: set[str] = set()
@@ -138,13 +138,7 @@ class Writer:
         self._thread.start()
 
     @classmethod
-    def of(
-        cls,
-        store: Store,
-        config: StoreConfig,
-        name: str | None = None,
-        guard: Callable[[Connection], object] | None = None,
-    ) -> Self:
+    def of(cls, store: Store, config: StoreConfig, name: str | None = None) -> Self:
         """With the settings of the section ``store``."""
         return cls(
             store,
@@ -152,7 +146,6 @@ class Writer:
             queue_bytes=config.queue_megabytes * 2**20,
             outage_seconds=config.outage_seconds,
             name=name,
-            guard=guard,
         )
 
     @property
@@ -287,8 +280,7 @@ class Writer:
                 if last is not None and last >= number:
                     return 0
             tried = True
-            if self._guard is not None:
-                self._guard(connection)
+            self.guard(connection)
             rows = execute(connection, made)
             row = {"writer": self.id, "number": number, "at": database_clock(connection)}
             execute(connection, [Insert(writes, [row], "replace")])

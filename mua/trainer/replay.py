@@ -23,7 +23,6 @@ from sqlalchemy.engine import Connection
 from mua.config.load import load_config
 from mua.config.schema import ExperimentConfig, RolloutConfig, TrainerConfig
 from mua.megatron.checkpoint import checkpoint_folder
-from mua.observe.output import RUN_FILE, known_run
 from mua.store.blobs import unpack_arrays
 from mua.store.database import FILE, Store
 from mua.store.faults import StoreError
@@ -37,6 +36,7 @@ from mua.trainer.ranks import init_distributed, is_rank0
 from mua.trainer.rl import learn
 from mua.types import Group, Json
 from mua.utils.errors import ConfigError
+from mua.utils.run_identity import RUN_FILE, known_run
 
 StoredUses: TypeAlias = dict[tuple[str, int], dict[str, Any]]
 """What the loss read, by the trajectory's id and the segment's number."""

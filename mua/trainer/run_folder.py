@@ -32,7 +32,7 @@ from mua.observe.metrics_log import (
     memory_metrics,
     without_evaluation,
 )
-from mua.observe.output import REPORT_FILE, claim_run
+from mua.observe.output import REPORT_FILE
 from mua.observe.progress import Progress
 from mua.observe.provenance import changed_keys, provenance
 from mua.observe.timeline import Timeline, TrainerPhase
@@ -45,6 +45,7 @@ from mua.trainer.observers import RunRecord
 from mua.types import Group, Json
 from mua.utils.atomic import replace_text
 from mua.utils.errors import DamagedCheckpoint, EngineError, ModelError, MuaError, Preempted, RunStopped
+from mua.utils.run_identity import claim_run
 from mua.utils.strict_json import JsonError, read_file, read_json
 
 SKIPPED = ("train/skipped", "train/critic/skipped")

@@ -15,7 +15,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
-from urllib.parse import parse_qsl, unquote, urlsplit
+from urllib.parse import unquote, urlsplit
 
 HIDDEN = "**********"
 """Stands for whatever was masked, as it does for a secret of the configuration."""
@@ -36,6 +36,10 @@ _NO_SECRET_OF = re.compile(
     "http|return|zip|country|language|source"
 )
 """``stop_token`` and ``sort_key`` are none."""
+_VARIABLE = re.compile(
+    "(?:^|_)(?:TOKEN|SECRET|PASSWORD|CREDENTIALS|(?:API|ACCESS|PRIVATE)_KEY)_(?!FILE|PATH|DIR|ID|URL|LEN|MAX)"
+)
+"""In a variable's name more may follow: ``TOKEN_GITHUB``, ``API_KEY_2``."""
 _FREE = ("body", "variables", "env", "headers", "extra", "query", "params", "cookies")
 """Sections whose keys are other programs' and services'."""
 _ALL_OF = ("headers", "env", "cookies")
@@ -61,6 +65,8 @@ def says_secret(name: str, *, alone: bool = True) -> bool:
     parts = [part.lower() for part in _NAME_PARTS.findall(name)]
     if not parts or (len(parts) > 1 and _NO_SECRET_OF.fullmatch(parts[-2])):
         return False
+    if name.isupper() and _VARIABLE.search(name):
+        return True
     there = _SECRET_THERE if alone else _SECRET_OF
     return bool(_SECRET.fullmatch(parts[-1]) or (there.fullmatch(parts[-1]) and (alone or len(parts) > 1)))
 
@@ -96,7 +102,7 @@ def _hide_parameter(found: re.Match[str]) -> str:
 
 
 def _hide_named(pattern: re.Pattern[str], text: str) -> str:
-    at, kept = 0, []
+    at, kept = 0, list[str]()
     while found := pattern.search(text, at):
         name, between = found.groups()
         flag = name.startswith(("-", "export"))
@@ -153,10 +159,12 @@ def hidden_texts(shown: Any, real: Any) -> Iterator[tuple[str, str]]:
 
 
 def secret_parts(text: str) -> Iterator[str]:
-    """The secrets in a text of the configuration: what :func:`mask_secrets` hides of it, or else all of it."""
+    """What :func:`mask_secrets` hides of a text, as it is written and, from a URL, decoded."""
     kept = mask_secrets(text).split(HIDDEN)
     found = re.fullmatch("(.+?)".join(map(re.escape, kept)), text, re.DOTALL)
-    yield from {part for part in (found.groups() if found else ()) if len(part) >= SHORTEST_SECRET} or {text}
+    for part in found.groups() if found else ():
+        for secret in (part, *(part.split(":", 1)[1:] if "://" in text else ())):  # a name and a password
+            yield from {one for one in (secret, unquote(secret)) if len(one) >= SHORTEST_SECRET}
 
 
 def flatten(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
@@ -166,20 +174,6 @@ def flatten(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
         yield key, value
     for name, item in items:
         yield from flatten(item, f"{key}.{name}" if key else str(name))
-
-
-def credentials(url: str) -> Iterator[str]:
-    """What :func:`mask_secrets` hides of one URL, as written and decoded: passwords and keys, not names."""
-    if "://" not in url:
-        return
-    parts = urlsplit(url)
-    name, colon, password = parts.netloc.rpartition("@")[0].partition(":")
-    found = [password if colon else name]
-    found += [value for key, value in parse_qsl(parts.query) if says_secret(key)]
-    for secret in filter(None, found):
-        yield secret
-        if (plain := unquote(secret)) != secret:
-            yield plain
 
 
 def below(base: str, path: str) -> str:

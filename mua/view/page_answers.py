@@ -11,10 +11,11 @@ from typing import Any, TypeAlias
 import orjson
 from sqlalchemy.engine import Connection
 
+from mua.store.queries import changes
 from mua.store.tables import reading_on
 from mua.types import Json
 from mua.view.one_trajectory import tokens, trajectory
-from mua.view.run_overview import changes, compared, curves, one_step, overview, step_lines, step_list
+from mua.view.run_overview import compared, curves, one_step, overview, step_lines, step_list
 from mua.view.trajectory_lists import SUSPICIONS, BadQuestion, TrajectoryLists, question_of, whole_number
 from mua.view.viewed_runs import ViewedRun, ViewedRuns
 

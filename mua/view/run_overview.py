@@ -18,15 +18,7 @@ from mua.config.schema import EvaluationConfig
 from mua.observe.catalog import described
 from mua.observe.metrics_log import evaluation_of
 from mua.observe.provenance import changed_keys
-from mua.store.queries import (
-    COUNTED,
-    TrajectoryFilter,
-    as_dicts,
-    count_trajectories,
-    list_steps,
-    lost_step,
-    same_task,
-)
+from mua.store.queries import as_dicts, changes, list_steps, lost_step, same_task
 from mua.store.tables import parts, passing_over, requests, runs, steps, tasks, tool_calls, trajectories, versions
 from mua.trainer.evaluation.estimators import paired_test
 from mua.trainer.evaluation.report import interval_of
@@ -68,15 +60,6 @@ def overview(connection: Connection, run: ViewedRun) -> Json:
         "stages": stages(lines),
         "state": changes(connection, run.id),
     }
-
-
-def changes(connection: Connection, run: str) -> Json:
-    """What tells whether anything is new since the last look; as cheap in a long run as in a short one."""
-    newest = connection.execute(sa.select(sa.func.max(steps.c.step)).where(steps.c.run_id == run)).scalar()
-    ended = connection.execute(sa.select(sa.func.max(trajectories.c.ended_at)).where(trajectories.c.run_id == run))
-    state = connection.execute(sa.select(runs.c.state).where(runs.c.id == run)).scalar()
-    played = count_trajectories(connection, TrajectoryFilter(run=run), COUNTED)
-    return {"step": newest, "trajectories": played, "ended_at": ended.scalar(), "state": state}
 
 
 def step_lines(connection: Connection, run: ViewedRun) -> list[dict[str, Any]]:

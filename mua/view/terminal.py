@@ -12,7 +12,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from mua.observe.terminal import SafeConsole
+from mua.observe.safe_output import SafeConsole
 from mua.observe.transcript import render_trajectory
 from mua.store.queries import TrajectoryFilter
 from mua.store.tables import reading_on

@@ -15,19 +15,21 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from statistics import median
-from typing import Any, get_args
+from typing import Annotated, Any, Literal, TypeVar
 
 import numpy as np
 import sqlalchemy as sa
+from pydantic import Field, TypeAdapter, ValidationError
 from sqlalchemy.engine import Connection
 
 from mua.store.blobs import decompress, unpack_arrays, unpack_messages
 from mua.store.queries import (
-    COUNTED,
+    Count,
     Order,
     TrajectoryFilter,
+    changes,
     count_trajectories,
     list_trajectories,
     same_task,
@@ -36,7 +38,7 @@ from mua.store.queries import (
 from mua.store.tables import json_text, passing_over, segments, tasks, tool_calls, trajectories, uses
 from mua.types import Json
 from mua.utils.errors import MuaError
-from mua.view.run_overview import changes, kind_of
+from mua.view.run_overview import kind_of
 from mua.view.viewed_runs import ViewedRun
 
 MOST_ROWS = 500
@@ -55,8 +57,7 @@ SUSPICIONS = {
                 "other tasks",
 }  # fmt: skip
 _UNMET = ("database", "unsaid", "untrue", "unmet", "forbidden", "missing", "violations", "errors")
-_ORDERS = (*get_args(Order), "gap")
-_BOOLEANS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
+Read = TypeVar("Read")
 
 
 class BadQuestion(MuaError):
@@ -67,52 +68,40 @@ class BadQuestion(MuaError):
 class ListQuestion:
     """What a list shows."""
 
-    filter: TrajectoryFilter
-    order: str = "newest"
-    limit: int = 50
-    offset: int = 0
+    filter: TrajectoryFilter = field(default_factory=TrajectoryFilter)
+    order: Order | Literal["gap"] = "newest"
+    limit: Annotated[int, Field(gt=0, le=MOST_ROWS)] = 50
+    offset: Count = 0
     said: str | None = None
-    suspect: str | None = None
-    """One of :data:`SUSPICIONS`, or ``any``."""
+    suspect: Literal["any", "no tool", "short", "verdict", "repeated"] | None = None
+    """One of :data:`SUSPICIONS`, or any of them."""
 
 
-_OF_LIST = ("order", "limit", "offset", "said", "suspect", "run")
-_FILTERS = {
-    field.name: str(field.type).partition(" ")[0]
-    for field in fields(TrajectoryFilter)
-    if field.name not in ("run", "ids", "min_reward", "min_version")
-}
-"""The type of each filter by its name."""
+_OF_LIST = ("order", "limit", "offset", "said", "suspect")
+_FILTERS = {one.name for one in fields(TrajectoryFilter)} - {"run", "ids", "min_reward", "min_version"}
+_READ_FILTER, _READ_QUESTION = TypeAdapter(TrajectoryFilter), TypeAdapter(ListQuestion)
 
 
 def filter_of(run: str | None, given: Mapping[str, str]) -> TrajectoryFilter:
     """From names and values as text, with the run's id. Raises :class:`BadQuestion` for an unknown or wrong one."""
-    chosen: dict[str, Any] = {"run": run}
-    for name, value in given.items():
-        kind = _FILTERS.get(name)
-        if kind is None:
-            raise BadQuestion(f"{name}: no filter of trajectories; there are {', '.join(_FILTERS)}")
-        if kind == "bool" and value and value not in _BOOLEANS:
-            raise BadQuestion(f"{name}: true or false, not {value[:40]!r}")
-        if value:
-            own: dict[str, Any] = {"bool": _BOOLEANS.get(value), "str": value}
-            chosen[name] = whole_number(name, value) if kind == "int" else own[kind]
-    return TrajectoryFilter(**chosen)
+    if unknown := given.keys() - _FILTERS:
+        raise BadQuestion(f"{min(unknown)}: no filter of trajectories; there are {', '.join(sorted(_FILTERS))}")
+    return replace(_read(_READ_FILTER, given), run=run)
 
 
 def question_of(run: ViewedRun, given: Mapping[str, str]) -> ListQuestion:
     """From the parameters of an address. Raises :class:`BadQuestion` for an unknown or wrong one."""
-    order, suspect = given.get("order") or "newest", given.get("suspect") or None
-    if order not in _ORDERS:
-        raise BadQuestion(f"order: one of {', '.join(_ORDERS)}, not {order[:40]!r}")
-    if suspect not in (None, "any", *SUSPICIONS):
-        raise BadQuestion(f"suspect: any or one of {', '.join(SUSPICIONS)}, not {str(suspect)[:40]!r}")
-    limit = whole_number("limit", given.get("limit") or "50")
-    if not 0 < limit <= MOST_ROWS:
-        raise BadQuestion(f"limit: 1 to {MOST_ROWS}, not {limit}")
-    offset = whole_number("offset", given.get("offset") or "0")
-    chosen = filter_of(run.id, {name: value for name, value in given.items() if name not in _OF_LIST})
-    return ListQuestion(chosen, order, limit, offset, given.get("said") or None, suspect)
+    asked = _read(_READ_QUESTION, {name: given[name] for name in _OF_LIST if name in given})
+    own = {name: value for name, value in given.items() if name not in (*_OF_LIST, "run")}
+    return replace(asked, filter=filter_of(run.id, own))
+
+
+def _read(reader: TypeAdapter[Read], given: Mapping[str, str]) -> Read:
+    try:
+        return reader.validate_strings({name: value for name, value in given.items() if value})
+    except ValidationError as error:
+        wrong = error.errors()[0]
+        raise BadQuestion(f"{wrong['loc'][0]}: {wrong['msg']}, not {str(wrong['input'])[:40]!r}") from None
 
 
 def whole_number(name: str, value: str) -> int:
@@ -142,7 +131,7 @@ class TrajectoryLists:
             rows.sort(key=lambda row: place[row["id"]])
             total, rows = len(rows), rows[asked.offset : asked.offset + asked.limit]
         else:
-            total = count_trajectories(connection, chosen, COUNTED)
+            total = count_trajectories(connection, chosen)
             rows = list(list_trajectories(connection, chosen, asked.limit, offset=asked.offset, order=order))
         self._complete(connection, run, rows)
         return {"total": total, "rows": rows, "searched": searched}

@@ -19,15 +19,16 @@ import yaml
 
 from mua.config.load import dump_config, load_config
 from mua.observe.metrics_log import EVALUATIONS_FILE, METRICS_FILE, read_metrics
-from mua.observe.output import CONFIG_FILE, known_run
+from mua.observe.output import CONFIG_FILE
 from mua.store.database import Store
 from mua.store.faults import NoStore, StoreError
 from mua.store.queries import list_runs
-from mua.store.tables import runs
+from mua.store.tables import reading_on, runs
 from mua.store.traces import import_writes
 from mua.store.writer import execute
 from mua.types import Json
 from mua.utils.errors import MuaError
+from mua.utils.run_identity import known_run
 
 
 class TokenTexts:
@@ -147,7 +148,7 @@ class ViewedRuns:
         """A row a run, newest first, as :func:`mua.store.queries.list_runs`, with its ``key`` and ``store``."""
         found = []
         for number, (store, folder) in enumerate(self._places):
-            with store.read() as connection:
+            with reading_on(), store.read() as connection:
                 rows = list(list_runs(connection))
                 configs = dict(connection.execute(sa.select(runs.c.id, runs.c.config)).all())
             for row in rows:

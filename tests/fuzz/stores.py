@@ -108,7 +108,8 @@ def _read(folder: Path, rng: random.Random) -> list[str]:
     for reader in (_verify, _export, _view, _show, _diagnose):
         _, error, found = outcome(lambda reader=reader: reader(folder, rng), (MuaError,))  # type: ignore[misc]
         faults += [f"{reader.__name__[1:]}: {fault}" for fault in found]
-        if error is not None and reader in (_verify, _export):
+        lost = isinstance(error, NotThere | BadQuestion)  # the id of the run itself
+        if error is not None and not lost and reader in (_verify, _export, _view):
             faults.append(f"{reader.__name__[1:]} does not go on: {error}")
     return faults
 

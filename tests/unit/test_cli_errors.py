@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from mua.cli import app, main
+from mua.cli import app
 from mua.config.schema import ExperimentConfig
 from mua.observe.output import LOCK_FILE
 from mua.utils.errors import (
@@ -152,13 +152,3 @@ def test_ctrl_c_is_one_line_and_130(folder: Path, replace: Callable[..., None]) 
     replace("mua.trainer.rl", "train", raising(KeyboardInterrupt()))
     result = mua("train", "x.yaml")
     assert (result.exit_code, result.stderr) == (130, "mua: interrupted\n")
-
-
-def test_a_key_with_dashes_is_told_how_to_write_it(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["mua", "train", "x.yaml", "--trainer.steps=5"])
-    with pytest.raises(SystemExit) as left:
-        main()
-    assert left.value.code == 2
-    assert "--trainer.steps=5: keys of the configuration have no dashes: trainer.steps=5" in capsys.readouterr().err

@@ -70,7 +70,9 @@ def test_no_damaged_input_gives_anything_but_a_clear_line(report: dict[str, Any]
 
 
 def test_every_promised_subject_is_there() -> None:
-    promised = {"configuration", "conversations", "manifests", "model_folders", "replies", "tool_calls", "traces"}
+    promised = {
+        "configuration", "conversations", "manifests", "model_folders", "replies", "stores", "tool_calls", "traces",
+    }  # fmt: skip
     assert promised <= set(fuzz.names())
 
 

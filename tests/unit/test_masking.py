@@ -86,18 +86,6 @@ def _hides(text: str) -> None:
     assert KEY not in text
 
 
-def test_the_configuration_shows_none_and_can_be_read_again(recipe: Path) -> None:
-    shown = CliRunner().invoke(app, ["config", "show", str(recipe)])
-    assert shown.exit_code == 0
-    _hides(shown.stdout)
-    again = recipe.with_name("again.yaml")
-    again.write_text(shown.stdout)
-    assert dump_config(load_config(again)) == shown.stdout  # as a run's config.yaml is read by a conversion
-    llm = load_config(recipe).user.llm
-    assert llm is not None
-    assert llm.base_url == URL  # the run itself has it
-
-
 def test_results_hold_none_and_do_not_depend_on_them(recipe: Path) -> None:
     config = load_config(recipe)
     _hides(json.dumps(setting_of(config)))
@@ -106,15 +94,6 @@ def test_results_hold_none_and_do_not_depend_on_them(recipe: Path) -> None:
     other.write_text(recipe.read_text().replace(PASSWORD, "another-one").replace(KEY, "a-new-key"))
     assert setting_of(load_config(other)) == setting_of(config)
     assert policy_of(load_config(other)) == policy_of(config)
-
-
-def test_a_job_script_with_one_is_refused(recipe: Path) -> None:
-    overrides = [f"user.llm.base_url={URL}", "slurm.nodes=1", "slurm.gpus_per_node=1"]
-    said = CliRunner().invoke(app, ["launch", "slurm", "--dry-run", "--unchecked", str(recipe), *overrides])
-    assert said.exit_code == 2
-    assert said.stderr.startswith("mua: user.llm.base_url: the secret would stand in the job's script")
-    assert PASSWORD not in said.output
-    assert KEY not in said.output
 
 
 async def test_the_simulated_user_is_asked_with_them_and_no_fault_tells_them() -> None:

@@ -23,7 +23,6 @@ from mua.observe.metrics_log import (
     memory_metrics,
     read_metrics,
 )
-from mua.utils.errors import MuaError
 
 
 def steps(output: Path) -> list[int]:
@@ -137,16 +136,3 @@ def test_memory_counts_this_process_and_its_children() -> None:
         child.communicate("\n")
     assert metrics["memory/process_gib"] > 0.01
     assert metrics["memory/children_gib"] > 50 / 1024
-
-
-@pytest.mark.parametrize(
-    "line",
-    ["x", "[]", '{"step": true}', '{"step": 1, "a": []}', "[" * 10_000, "\udcff"],
-)
-def test_a_line_that_is_no_metrics_is_named_and_nothing_is_lost(tmp_path: Path, line: str) -> None:
-    path = tmp_path / METRICS_FILE
-    text = f'{{"step": 0}}\n{line}\n{{"step": 2}}\n'.encode(errors="surrogateescape")
-    path.write_bytes(text)
-    with pytest.raises(MuaError, match=r"metrics\.jsonl:2: not a line of metrics"):
-        MetricsWriter(tmp_path, tensorboard=False, resume_step=1)
-    assert path.read_bytes() == text

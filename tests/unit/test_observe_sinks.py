@@ -6,7 +6,6 @@ calls was tried by hand (docs/metrics.md says with which versions).
 
 from __future__ import annotations
 
-import contextlib
 import sys
 import threading
 import types
@@ -22,8 +21,8 @@ from mua.config.schema import ExperimentConfig
 from mua.config.storage import MlflowConfig, WandbConfig
 from mua.observe import metric_sinks
 from mua.observe.metric_sinks import MetricSink, ServiceSink, service_sink
-from mua.observe.metrics_log import MetricsWriter, ending_of, hyperparameters
-from mua.utils.errors import ConfigError, MuaError, Preempted
+from mua.observe.metrics_log import MetricsWriter, hyperparameters
+from mua.utils.errors import ConfigError
 
 
 def logged(output: Path, sink: MetricSink) -> None:
@@ -162,32 +161,6 @@ def test_what_a_service_did_not_take_is_tried_again_in_order(tmp_path: Path, mon
     assert [step for step, _ in taken] == [0, 1, 3]
     assert len({at for step, at in tried if step == 1}) == 1, "a call has one time, however often it is made"
     service.close.assert_called_once_with("finished")
-
-
-@pytest.mark.parametrize(("error", "ending", "status", "code"), [
-    (None, "finished", "FINISHED", 0), (Preempted("a signal"), "left", "KILLED", 1),
-    (MuaError("x"), "failed", "FAILED", 1),
-])  # fmt: skip
-def test_services_are_told_how_a_run_ended(
-    error: BaseException | None, ending: str, status: str, code: int, wandb: Any, monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-) -> None:  # fmt: skip
-    assert ending_of(error) == ending
-    client = MagicMock()
-    client.create_run.return_value.info.run_id = "r1"
-    monkeypatch.setitem(sys.modules, "mlflow", types.SimpleNamespace(MlflowClient=MagicMock(return_value=client)))
-    monkeypatch.setitem(sys.modules, "mlflow.entities", types.SimpleNamespace())
-    sinks = [
-        service_sink(WandbConfig(project="p"), "x", tmp_path, "r"),
-        service_sink(MlflowConfig(experiment="e"), "x", tmp_path, "r"),
-    ]
-    with contextlib.suppress(MuaError), MetricsWriter(tmp_path, False, 0, sinks):
-        if error is not None:
-            raise error
-    client.set_terminated.assert_called_once_with("r1", status=status)
-    run = wandb.init.return_value
-    run.finish.assert_called_once_with(exit_code=code)
-    assert run.mark_preempting.called == (ending == "left")
 
 
 def test_a_run_that_cannot_begin_online_is_kept_for_later(

@@ -6,7 +6,6 @@ Not covered: replaying or training from a trace (mua.users, mua.trainer).
 from __future__ import annotations
 
 import dataclasses
-import json
 import logging
 from pathlib import Path
 from typing import Any
@@ -136,53 +135,3 @@ def test_a_torn_last_line_is_skipped_and_reported(tmp_path: Path, caplog: pytest
     with caplog.at_level(logging.WARNING):
         assert [t.ordinal for t in read_traces(path)] == [1]
     assert f"{path}:2" in caplog.text
-
-
-@pytest.mark.parametrize(
-    "damage",
-    [
-        lambda line: line[: len(line) // 2],
-        lambda line: "{}",
-        lambda line: line.replace('"format":1', '"format":2'),
-        lambda line: line.replace("user_stop", "bliss"),
-        lambda line: line.replace('"task_id"', '"tusk_id"'),
-        lambda line: line.replace('"ids":"', '"ids":"AAAA'),
-        lambda line: line.replace('"ids":"', '"ids":"!'),
-        lambda line: "[" * 100_000,
-        lambda line: line.replace('"task_id":"task-2"', '"task_id":2'),
-        lambda line: line.replace('"turn_rewards":[1.0]', '"turn_rewards":["1"]'),
-        lambda line: line.replace('"metrics":{}', '"metrics":{"a":[1]}'),
-        lambda line: line.replace('"provenance":"', '"provenance":"BQUFBQUF').replace("AAEDBAQ=", ""),
-        lambda line: line.replace('"error":null', '"err\\nor":null'),
-    ],
-)
-def test_a_broken_line_in_the_middle_is_an_error_that_names_it(tmp_path: Path, damage: Any) -> None:
-    path = tmp_path / "step_000001.jsonl"
-    path.write_text(
-        f"{encode_trajectory(example(1))}\n{damage(encode_trajectory(example(2)))}\n{encode_trajectory(example(3))}\n",
-        encoding="utf-8",
-    )
-    with pytest.raises(TraceError, match=r"step_000001\.jsonl:2: not a trajectory"):
-        list(read_traces(path))
-
-
-@pytest.mark.parametrize(
-    "place",
-    [
-        {"offset": -1, "shape": [5, 2], "type": "<u1"},
-        {"offset": 0, "shape": [5, 10**15], "type": "<u1"},
-        {"offset": 0, "shape": [4, 2], "type": "<u1"},
-        {"offset": 0, "shape": [-5, -2], "type": "<u1"},
-        {"offset": 0, "shape": [5, 2], "type": "O"},
-        [0, 5, 2],
-    ],
-)
-def test_expert_choices_that_are_not_there_are_refused(tmp_path: Path, place: Any) -> None:
-    trajectory = example()
-    trajectory.segments = [dataclasses.replace(trajectory.segments[0], experts=np.zeros((5, 2), np.uint8))]
-    write_traces(path := trace_file(tmp_path, 1), [trajectory])
-    record = json.loads(path.read_text())
-    record["segments"][0]["experts"] = place
-    path.write_text(json.dumps(record) + "\n")
-    with pytest.raises(TraceError, match=r"step_000001\.jsonl:1: not a trajectory"):
-        list(read_traces(path))

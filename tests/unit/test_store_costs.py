@@ -12,10 +12,9 @@ import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql
 
 from mua.store.database import Store
-from mua.store.queries import COUNTED, Order, TrajectoryFilter, list_runs, list_trajectories
+from mua.store.queries import COUNTED, Order, TrajectoryFilter, changes, list_runs, list_trajectories
 from mua.store.tables import trajectories
 from mua.view.page_answers import Answers
-from mua.view.run_overview import changes
 from mua.view.viewed_runs import ViewedRuns
 from tests.postgres_support import PostgresServer
 from tests.store_support import write_run

@@ -21,7 +21,6 @@ from typer.testing import CliRunner
 
 from mua.cli import app
 from mua.config.storage import StoreConfig
-from mua.observe.output import claim_run, known_run
 from mua.store import starts, writer
 from mua.store.database import Store
 from mua.store.faults import StoreError
@@ -29,6 +28,7 @@ from mua.store.retention import pruning
 from mua.store.starts import begin_part, refuse_successor
 from mua.store.tables import parts, runs, tasks, texts
 from mua.store.writer import Insert, Writer, execute
+from mua.utils.run_identity import claim_run, known_run
 from mua.view.viewed_runs import opened_runs
 from tests.store_support import count, write_run
 
@@ -113,13 +113,15 @@ def test_a_live_run_of_another_machine_is_not_taken_over_and_a_silent_one_is(
         monkeypatch.setattr("socket.gethostname", lambda: "node-a")
         run, part = begin(store, tmp_path)
         guard = lambda connection: refuse_successor(connection, run, part)  # noqa: E731
-        first = Writer(store, every_seconds=0.01, name=f"{run}/{part}", guard=guard)
+        first = Writer(store, every_seconds=0.01, name=f"{run}/{part}")
+        first.guard = guard
         monkeypatch.setattr("socket.gethostname", lambda: "node-b")
         with pytest.raises(StoreError, match=r"goes on in process .* on node-a"):
             begin(store, tmp_path)
         first.close()
         assert begin(store, tmp_path) == (run, 2)
-        late = Writer(store, every_seconds=0.01, name=f"{run}/{part}", guard=guard)
+        late = Writer(store, every_seconds=0.01, name=f"{run}/{part}")
+        late.guard = guard
         late.put([Insert(texts, [{"hash": "late", "body": b"x"}])])
         with pytest.raises(StoreError, match="part 2 goes on elsewhere"):
             late.close()

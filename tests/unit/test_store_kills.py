@@ -29,7 +29,6 @@ from sqlalchemy.engine.default import DefaultDialect
 
 from mua.algorithms.batch import make_batches
 from mua.config.schema import ExperimentConfig
-from mua.observe.output import known_run
 from mua.store.database import Store, store_url
 from mua.store.faults import NoStore
 from mua.store.queries import lost_step
@@ -42,6 +41,7 @@ from mua.trainer.observers import DoneStep, Learned, RunRecord
 from mua.trainer.run_folder import Run
 from mua.types import Group, Outcome, Segment, Trajectory
 from mua.utils.atomic import hidden_folder, publish_folder
+from mua.utils.run_identity import known_run
 
 GROUPS, SIZE = 2, 2
 KINDS = {"time": 1, "statement": 400, "commit": 60, "save": 150}

@@ -269,11 +269,11 @@ def test_command_line(filled: Store, tmp_path: Path) -> None:
     assert listed[0]["trained"] == 1
     assert json.loads(run("verify", tmp_path, "--json")[1])["faults"] == []
     assert run("verify", tmp_path)[0] == 0
-    dry = json.loads(run("prune", tmp_path, "--keep-arrays-steps", 2, "--dry-run", "--json")[1])
+    dry = json.loads(run("prune", tmp_path, "--keep-arrays-steps", 2, "--no-checkpoints", "--dry-run", "--json")[1])
     assert dry["dropped"] == {"experts": 2, "arrays": 2, "uses": 4}
     assert dry["bytes_before"] == dry["bytes_after"]
     filled.close()
-    done = json.loads(run("prune", tmp_path, "--keep-arrays-steps", 2, "--json")[1])
+    done = json.loads(run("prune", tmp_path, "--keep-arrays-steps", 2, "--no-checkpoints", "--json")[1])
     assert done["bytes_after"]["tokens"] < done["bytes_before"]["tokens"]
     with Store.open(tmp_path) as again:
         spoil(again, "DELETE FROM trajectories WHERE id = ?", ONE)

@@ -47,7 +47,7 @@ from mua.environment.endpoint.chat import (
     unreadable,
 )
 from mua.environment.endpoint.replies import read_completion
-from mua.utils.masking import HIDDEN, below, credentials, mask_secrets
+from mua.utils.masking import HIDDEN, below, mask_secrets, secret_parts
 from mua.utils.strict_json import JsonError, read_json
 
 log = logging.getLogger(__name__)
@@ -183,7 +183,7 @@ class Connection:
     def clean(self, text: str) -> str:
         """One line, shortened, without keys and passwords: some endpoints quote them in their refusal."""
         text, secrets = mask_secrets(text), {self._config.api_key.get_secret_value(): "<api key>"}
-        for secret, shown in (secrets | dict.fromkeys(credentials(self._config.base_url), HIDDEN)).items():
+        for secret, shown in (secrets | dict.fromkeys(secret_parts(self._config.base_url), HIDDEN)).items():
             if len(secret) >= _SHORTEST_SECRET:
                 text = text.replace(secret, shown)
         return " ".join(text.split())[:_LONGEST_REFUSAL]

@@ -22,7 +22,7 @@ from mua.environment.endpoint.services import ChatClient, Services
 from mua.environment.protocol import Split, Task
 from mua.environment.selection import Selection, environment_of
 from mua.observe.progress import Progress
-from mua.observe.terminal import SafeConsole
+from mua.observe.safe_output import SafeConsole
 from mua.rollout.agent import ChatPolicy
 from mua.rollout.runner import EpisodeRunner, Placed, evaluation_places, require_scored, without_gc_pauses
 from mua.rollout.service import RolloutService

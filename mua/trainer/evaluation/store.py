@@ -186,9 +186,8 @@ def recording(
                         "store %s: lacks what steps %d to %d of this run did: it was begun, or restored, after them",
                         store.name, lacking[0], lacking[-1],
                     )  # fmt: skip
-        with Writer.of(
-            store, chosen, f"{run}/{part}", guard=lambda connection: refuse_successor(connection, run, part)
-        ) as writer:
+        with Writer.of(store, chosen, f"{run}/{part}") as writer:
+            writer.guard = lambda connection: refuse_successor(connection, run, part)
 
             def end(state: str) -> None:
                 ended = {"ended_at": time.time()}

@@ -59,7 +59,9 @@ export const useAnswer = (path, parameters, version = 0) => {
 
 export const Answered = ({ of, children }) => {
   if (of.error) return html`<p class="error" role="alert">${of.error.message}</p>`;
-  return of.data === null ? html`<p class="dim">loading …</p>` : children(of.data);
+  if (of.data === null) return html`<p class="dim">loading …</p>`;
+  const damaged = of.data.damaged && html`<p class="error" role="alert">damaged, and shown as nothing (mua store verify): ${of.data.damaged.join(", ")}</p>`;
+  return html`${damaged}${children(of.data)}`;
 };
 
 export const Table = ({ columns, rows, onOpen, selected, name }) => html`

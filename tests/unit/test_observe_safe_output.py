@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 from mua.cli import command
 from mua.observe.logs import log_file, logging_to
 from mua.observe.progress import Progress
-from mua.observe.terminal import SafeConsole, SafeStream
+from mua.observe.safe_output import SafeConsole, SafeStream
 from mua.store.database import Store
 from mua.store.tables import trajectories
 from mua.store.writer import Update, execute
