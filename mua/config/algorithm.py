@@ -386,8 +386,6 @@ class AlgorithmConfig(Section):
             f"{later} changes them token by token afterwards: leave out one of the two":
                 (gae or teacher or (self.kl_in == "reward" and kl))
                 and (self.minimal_advantage is not None or self.drop_zero_advantage),
-            f"loss cross_entropy reads neither advantages nor ratios: leave out {correction}":
-                self.loss == "cross_entropy" and correction != "none",
             "loss cross_entropy reads no advantages: set kl_in to loss":
                 self.loss == "cross_entropy" and kl and self.kl_in == "reward",
             "kl_estimator k1 in the loss has an expected gradient of 0: set kl_in to reward, or kl_estimator to k2 or "
