@@ -357,9 +357,17 @@ class AlgorithmConfig(Section):
         },
     }
 
+    @property
+    def _teacher_alone(self) -> bool:
+        return self.distillation is not None and self.distillation.only
+
+    def is_set(self, key: str) -> bool:
+        """See :class:`Section`; ``advantage: none`` beside a teacher alone says what is so."""
+        return super().is_set(key) and not (key == "advantage" and self._teacher_alone and self.advantage == "none")
+
     def why_unread(self, key: str) -> str | None:
         """See :class:`Section`; a teacher alone leaves the rewards out."""
-        if self.distillation is not None and self.distillation.only and key in ("advantage", "advantage_scale"):
+        if self._teacher_alone and key in ("advantage", "advantage_scale"):
             return "rewards, which distillation.only leaves out"
         return super().why_unread(key)
 
