@@ -105,10 +105,10 @@ class Section(BaseModel):
                 if key in keys:
                     readers.setdefault(option, []).append(choice)
         unread = []
-        for option, choices in readers.items():
-            if self.choice(option) not in choices:
-                wanted = "" if choices == ["set"] else f" {', '.join(choices)}"
-                unread.append(f"{option}{wanted} ({option} is {self.choice(option)})")
+        for option, wanted in readers.items():
+            if self.choice(option) not in wanted:
+                named = "" if wanted == ["set"] else f" {', '.join(wanted)}"
+                unread.append(f"{option}{named} ({option} is {self.choice(option)})")
             elif (reason := self.why_unread(option)) is None:
                 return None
             else:
