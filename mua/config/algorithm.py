@@ -357,9 +357,17 @@ class AlgorithmConfig(Section):
         },
     }
 
+    @property
+    def _teacher_alone(self) -> bool:
+        return self.distillation is not None and self.distillation.only
+
+    def is_set(self, key: str) -> bool:
+        """See :class:`Section`; ``advantage: none`` beside a teacher alone says what is so."""
+        return super().is_set(key) and not (key == "advantage" and self._teacher_alone and self.advantage == "none")
+
     def why_unread(self, key: str) -> str | None:
         """See :class:`Section`; a teacher alone leaves the rewards out."""
-        if self.distillation is not None and self.distillation.only and key in ("advantage", "advantage_scale"):
+        if self._teacher_alone and key in ("advantage", "advantage_scale"):
             return "rewards, which distillation.only leaves out"
         return super().why_unread(key)
 
@@ -386,8 +394,6 @@ class AlgorithmConfig(Section):
             f"{later} changes them token by token afterwards: leave out one of the two":
                 (gae or teacher or (self.kl_in == "reward" and kl))
                 and (self.minimal_advantage is not None or self.drop_zero_advantage),
-            f"loss cross_entropy reads neither advantages nor ratios: leave out {correction}":
-                self.loss == "cross_entropy" and correction != "none",
             "loss cross_entropy reads no advantages: set kl_in to loss":
                 self.loss == "cross_entropy" and kl and self.kl_in == "reward",
             "kl_estimator k1 in the loss has an expected gradient of 0: set kl_in to reward, or kl_estimator to k2 or "

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import copy
 import difflib
-import hashlib
 import os
 import re
 from collections.abc import Sequence
@@ -156,11 +155,6 @@ def _override(tree: Tree, overrides: Sequence[str]) -> None:
 def dump_config(config: Section) -> str:
     """The configuration as YAML that :func:`load_config` reads again, secrets and credentials in URLs masked."""
     return yaml.safe_dump(masked_tree(config.model_dump(mode="json")), sort_keys=False, allow_unicode=True, width=120)
-
-
-def config_fingerprint(config: Section) -> str:
-    """16 hexadecimal digits that change whenever any value but a secret does."""
-    return hashlib.sha256(dump_config(config).encode()).hexdigest()[:16]
 
 
 def _read(path: Path, parents: tuple[Path, ...], files: list[Path]) -> Tree:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import types
 from collections.abc import Iterator, Mapping, Sequence
@@ -81,8 +82,11 @@ class Section(BaseModel):
 
     def is_set(self, key: str) -> bool:
         """Whether ``key`` has another value than its default."""
-        value = getattr(self, key)
-        return bool(value != type(self).model_fields[key].get_default(call_default_factory=True))
+        return bool(getattr(self, key) != self.default(key))
+
+    def default(self, key: str) -> Any:
+        """Of a key that need not be set."""
+        return type(self).model_fields[key].get_default(call_default_factory=True)
 
     def choice(self, option: str) -> str:
         """The value of ``option``, a dotted key, as :attr:`READS` names it."""
@@ -101,10 +105,10 @@ class Section(BaseModel):
                 if key in keys:
                     readers.setdefault(option, []).append(choice)
         unread = []
-        for option, choices in readers.items():
-            if self.choice(option) not in choices:
-                wanted = "" if choices == ["set"] else f" {', '.join(choices)}"
-                unread.append(f"{option}{wanted} ({option} is {self.choice(option)})")
+        for option, wanted in readers.items():
+            if self.choice(option) not in wanted:
+                named = "" if wanted == ["set"] else f" {', '.join(wanted)}"
+                unread.append(f"{option}{named} ({option} is {self.choice(option)})")
             elif (reason := self.why_unread(option)) is None:
                 return None
             else:
@@ -119,7 +123,11 @@ class Section(BaseModel):
         named = dict.fromkeys(key for choices in self.READS.values() for keys in choices.values() for key in keys)
         reasons = {key: reason for key in named if self.is_set(key) and (reason := self.why_unread(key)) is not None}
         if reasons:
-            lines = (f"{key} is read only with {reason}; leave {key} out" for key, reason in reasons.items())
+            lines = []
+            for key, reason in reasons.items():
+                default = self.default(key)
+                otherwise = "" if isinstance(default, Section) else f", or set it to {json.dumps(default)}"
+                lines.append(f"{key} is read only with {reason}; leave {key} out{otherwise}")
             raise ValueError("\n".join(lines))
         return self
 

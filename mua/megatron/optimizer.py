@@ -19,7 +19,6 @@ from torch import Tensor
 from mua.config.schema import MegatronConfig, OptimizerConfig
 from mua.megatron.settings import data_parallel_config, optimizer_config
 from mua.utils.collective import gathered
-from mua.utils.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,16 +71,6 @@ class Optimizer:
         *,
         section: str = "optimizer",
     ) -> None:
-        if config.min_learning_rate > config.learning_rate:
-            raise ConfigError(
-                f"{section}.min_learning_rate {config.min_learning_rate} is above {section}.learning_rate "
-                f"{config.learning_rate}"
-            )
-        if config.schedule != "constant" and config.warmup_steps >= total_steps:
-            raise ConfigError(
-                f"{section}.warmup_steps {config.warmup_steps} leaves none of the run's {total_steps} steps to decay "
-                f"in; lower it or set {section}.schedule to constant"
-            )
         self.megatron: ChainedOptimizer = get_megatron_optimizer(
             optimizer_config(config, chunks[0].config.params_dtype, megatron, section=section), chunks
         )

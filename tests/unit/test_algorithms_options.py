@@ -59,11 +59,12 @@ BASES: list[dict[str, Any]] = [
 
 ALIKE = {
     "pass_at_k": ("score", "pass_k", "shaping"), "reinforce_plus_plus": ("drop_zero_advantage",),
-    "cross_entropy, 0.7": ("advantage", "shaping"),
+    str(TEACHER | {"only": True}): ("advantage",), "cross_entropy, 0.7": ("advantage", "shaping"),
     **dict.fromkeys(("sequence_mean", "sequence_sum", "constant"), ("drop_zero_advantage",)),
 }  # fmt: skip
-"""Read, but not seen in these episodes: successes stay successes, after whitening nothing is exactly 0, and whole
-trajectories without an advantage move no weight of the others, though the step gets cheaper without them."""
+"""``advantage: none`` says that rewards are left out. Others are read, but not seen in these episodes: successes stay
+successes, after whitening nothing is exactly 0, and whole trajectories without an advantage move no weight of the
+others, though the step gets cheaper without them."""
 
 
 def said(text: str) -> dict[str, Any]:
@@ -218,7 +219,8 @@ def test_an_address_that_is_no_native_interface_is_refused_and_not_repeated(addr
 @pytest.mark.parametrize(
     "settings",
     [
-        {"group_size": 1, "advantage": "none"}, {"group_size": 1, "distillation": TEACHER | {"only": True}},
+        {"advantage": "none", "distillation": TEACHER | {"only": True}}, {"group_size": 1, "advantage": "none"},
+        {"group_size": 1, "distillation": TEACHER | {"only": True}},
         {"skip_zero_advantage": True, "minimal_advantage": -1.0}, {"loss": "pkg.module:loss", "dual_clip": 2.0},
         {"advantage": "pkg.module:advantage", "pass_k": 2}, {"loss": "minirl", "dual_clip": None, "pass_k": 4},
     ],

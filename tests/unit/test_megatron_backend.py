@@ -144,18 +144,6 @@ def test_a_token_outside_the_vocabulary_is_refused(folder: Path) -> None:
         built.log_probabilities([foreign], 1.0)
 
 
-@pytest.mark.parametrize(
-    ("optimizer", "message"),
-    [
-        ({"min_learning_rate": 1.0}, r"optimizer\.min_learning_rate 1\.0 is above"),
-        ({"schedule": "cosine", "warmup_steps": 10}, r"optimizer\.warmup_steps 10 leaves none of the run's 10 steps"),
-    ],
-)
-def test_impossible_schedules_are_refused(folder: Path, optimizer: dict[str, object], message: str) -> None:
-    with pytest.raises(ConfigError, match=message), backend(folder, optimizer=OPTIMIZER.model_copy(update=optimizer)):
-        pass
-
-
 def test_a_folder_that_is_no_model_is_named(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"model\.path: .*config\.json"), backend(tmp_path):
         pass
