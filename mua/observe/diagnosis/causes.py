@@ -19,7 +19,7 @@ import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations, islice, product
 from statistics import fmean
 from types import SimpleNamespace
@@ -363,7 +363,11 @@ def kind_for_kind(seen: Evidence) -> Symptom | None:
         return None
     kinds, domains = units.kinds, np.array([kind.split(": ")[0] for kind in units.kinds])
     parts = {name: units.only(kinds == name) for name in set(kinds)}
-    parts |= {name: units.only(domains == name) for name in set(domains)} if len(set(domains)) > 1 else {}
+    parts |= (
+        {name: replace(units, kinds=domains).only(domains == name) for name in set(domains)}
+        if len(set(domains)) > 1
+        else {}
+    )
     changes = [(kind, one) for kind, part in parts.items() for one in comparisons(part, total)]
     pairs = [
         (up.apart - down.apart, fallen, down, risen, up)

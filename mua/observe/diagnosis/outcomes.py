@@ -126,11 +126,12 @@ def compare(units: Units, begin: int, until: int, start: int) -> Compared | None
     chosen = early | late
     values, kinds = units.values[chosen], units.kinds[chosen]
     x, y = late[chosen].astype(np.float64), values.copy()
-    for kind in np.unique(kinds):
-        own = kinds == kind
+    names = np.unique(kinds)
+    means = [kinds == name for name in names] if len(values) >= FEW * len(names) else [np.ones(len(values), bool)]
+    for own in means:  # of kinds too rare to have a mean of their own there is one together
         x[own] -= x[own].mean()
         y[own] -= y[own].mean()
-    spread, degrees = float(x @ x), len(y) - len(np.unique(kinds)) - 1
+    spread, degrees = float(x @ x), len(y) - len(means) - 1
     if spread < 1e-9 or degrees < 2:
         return None
     slope, level, part = float(x @ y) / spread, float(values.mean()), float(late[chosen].mean())
