@@ -4,7 +4,7 @@
 
 Every run is made by the real trainer with its store (:mod:`tools.bench.planted_runs`) and diagnosed from its folder, as
 a person would. Exit status 1 if fewer than 90 % of the planted causes are named first, or of the runs that no cause is
-named after judged right, or more than one healthy run is called ill. ``--tuning`` makes the runs that thresholds were
+named after get the right verdict, or more than one healthy run is called ill. ``--tuning`` makes the runs that thresholds were
 set with: other domains and seeds, none of which the matrix shows. ``--write`` renews docs/benchmarks/diagnosis.md.
 """
 
@@ -513,9 +513,7 @@ def main() -> None:
     summary = (
         f"**{sum(ill)} of {len(ill)}** planted causes are named first; **{sum(alarms)} of {len(alarms)}** healthy "
     )
-    summary += (
-        f"runs are called ill; **{sum(others)} of {len(others)}** runs that no cause is named after are judged right."
-    )
+    summary += f"runs are called ill; **{sum(others)} of {len(others)}** runs that no cause is named after get the right verdict."
     print(summary)
     if options.write:
         PAGE.write_text(kit.with_part(PAGE, "runs", tables(found, summary), by=Path(__file__)), encoding="utf-8")

@@ -198,6 +198,8 @@ def _held_out(seen: Evidence, name: str, points: Sequence[Measured]) -> Outcome 
 
     change, chosen = 0, first
     (gain, doubt), (loss, other) = difference(first), difference(best)
+    if not math.isfinite(doubt + other):
+        return None
     if gain < -max(0.02, 2.6 * doubt):
         change = -1
     elif loss < -max(0.15 * abs(best.mean), 2.6 * other):

@@ -40,7 +40,8 @@ class Diagnosis:
         """ill, where anything is found; healthy only where an outcome is good; otherwise undecided."""
         if self.findings:
             return "ill"
-        return "healthy" if self.solved or any(one.change > 0 for one in self.outcomes) else "undecided"
+        rose = any(one.change > 0 for one in self.outcomes if one.name != "scored")
+        return "healthy" if self.solved or rose else "undecided"
 
     @property
     def healthy(self) -> bool | None:
