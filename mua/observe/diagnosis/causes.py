@@ -27,7 +27,7 @@ from types import SimpleNamespace
 import numpy as np
 from scipy.stats import binom, binomtest
 
-from mua.observe.diagnosis.curves import Floats, above, beginning, dated, ending, lasting, mean, smoothed
+from mua.observe.diagnosis.curves import Floats, Mask, above, beginning, dated, ending, lasting, mean, smoothed
 from mua.observe.diagnosis.evidence import DATA, Evidence, Outcome, SeenEpisode, TokenSample
 from mua.observe.diagnosis.outcomes import comparisons, step_means, training_units
 
@@ -285,11 +285,15 @@ def large_steps(seen: Evidence) -> Symptom | None:
 def _leap(entropy: Floats) -> int | None:
     """Where entropy leaps from one step to the next and stays there. Medians of three, because a single odd batch,
     whose texts are others, is no leap of the policy."""
-    for at in range(len(entropy) - 1):
-        sides = (float(np.median(part)) for part in (entropy[max(0, at - 2) : at + 1], entropy[at + 1 : at + 4]))
-        pairs = (sorted(sides), sorted(entropy[at : at + 2].tolist()))
-        if all(high - low >= max(THRESHOLDS.leap_nats, THRESHOLDS.leap * high) for low, high in pairs):
-            return at
+
+    def far(one: Floats, other: Floats) -> Mask:
+        high = np.fmax(one, other)
+        return above(np.abs(one - other), np.fmax(THRESHOLDS.leap_nats, THRESHOLDS.leap * high))
+
+    for at in np.flatnonzero(far(entropy[:-1], entropy[1:])).tolist():
+        sides = (np.array([np.median(part)]) for part in (entropy[max(0, at - 2) : at + 1], entropy[at + 1 : at + 4]))
+        if far(*sides)[0]:
+            return int(at)
     return None
 
 

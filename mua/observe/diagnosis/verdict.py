@@ -117,7 +117,7 @@ READY = 6
 
 
 class Alarms:
-    """Looks at each step's metrics as it comes; each cause is told once. Some milliseconds per step.
+    """Looks at each step's metrics as it comes; each cause is told once. Some hundredths of a second per step.
 
     A fault of this code ends no run: it is logged once, and nothing is looked at any more.
     """
