@@ -13,7 +13,7 @@ status meaning                                             what a launcher does
        often, an endpoint that does not answer, a rank     from the newest checkpoint; a bounded number of
        that was lost, a deadline; or a signal to leave     times in a row without a new one
 3      an evaluation of which too much could not be        stops; the same command plays what is missing,
-       scored: its result is written with its bounds       once the reason is mended
+       scored: its result is written with its bounds       once the reason is gone
 1      a bug: a traceback stands above                     as 75: it may be the machine's
 ====== =================================================== ================================================
 

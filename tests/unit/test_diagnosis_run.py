@@ -23,17 +23,8 @@ pytestmark = pytest.mark.slow
 
 
 def test_tools_that_fail_are_named_by_the_command_and_by_training(tmp_path: Path) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "tools.bench.diagnose",
-        "--only",
-        "tool_errors",
-        "--most",
-        "1",
-        "--keep",
-        str(tmp_path),
-    ]
+    chosen = ["--only", "tool_errors", "--most", "1", "--keep", str(tmp_path)]
+    command = [sys.executable, "-m", "tools.bench.diagnose", *chosen]
     variables = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, env=variables, cwd=ROOT, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stdout + done.stderr[-3000:]

@@ -53,7 +53,8 @@ evaluation:
   resamples: 200
   policy:
     kind: endpoint
-    endpoint: {{base_url: "{server.base_url}", model: clerk, max_retries: 0, price_per_million_out: 3.0}}
+    endpoint:
+      {{base_url: "{server.base_url}", model: clerk, api_key: sk-hidden, max_retries: 0, price_per_million_out: 3.0}}
 observe: {{progress: false}}
 """
     )
@@ -89,6 +90,7 @@ async def test_an_evaluation_of_an_endpoint(tmp_path: Path, capsys: pytest.Captu
     for name in ("success.png", "passes.png"):
         assert (tmp_path / "out" / name).read_bytes().startswith(b"\x89PNG")
     assert len(list(read_traces(tmp_path / "out" / "traces"))) == 18
+    assert not [path for path in (tmp_path / "out").rglob("*") if path.is_file() and b"sk-hidden" in path.read_bytes()]
 
 
 async def test_the_evaluation_decides_on_tasks_and_temperature(tmp_path: Path) -> None:

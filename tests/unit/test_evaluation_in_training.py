@@ -7,9 +7,6 @@ run with held-out domains and a real engine is in tests/e2e/test_environments.py
 
 from __future__ import annotations
 
-import json
-import re
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +14,13 @@ import pytest
 
 from environments.gyms._shared import Gym
 from mua.config.schema import EvaluationConfig, ExperimentConfig
-from mua.engine import SamplingParams
 from mua.environment.endpoint.services import Services
 from mua.environment.selection import Selection
 from mua.observe.progress import Progress
-from mua.rollout import service
 from mua.rollout.service import RolloutService
-from mua.store.traces import read_traces
-from mua.trainer.evaluation.evaluator import evaluate, evaluate_in_training
+from mua.trainer.evaluation.evaluator import evaluate_in_training
 from mua.trainer.evaluation.report import interval_of, training_metrics
-from mua.types import Generation, Outcome, Trajectory
+from mua.types import Outcome, Trajectory
 from mua.utils.errors import ConfigError
 from tests.rollout_fixtures import ScriptedPool, call
 from tests.tokens_fixtures import chat_family, model_folder
@@ -175,68 +169,3 @@ def test_a_single_domain_has_one_name_and_an_unscored_part_no_success() -> None:
     assert "eval/quiz/test_success" not in beside
     assert "eval/held_out_test_success" not in beside
     assert beside["eval/held_out_test_unscored"] == 1.0
-
-
-class ReadingPool(ScriptedPool):
-    """Engines with a clerk who reads what was said and cancels any order, unless the request's seed puts it off."""
-
-    async def generate(
-        self, prompt_ids: Sequence[int], params: SamplingParams, *, session: str, deadline_s: float
-    ) -> Generation:
-        text = self._family.decode(prompt_ids)
-        told = re.search(r"Order (\d{4})\. I am (\w+)\.", text)
-        said = "What are your order number and your name?"
-        if params.seed is not None and params.seed % 7 == 0:
-            said = "I do not know."
-        elif told is not None:
-            made, order = text.count("<tool_call>"), told[1]
-            tools = [call("check_owner", order=order, name=told[2]), call("get_order", order=order)]
-            tools.append(call("cancel_order", order=order))
-            said = tools[made] if made < len(tools) else f"Done, order {order} is cancelled."
-        self._script = lambda session, turn: said
-        return await super().generate(prompt_ids, params, session=session, deadline_s=deadline_s)
-
-
-@pytest.mark.parametrize("domains", [pytest.param([], marks=pytest.mark.slow), ["gyms/function", "help_desk"]])
-def test_training_and_mua_eval_play_the_same_episodes_and_give_the_same_numbers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, domains: list[str]
-) -> None:
-    """Also where ``mua eval`` goes over other domains besides, and in whatever order."""
-    sections = {
-        "output": tmp_path / "train", "model": {"path": model_folder("qwen3")}, "engine": {"deterministic": True},
-        "rollout": {"max_turns": 8}, "user": {"personas": ["brief"]}, "observe": {"progress": False, "traces": True},
-    }  # fmt: skip
-    desk = {"name": "help_desk", "prompt": "short"}
-    loaded = config(desk, sections, tasks=40, samples=2, temperature=0.25, domains=domains, level=0.9)
-    made: list[ReadingPool] = []
-
-    def pool(*_: Any, **__: Any) -> ReadingPool:
-        made.append(ReadingPool(chat_family("qwen3", False), lambda session, turn: ""))
-        return made[-1]
-
-    monkeypatch.setattr(service, "EnginePool", pool)
-    with RolloutService(loaded) as rollouts:
-        found = evaluate_in_training(loaded, rollouts, Progress(enabled=False), "validation", 0)
-    alone = loaded.model_copy(update={"output": tmp_path / "eval"})
-    alone.output.mkdir()
-    evaluate(alone)
-
-    result = json.loads((tmp_path / "eval" / "evaluation.json").read_text())["domains"]["help_desk"]["success"]
-    prefix = "eval/help_desk/validation" if len(domains) > 1 else "eval/validation"
-    ours = [found[f"{prefix}_success{end}"] for end in ("", "_low", "_high")]
-    assert ours == [result["mean"], result["low"], result["high"]]
-    assert 0 <= ours[1] < ours[0] < ours[2] < 1
-    told = [_told(tmp_path / "train" / "evaluations" / "validation"), _told(tmp_path / "eval" / "traces")]
-    assert told[0] == told[1]
-    assert len(told[0]) == 80
-    requests = [{(r.session, r.params.seed, tuple(r.prompt)) for r in pool.requests} for pool in made]
-    assert requests[0] == requests[1]
-
-
-def _told(folder: Path) -> dict[tuple[str, int, int], Any]:
-    """What was said in each episode of the help desk, and what became of it."""
-    return {
-        (t.task_id, t.ordinal, t.sample): (t.messages, t.outcome, t.reward)
-        for t in read_traces(folder)
-        if t.domain == "help_desk"
-    }

@@ -4,8 +4,9 @@
 
 Every run is made by the real trainer with its store (:mod:`tools.bench.planted_runs`) and diagnosed from its folder, as
 a person would. Exit status 1 if fewer than 90 % of the planted causes are named first, or of the runs that no cause is
-named after judged right, or more than one healthy run is called ill. ``--tuning`` makes the runs that thresholds were
-set with: other domains and seeds, none of which the matrix shows. ``--write`` renews docs/benchmarks/diagnosis.md.
+named after get the right verdict, or more than one healthy run is called ill. ``--tuning`` makes the runs that
+thresholds were set with: other domains and seeds, none of which the matrix shows. ``--write`` renews
+docs/benchmarks/diagnosis.md.
 """
 
 from __future__ import annotations
@@ -510,12 +511,9 @@ def main() -> None:
     ill = [named(d) == case.cause for case, d in found if case.group not in (HEALTHY, UNNAMED)]
     alarms = [d.verdict == "ill" for case, d in found if case.group == HEALTHY]
     others = [named(d) == case.cause for case, d in found if case.group == UNNAMED]
-    summary = (
-        f"**{sum(ill)} of {len(ill)}** planted causes are named first; **{sum(alarms)} of {len(alarms)}** healthy "
-    )
-    summary += (
-        f"runs are called ill; **{sum(others)} of {len(others)}** runs that no cause is named after are judged right."
-    )
+    summary = f"**{sum(ill)} of {len(ill)}** planted causes are named first; **{sum(alarms)} of {len(alarms)}** "
+    summary += f"healthy runs are called ill; **{sum(others)} of {len(others)}** runs that no cause is named after get "
+    summary += "the right verdict."
     print(summary)
     if options.write:
         PAGE.write_text(kit.with_part(PAGE, "runs", tables(found, summary), by=Path(__file__)), encoding="utf-8")

@@ -19,7 +19,7 @@ import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations, islice, product
 from statistics import fmean
 from types import SimpleNamespace
@@ -27,7 +27,7 @@ from types import SimpleNamespace
 import numpy as np
 from scipy.stats import binom, binomtest
 
-from mua.observe.diagnosis.curves import Floats, above, beginning, dated, ending, lasting, mean, smoothed
+from mua.observe.diagnosis.curves import Floats, Mask, above, beginning, dated, ending, lasting, mean, smoothed
 from mua.observe.diagnosis.evidence import DATA, Evidence, Outcome, SeenEpisode, TokenSample
 from mua.observe.diagnosis.outcomes import comparisons, step_means, training_units
 
@@ -285,11 +285,15 @@ def large_steps(seen: Evidence) -> Symptom | None:
 def _leap(entropy: Floats) -> int | None:
     """Where entropy leaps from one step to the next and stays there. Medians of three, because a single odd batch,
     whose texts are others, is no leap of the policy."""
-    for at in range(len(entropy) - 1):
-        sides = (float(np.median(part)) for part in (entropy[max(0, at - 2) : at + 1], entropy[at + 1 : at + 4]))
-        pairs = (sorted(sides), sorted(entropy[at : at + 2].tolist()))
-        if all(high - low >= max(THRESHOLDS.leap_nats, THRESHOLDS.leap * high) for low, high in pairs):
-            return at
+
+    def far(one: Floats, other: Floats) -> Mask:
+        high = np.fmax(one, other)
+        return above(np.abs(one - other), np.fmax(THRESHOLDS.leap_nats, THRESHOLDS.leap * high))
+
+    for at in np.flatnonzero(far(entropy[:-1], entropy[1:])).tolist():
+        sides = (np.array([np.median(part)]) for part in (entropy[max(0, at - 2) : at + 1], entropy[at + 1 : at + 4]))
+        if far(*sides)[0]:
+            return int(at)
     return None
 
 
@@ -363,7 +367,11 @@ def kind_for_kind(seen: Evidence) -> Symptom | None:
         return None
     kinds, domains = units.kinds, np.array([kind.split(": ")[0] for kind in units.kinds])
     parts = {name: units.only(kinds == name) for name in set(kinds)}
-    parts |= {name: units.only(domains == name) for name in set(domains)} if len(set(domains)) > 1 else {}
+    parts |= (
+        {name: replace(units, kinds=domains).only(domains == name) for name in set(domains)}
+        if len(set(domains)) > 1
+        else {}
+    )
     changes = [(kind, one) for kind, part in parts.items() for one in comparisons(part, total)]
     pairs = [
         (up.apart - down.apart, fallen, down, risen, up)

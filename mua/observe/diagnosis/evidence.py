@@ -164,9 +164,9 @@ class Evidence:
 
     @property
     def success_rose(self) -> bool:
-        """On held-out tasks or in training, and fell in neither."""
-        changes = [one.change for one in self.outcomes if one.name == "success" or one.name.startswith("held-out")]
-        return bool(changes) and min(changes) >= 0 and max(changes) > 0
+        """On held-out tasks or in training."""
+        names = ("success", "held-out")
+        return any(one.change > 0 and one.name.startswith(names) for one in self.outcomes)
 
 
 def series(lines: Iterable[Mapping[str, Any]], evaluations: Iterable[Mapping[str, Any]] = ()) -> Evidence:

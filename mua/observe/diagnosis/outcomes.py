@@ -126,11 +126,12 @@ def compare(units: Units, begin: int, until: int, start: int) -> Compared | None
     chosen = early | late
     values, kinds = units.values[chosen], units.kinds[chosen]
     x, y = late[chosen].astype(np.float64), values.copy()
-    for kind in np.unique(kinds):
-        own = kinds == kind
+    names = np.unique(kinds)
+    means = [kinds == name for name in names] if len(values) >= FEW * len(names) else [np.ones(len(values), bool)]
+    for own in means:  # of kinds too rare to have a mean of their own there is one together
         x[own] -= x[own].mean()
         y[own] -= y[own].mean()
-    spread, degrees = float(x @ x), len(y) - len(np.unique(kinds)) - 1
+    spread, degrees = float(x @ x), len(y) - len(means) - 1
     if spread < 1e-9 or degrees < 2:
         return None
     slope, level, part = float(x @ y) / spread, float(values.mean()), float(late[chosen].mean())
@@ -197,6 +198,8 @@ def _held_out(seen: Evidence, name: str, points: Sequence[Measured]) -> Outcome 
 
     change, chosen = 0, first
     (gain, doubt), (loss, other) = difference(first), difference(best)
+    if not math.isfinite(doubt + other):
+        return None
     if gain < -max(0.02, 2.6 * doubt):
         change = -1
     elif loss < -max(0.15 * abs(best.mean), 2.6 * other):

@@ -40,7 +40,8 @@ class Diagnosis:
         """ill, where anything is found; healthy only where an outcome is good; otherwise undecided."""
         if self.findings:
             return "ill"
-        return "healthy" if self.solved or any(one.change > 0 for one in self.outcomes) else "undecided"
+        rose = any(one.change > 0 for one in self.outcomes if one.name != "scored")
+        return "healthy" if self.solved or rose else "undecided"
 
     @property
     def healthy(self) -> bool | None:
@@ -116,7 +117,7 @@ READY = 6
 
 
 class Alarms:
-    """Looks at each step's metrics as it comes; each cause is told once. Some milliseconds per step.
+    """Looks at each step's metrics as it comes; each cause is told once. Some hundredths of a second per step.
 
     A fault of this code ends no run: it is logged once, and nothing is looked at any more.
     """

@@ -143,7 +143,7 @@ def require_complete(config: ExperimentConfig, results: Sequence[Json]) -> None:
         unscored, episodes = max(worst, key=lambda pair: pair[0] / pair[1])
         raise IncompleteEvaluation(
             f"evaluation.max_unscored: {unscored} of {episodes} episodes could not be scored, above {most:g}; the "
-            "result is written, with the bounds that they leave open; mend what they ended with, and the same command "
+            "result is written, with the bounds that they leave open; fix what they ended with, and the same command "
             "plays them again"
         )
 
