@@ -10,13 +10,12 @@ import json
 import logging
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from mua.config.load import dump_config
 from mua.config.schema import ExperimentConfig
 from mua.config.tree import parse
 from mua.observe.metrics_log import EVALUATIONS_FILE, read_metrics
@@ -44,54 +43,18 @@ _VERSIONS = ("mua", "megatron-core", "torch", "sglang", "transformers")
 class ExportedPolicy:
     """Whose policy is exported."""
 
-    config: Json
-    """The run's configuration, secrets masked."""
-    base: Path
-    """Folder with configuration, tokenizer and card of the model that it began from."""
+    config: ExperimentConfig
+    """The run's."""
     step: int
     """Steps that the policy has learned from."""
-    run: Path | None = None
-    """Output folder of the run; None where it is not known, and neither are evaluations."""
-    git: Json | None = None
-    versions: Mapping[str, str | None] | None = None
+    provenance: Json
     stop_token_ids: tuple[int, ...] = ()
     """Those of the chat family, a turn's end first."""
-    sampling: Json = field(default_factory=dict)
-    """What the run was told to sample with, under transformers' names; SFT samples nothing."""
-
-    @classmethod
-    def of_run(
-        cls, config: ExperimentConfig, step: int, provenance: Json, stop_token_ids: tuple[int, ...]
-    ) -> ExportedPolicy:
-        """The policy after ``step`` steps of a run that is under way."""
-        dumped: Json = yaml.safe_load(dump_config(config))
-        rollout = config.rollout.model_dump(include=config.rollout.model_fields_set)
-        names = {"temperature": "temperature", "top_p": "top_p", "min_p": "min_p", "max_turn_tokens": "max_new_tokens"}
-        sampling = {name: rollout[key] for key, name in names.items() if key in rollout}
-        sampling |= {"top_k": max(rollout["top_k"], 0)} if "top_k" in rollout else {}
-        if "temperature" in config.evaluation.model_fields_set:
-            sampling["temperature"] = config.evaluation.temperature
-        sampling |= {"do_sample": bool(sampling["temperature"])} if "temperature" in sampling else {}
-        return cls(
-            dumped, config.model.path, step, config.output, provenance.get("git"), provenance.get("versions"),
-            stop_token_ids, {} if config.sft else sampling,
-        )  # fmt: skip
-
-    @property
-    def base_path(self) -> Path:
-        """Where the base lay when the run began."""
-        return Path(str((self.config.get("model") or {}).get("path") or self.base))
-
-    @property
-    def name(self) -> str:
-        """The run's."""
-        return str(self.config.get("name") or "policy")
 
     @property
     def domains(self) -> list[str]:
         """Those of the run."""
-        environment = self.config.get("environment") or {}
-        return [str(name) for name in environment.get("mix") or [environment.get("name")] if name]
+        return [name for name in self.config.environment.shares if name]
 
 
 @dataclass(frozen=True)
@@ -123,17 +86,25 @@ def exported_texts(exported: ExportedPolicy) -> dict[str, str]:
 
 
 def generation_config(exported: ExportedPolicy) -> str:
-    """``generation_config.json``: the base's, with what the run chose instead, and a turn's end among the tokens that
-    end a text."""
-    found, shape = (_json(exported.base / name) or {} for name in (GENERATION, "config.json"))
-    made = {"transformers_version": installed_version("transformers")} | found | exported.sampling
+    """``generation_config.json``: the base's, with what the run was told to sample with instead, and a turn's end among
+    the tokens that end a text. SFT samples nothing."""
+    config = exported.config
+    found, shape = (_json(config.model.path / name) or {} for name in (GENERATION, "config.json"))
+    told = {} if config.sft else config.rollout.model_dump(include=config.rollout.model_fields_set)
+    names = {"temperature": "temperature", "top_p": "top_p", "min_p": "min_p", "max_turn_tokens": "max_new_tokens"}
+    sampling = {name: told[key] for key, name in names.items() if key in told}
+    sampling |= {"top_k": max(told["top_k"], 0)} if "top_k" in told else {}
+    if "temperature" in config.evaluation.model_fields_set and not config.sft:
+        sampling["temperature"] = config.evaluation.temperature
+    sampling |= {"do_sample": bool(sampling["temperature"])} if "temperature" in sampling else {}
+    made = {"transformers_version": installed_version("transformers")} | found | sampling
     for key in ("bos_token_id", "eos_token_id", "pad_token_id"):
         if not _is_token(made.setdefault(key, shape.get(key))):
             del made[key]
     ends = made.get("eos_token_id", [])
     ends = dict.fromkeys([*exported.stop_token_ids, *(ends if isinstance(ends, list) else [ends])])
     made |= {"eos_token_id": [*ends] if len(ends) > 1 else next(iter(ends))} if ends else {}
-    if exported.sampling.get("do_sample") is False:
+    if sampling.get("do_sample") is False:
         made = {key: value for key, value in made.items() if key not in ("temperature", "top_p", "top_k", "min_p")}
     return json.dumps(made, indent=2, allow_nan=False) + "\n"
 
@@ -141,11 +112,11 @@ def generation_config(exported: ExportedPolicy) -> str:
 def model_card(exported: ExportedPolicy) -> str:
     """``README.md`` of an export, with the front matter that the Hugging Face Hub reads."""
     before, after = evaluations(exported)
-    matter: Json = {key: value for key, value in _base_matter(exported.base).items() if key in _KEPT}
-    if base := _base_id(exported):
+    matter: Json = {key: value for key, value in _base_matter(exported.config.model.path).items() if key in _KEPT}
+    if base := _base_id(exported.config.model.path):
         matter["base_model"] = base
     matter |= {"library_name": "transformers", "pipeline_tag": "text-generation"}
-    matter["tags"] = [TAG, "sft" if exported.config.get("sft") else "reinforcement-learning", "tool-use", "multi-turn"]
+    matter["tags"] = [TAG, "sft" if exported.config.sft else "reinforcement-learning", "tool-use", "multi-turn"]
     if after:
         results = [
             {
@@ -155,9 +126,9 @@ def model_card(exported: ExportedPolicy) -> str:
             }
             for one in after
         ]
-        matter["model-index"] = [{"name": exported.name, "results": results}]
+        matter["model-index"] = [{"name": exported.config.name, "results": results}]
     front = yaml.safe_dump(matter, sort_keys=False, allow_unicode=True, width=1000)
-    parts = ["# " + _plain(exported.name), *_summary(exported)]
+    parts = ["# " + _plain(exported.config.name), *_summary(exported)]
     parts += ["## Evaluation", *_evaluation(exported, before, after)]
     parts += ["## How it was made", "\n".join(f"- {line}" for line in _making(exported)), "## Use", _USE]
     return f"---\n{front}---\n\n" + "\n\n".join(parts) + "\n"
@@ -177,15 +148,13 @@ have not been evaluated. `mua eval` and `mua env play --as user` run it as it wa
 
 def evaluations(exported: ExportedPolicy) -> tuple[list[Success], list[Success]]:
     """Of the run's first policy and of this one, from the run's report and evaluations."""
-    if exported.run is None:
-        return [], []
     before: dict[str, float] = {}
     after: dict[str, float] = {}
-    measured = exported.run / EVALUATIONS_FILE
+    measured = exported.config.output / EVALUATIONS_FILE
     for line in read_metrics(measured) if measured.is_file() else ():
         for known, step in ((before, 0), (after, exported.step)):
             known |= line if line.get("step") == step else {}
-    report = _json(exported.run / REPORT_FILE) or {}
+    report = _json(exported.config.output / REPORT_FILE) or {}
     for part, known, step in (("first", before, 0), ("final", after, exported.step)):
         said = report.get(part)
         if isinstance(said, dict) and said.get("step") == step:
@@ -203,12 +172,12 @@ def _successes(metrics: Mapping[str, Any]) -> Iterator[Success]:
 
 
 def _summary(exported: ExportedPolicy) -> Iterator[str]:
-    shape = _json(exported.base / "config.json") or {}
+    shape = _json(exported.config.model.path / "config.json") or {}
     kinds = [_plain(str(kind)) for kind in shape.get("architectures") or () if isinstance(kind, str)]
-    lies = exported.base_path  # an earlier run's export is called by that run's folder
+    lies = exported.config.model.path  # an earlier run's export is called by that run's folder
     lies = lies.parent if lies.name == "hf" and lies.parent.name else lies
-    base = _base_id(exported) or lies.name or "a model without a name"
-    sft = bool(exported.config.get("sft"))
+    base = _base_id(exported.config.model.path) or lies.name or "a model without a name"
+    sft = exported.config.sft is not None
     how = "Supervised fine-tuning" if sft else "Reinforcement learning"
     within = "recorded conversations" if sft else ", ".join(f"`{_code(name)}`" for name in exported.domains)
     yield (
@@ -219,61 +188,52 @@ def _summary(exported: ExportedPolicy) -> Iterator[str]:
 
 def _evaluation(exported: ExportedPolicy, before: list[Success], after: list[Success]) -> Iterator[str]:
     if not after:
-        yield (
-            "This policy was not evaluated by its run. `mua eval` measures it on held-out tasks."
-            if exported.run is not None
-            else "What its run measured is not with this checkpoint. `mua eval` measures it on held-out tasks."
-        )
+        yield "This policy was not evaluated by its run. `mua eval` measures it on held-out tasks."
         return
-    settings = exported.config.get("evaluation") or {}
-    percent, samples = 100 * float(settings.get("level", 0.95)), int(settings.get("samples", 1))
+    settings = exported.config.evaluation
     yield (
-        f"Share of tasks that the environment's own check calls solved, with {percent:g} % intervals over tasks; "
-        f"{samples} episode{'s' if samples > 1 else ''} per task at temperature {settings.get('temperature', 0.0):g}."
+        f"Share of tasks that the environment's own check calls solved, with {100 * settings.level:g} % intervals over "
+        f"tasks; {settings.samples} episode{'s' if settings.samples > 1 else ''} per task at temperature "
+        f"{settings.temperature:g}."
     )
     first = {one.tasks: one.shown for one in before}
     rows = [f"| {_plain(one.tasks)} | {first.get(one.tasks, '')} | {one.shown} |" for one in after]
     yield "\n".join(["| tasks | before training | this policy |", "| --- | --- | --- |", *rows])
-    export = (exported.config.get("trainer") or {}).get("export")
-    chosen = settings.get("split")
-    if export == "best" and any(one.split == chosen for one in after):
-        yield f"The step was chosen by success on `{_code(str(chosen))}`, so that split's numbers flatter it."
+    if exported.config.trainer.export == "best" and any(one.split == settings.split for one in after):
+        yield f"The step was chosen by success on `{settings.split}`, so that split's numbers flatter it."
 
 
 def _making(exported: ExportedPolicy) -> Iterator[str]:
-    config = exported.config
-    algorithm, optimizer, model = (config.get(name) or {} for name in ("algorithm", "optimizer", "model"))
-    user, sft = config.get("user") or {}, config.get("sft")
-    if sft:
-        source = sft.get("data") or (sft.get("stored") or {}).get("store") or ""
-        yield f"conversations of `{_code(Path(str(source)).name)}`, {sft.get('batch_size')} per step"
+    config, algorithm = exported.config, exported.config.algorithm
+    if sft := config.sft:
+        source = sft.data or (sft.stored.store if sft.stored else "")
+        yield f"conversations of `{_code(Path(source).name)}`, {sft.batch_size} per step"
     else:
-        weights = (config.get("environment") or {}).get("mix") or {}
-        mixed = ", ".join(f"`{_code(str(name))}` {weight:g}" for name, weight in weights.items())
+        mixed = ", ".join(f"`{_code(name)}` {weight:g}" for name, weight in config.environment.mix.items())
         yield "tasks of the split `train`" + (f", drawn by weight: {mixed}" if mixed else "")
-        llm = (user.get("llm") or {}).get("model")
-        yield f"user: {_plain(str(user.get('kind')))}" + (f" (`{_code(str(llm))}`)" if llm else "")
+        llm = config.user.llm
+        yield f"user: {_plain(config.user.kind)}" + (f" (`{_code(llm.model)}`)" if llm else "")
         yield (
-            f"{algorithm.get('groups_per_step')} groups of {algorithm.get('group_size')} episodes per step; advantage "
-            f"{algorithm.get('advantage')}, loss {algorithm.get('loss')}, clip {algorithm.get('clip_low')} and "
-            f"{algorithm.get('clip_high')}, KL coefficient {algorithm.get('kl_coefficient')}"
+            f"{algorithm.groups_per_step} groups of {algorithm.group_size} episodes per step; advantage "
+            f"{algorithm.advantage}, loss {algorithm.loss}, clip {algorithm.clip_low} and {algorithm.clip_high}, "
+            f"KL coefficient {algorithm.kl_coefficient}"
         )
-        if stale := (config.get("trainer") or {}).get("max_staleness"):
-            yield f"at most {stale} steps of staleness, correction {algorithm.get('correction')}"
-    yield f"learning rate {optimizer.get('learning_rate')}, schedule {optimizer.get('schedule')}"
-    yield f"{model.get('dtype')}, contexts of at most {model.get('max_length')} tokens; seed {config.get('seed')}"
-    versions = exported.versions or {}
+        if stale := config.trainer.max_staleness:
+            yield f"at most {stale} steps of staleness, correction {algorithm.correction}"
+    yield f"learning rate {config.optimizer.learning_rate}, schedule {config.optimizer.schedule}"
+    yield f"{config.model.dtype}, contexts of at most {config.model.max_length} tokens; seed {config.seed}"
+    versions = exported.provenance.get("versions") or {}
     yield ", ".join(f"{name} {versions[name]}" for name in _VERSIONS if versions.get(name)) or "versions unknown"
-    if git := exported.git:
+    if git := exported.provenance.get("git"):
         yield f"commit `{_code(str(git.get('commit')))}`" + (", with changes" if git.get("dirty") else "")
 
 
-def _base_id(exported: ExportedPolicy) -> str | None:
+def _base_id(base: Path) -> str | None:
     """The base's name on the Hub, where it can be told: from the Hub's cache, or from the card of an earlier export."""
-    for part in reversed(exported.base_path.parts):
+    for part in reversed(base.parts):
         if found := _HUB_CACHE.fullmatch(part):
             return "/".join(found.groups())
-    matter = _base_matter(exported.base)
+    matter = _base_matter(base)
     named, tags = matter.get("base_model"), matter.get("tags")
     ours = isinstance(tags, list) and TAG in tags
     return named if ours and isinstance(named, str) and _HUB_ID.fullmatch(named) else None

@@ -200,7 +200,7 @@ class Run:
     def _texts(self, done: int) -> dict[str, str]:
         if self._stop_token_ids is None:
             self._stop_token_ids = load_family_of(self._config.model).stop_token_ids
-        return exported_texts(ExportedPolicy.of_run(self._config, done, self._provenance, self._stop_token_ids))
+        return exported_texts(ExportedPolicy(self._config, done, self._provenance, self._stop_token_ids))
 
     def due(self, every: int, step: int) -> bool:
         """Whether something done every so many steps is due after ``step``; the last step always is."""
