@@ -85,7 +85,9 @@ def report_untrained(model: ModelConfig, family: ChatFamily) -> None:
     """Log what :func:`find_untrained` finds in the folder of the policy, and what to do."""
     done = "it starts from the mean of the tokens that spell it (model.init_control_tokens)"
     advice = "set model.init_control_tokens: mean and fine-tune first, or take an instruction-tuned checkpoint"
-    for note in find_untrained(model.path, family)[0]:
+    # Missing weights are told by the start checks; a stand-in for engines needs none.
+    notes = find_untrained(model.path, family)[0] if any(model.path.glob("*.safetensors")) else ()
+    for note in notes:
         log.warning("%s: %s; %s", model.path, note, done if model.init_control_tokens == "mean" else advice)
 
 
