@@ -70,7 +70,7 @@ _ROLES = {
     "gpt": "assistant", "function_call": "calls", "tool_call": "calls", "tool": "tool", "observation": "tool",
     "function": "tool", "tool_response": "tool",
 }  # fmt: skip
-"""Of OpenAI, LLaMA-Factory, axolotl and ms-swift."""
+"""Of OpenAI, LLaMA-Factory, axolotl, ms-swift and, with capitals, NeMo."""
 _TEXT_PARTS = ("text", "input_text", "output_text")
 _REASONING_PARTS = ("thinking", "reasoning", "reasoning_text", "reasoning.text")
 _ANSWERS = ("completion", "response", "answer", "output")
@@ -393,7 +393,7 @@ class RecordReader:
         """An entry in OpenAI form; results of several calls in one text are several messages."""
         entry = {name: value for name, value in entry.items() if value is not None}
         said = entry.pop("role", None) or entry.pop("from", None)
-        role = _ROLES.get(said) if isinstance(said, str) else None
+        role = _ROLES.get(said.lower()) if isinstance(said, str) else None
         if role is None:
             raise ConversationError(f"role {said!r:.100}; roles are {', '.join(_ROLES)}")
         content, thoughts = _split_parts(entry.pop("content" if "content" in entry else "value", None))
@@ -478,7 +478,7 @@ def _carries_loss(entry: Json) -> bool | None:
 
 def _spread(masks: dict[str, list[Any]], entries: list[Json]) -> None:
     """Give each entry what a record's list says of it: one value for every entry, or for every one of the agent."""
-    roles = [_ROLES.get(str(entry.get("role") or entry.get("from"))) for entry in entries]
+    roles = [_ROLES.get(str(entry.get("role") or entry.get("from")).lower()) for entry in entries]
     agents = [entry for entry, role in zip(entries, roles, strict=True) if role in ("assistant", "calls")]
     for name, values in masks.items():
         chosen = entries if len(values) == len(entries) else agents

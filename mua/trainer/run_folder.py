@@ -217,7 +217,11 @@ class Run:
 
     def _texts(self, done: int) -> dict[str, str]:
         if self._stop_token_ids is None:
-            self._stop_token_ids = load_family_of(self._config.model).stop_token_ids
+            try:
+                self._stop_token_ids = load_family_of(self._config.model).stop_token_ids
+            except ModelError as error:  # no reason to lose a checkpoint
+                log.warning("%s: an export cannot say what ends a turn", error)
+                self._stop_token_ids = ()
         return exported_texts(self._config, done, self._provenance, self._stop_token_ids)
 
     def due(self, every: int, step: int) -> bool:

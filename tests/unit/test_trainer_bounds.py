@@ -29,6 +29,7 @@ from mua.trainer.run_folder import Run
 from mua.types import Group, Outcome, TrainBatch, Trajectory
 from mua.utils.errors import DiskError, RunStopped, exit_status
 from tests.segments import segment_of
+from tests.tokens_fixtures import chat_family
 
 STEPS, SIZE = 8, 4
 
@@ -107,6 +108,7 @@ def rollouts(*steps: Sequence[Trajectory]) -> Any:
 
     taken = groups()
     service = mock.create_autospec(RolloutService, instance=True)
+    service.family = chat_family("qwen3", False)
     service.released, service.position = False, {"next": 0, "waiting": [], "curriculum": []}
     service.update_weights.side_effect = lambda weights, version: SyncReport(0, 0, 0, 0.0, 0.0, version)
     service.metrics.return_value = {"engine/sampled_tokens": 1.0}

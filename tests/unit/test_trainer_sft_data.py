@@ -145,6 +145,7 @@ SAME = [
     {"prompt": [USER], "completion": AGENT},
     {"instruction": "hi", "input": "", "output": "hello"},
     {"conversations": [USER, AGENT]},
+    shared(("User", "hi"), ("Assistant", "hello"), mask="User"),
     {"messages": [{"from": "human", "value": "hi"}, {"from": "gpt", "value": "hello"}]},
     {"messages": [USER, {**AGENT, "content": ["hello"], "tool_calls": []}], "tools": []},
     {"messages": [{**USER, "tool_calls": None}, {**AGENT, "content": "<think>\n\n</think>\n\nhello"}], "tools": None},

@@ -29,6 +29,7 @@ from mua.trainer.run_folder import Run
 from mua.types import Group, Outcome, Segment, TrainBatch, Trajectory
 from mua.utils.errors import ConfigError, EngineError
 from tests.segments import segment_of
+from tests.tokens_fixtures import chat_family
 
 VOCABULARY = 7
 TEMPERATURE = 0.5
@@ -221,6 +222,7 @@ class Engines:
 
     released = False
     engines_up = 1
+    family = chat_family("qwen3", False)
     position: dict[str, Any] = {}  # noqa: RUF012
 
     def __init__(self, events: list[str]) -> None:

@@ -28,6 +28,7 @@ from mua.rollout.runner import EpisodeRunner, Placed, evaluation_places, require
 from mua.rollout.service import RolloutService
 from mua.store.recorder import Recorder
 from mua.store.traces import trace_file, write_traces
+from mua.trainer.control_tokens import report_untrained
 from mua.trainer.evaluation.report import (
     TaskResult,
     console_table,
@@ -85,6 +86,7 @@ def play_on_engine(
             RolloutService(config, interrupt, recorder=recorder) as rollouts,
             without_gc_pauses(),
         ):
+            report_untrained(config.model, rollouts.family)
             with suppress(_TimeIsUp):
                 rollouts.each(episodes, temperature=config.evaluation.temperature, on_trajectory=on_trajectory)
             return roles_of(rollouts.metrics())
