@@ -349,7 +349,7 @@ def problems_of(output: Path, undisturbed: Path, *, bits: bool, staleness: int) 
         yield f"the last checkpoint counts {counted} steps, tasks and optimizer steps"
     with Store.open(output, write=False) as store, store.read() as connection:
         yield from (f"the store: {finding}" for finding in verify(connection))
-        if missing := missing_steps(connection, known_run(output), STEPS):
+        if missing := missing_steps(connection, known_run(output) or "", STEPS):
             yield f"the store lacks the steps {missing}"
     yield from (f"{path} is left behind" for path in output.glob("checkpoints/.*"))
     yield from (f"{path} is left behind" for path in output.glob("**/*.new"))

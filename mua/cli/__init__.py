@@ -329,8 +329,8 @@ def evaluate_command(
             import mua.trainer.evaluation.evaluator
             import workbench.matrix
 
-            tell(matrix := workbench.matrix.evaluate_matrix(base, cells))
-        every = [cell for row in matrix["cells"].values() for cell in row.values() if "unscored" in cell]
+            tell(result := workbench.matrix.evaluate_matrix(base, cells))
+        every = [cell for row in result["cells"].values() for cell in row.values() if "unscored" in cell]
         mua.trainer.evaluation.evaluator.require_complete(base, every)
         return
     with _run(_checked(config, overrides, "eval", check, as_json), "config-eval.yaml") as loaded:

@@ -74,11 +74,11 @@ def generation_config(config: ExperimentConfig, stop_token_ids: Sequence[int]) -
     chosen |= {"do_sample": bool(chosen["temperature"])} if "temperature" in chosen else {}
     chosen = {} if config.sft else chosen
     found, shape = (_json(config.model.path / name) for name in (GENERATION, "config.json"))
-    made = {"transformers_version": installed_version("transformers")} | found | chosen
+    made: Json = {"transformers_version": installed_version("transformers")} | found | chosen
     for key in ("bos_token_id", "eos_token_id", "pad_token_id"):
         if not _is_token(made.setdefault(key, shape.get(key))):
             del made[key]
-    known = made.get("eos_token_id", [])
+    known: Any = made.get("eos_token_id", [])
     ends = [*dict.fromkeys([*stop_token_ids, *(known if isinstance(known, list) else [known])])]
     made |= {"eos_token_id": ends if len(ends) > 1 else ends[0]} if ends else {}
     if chosen.get("do_sample") is False:

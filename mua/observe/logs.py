@@ -82,7 +82,8 @@ def logging_to(output: Path, verb: str, *, one_of_many: bool = False) -> Iterato
     levels = {name: logging.getLogger(name).level for name in OWN}
     for name in OWN:
         logging.getLogger(name).setLevel(logging.INFO)
-    for one in filter(None, (handler, terminal)):
+    handlers: list[logging.Handler] = [handler] if terminal is None else [handler, terminal]
+    for one in handlers:
         root.addHandler(one)
     log = logging.getLogger("mua")
     try:
@@ -96,7 +97,7 @@ def logging_to(output: Path, verb: str, *, one_of_many: bool = False) -> Iterato
         handler.handle(logging.LogRecord("mua", level, __file__, 0, message, None, trace))
         raise
     finally:
-        for one in filter(None, (handler, terminal)):
+        for one in handlers:
             root.removeHandler(one)
         handler.close()
         for name, level in levels.items():

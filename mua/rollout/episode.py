@@ -164,11 +164,11 @@ class Episode:
         """Run one call; the text the agent gets to see."""
         if self._outcome is not None:
             return "error: not called, the conversation has ended"
-        if (error := find_call_error(call, self._tools)) is not None:
+        if (wrong := find_call_error(call, self._tools)) is not None:
             self._malformed += 1
-            self._agent.messages[-1].setdefault("tool_call_errors", []).append(error)
-            self._note_call(call, time(), 0.0, error=error["message"])
-            return f"error: {error['message']}"
+            self._agent.messages[-1].setdefault("tool_call_errors", []).append(wrong)
+            self._note_call(call, time(), 0.0, error=wrong["message"])
+            return f"error: {wrong['message']}"
         self._counts["tool_calls"] += 1
         self._counts[f"tool_calls/{call.name}"] += 1
         began, started = time(), perf_counter()

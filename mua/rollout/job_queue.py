@@ -23,10 +23,9 @@ from sqlalchemy.engine import Connection
 from mua.config.rollout import SamplersConfig
 from mua.environment.protocol import Task
 from mua.rollout.rollout_worker import LATELY_SECONDS
-from mua.store.database import Store
+from mua.store.database import Store, database_clock
 from mua.store.faults import StoreUnreachable
 from mua.store.leases import (
-    database_clock,
     end_groups,
     ended_episodes,
     live_samplers,

@@ -304,5 +304,5 @@ def _tasks(connection: Connection) -> Iterator[Finding]:
         yield Finding("task", f"episodes {tuple(row)}", "is done, and names no trajectory")
 
 
-def _streamed(connection: Connection, chosen: sa.Select[Any]) -> Iterator[Any]:
+def _streamed(connection: Connection, chosen: Any) -> Iterator[Any]:
     yield from connection.execution_options(yield_per=_MANY).execute(chosen)

@@ -258,7 +258,7 @@ def _of_json(text: str, at: int, number: int) -> tuple[list[FunctionCall], int]:
         value, end = read_json_at(text, skip_space(text, at))
     except JsonError:
         return [], at
-    calls = []
+    calls: list[FunctionCall] = []
     for one in value if isinstance(value, list) else [value]:
         function = one.get("function", one) if isinstance(one, dict) else None
         function = function if isinstance(function, dict) else one
@@ -270,7 +270,7 @@ def _of_json(text: str, at: int, number: int) -> tuple[list[FunctionCall], int]:
 
 
 def _usage(answer: Json) -> dict[str, int]:
-    usage = answer.get("usage") if isinstance(answer.get("usage"), dict) else {}
+    usage = answer["usage"] if isinstance(answer.get("usage"), dict) else {}
     counts = {name: usage.get(name) for name in ("prompt_tokens", "completion_tokens")}
     for side, name in (("prompt", "cached_tokens"), ("completion", "reasoning_tokens")):
         details = usage.get(f"{side}_tokens_details")

@@ -248,10 +248,10 @@ class ToolSession:
         except MCPError as error:
             await self._same_tools()
             return ToolResult(cut(f"error: {error.message}", self._config.result_chars), error=True)
-        except ToolServerFault as fault:
+        except ToolServerFault as lost:
             if not await self.answers():
                 raise
-            return ToolResult(cut(f"error: {fault}", self._config.result_chars), error=True)
+            return ToolResult(cut(f"error: {lost}", self._config.result_chars), error=True)
         text = text_of(result, self._config.result_chars)
         if result.is_error and isinstance(told := (result.meta or {}).get(FAULT_KEY), dict):
             text, passing = f"tool server {self._config.name!r}: {text}", told.get("passing") is not False
