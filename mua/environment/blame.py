@@ -39,7 +39,7 @@ class Blame(StrEnum):
     PERSON = "person"
 
 
-_OVERLOADED = dict.fromkeys((408, 409, 425, 429), Blame.PASSING)
+_OVERLOADED: Mapping[Code, Blame] = dict.fromkeys((408, 409, 425, 429), Blame.PASSING)
 
 CODES: Mapping[Place, Mapping[Code, Blame]] = {
     "endpoint": {

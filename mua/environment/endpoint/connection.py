@@ -27,7 +27,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from time import monotonic
-from typing import get_args
+from typing import Any, get_args
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
@@ -225,13 +225,12 @@ class Connection:
         if said is None:
             return too_long(f"a body of more than {MAX_REPLY_BYTES} bytes")
         if status >= 300:
-            try:
+            body: Any = None
+            with suppress(JsonError):
                 body = read_json(said, strict=False)
-            except JsonError:
-                body = None
-            error = body.get("error", body) if isinstance(body, dict) else None
+            told = body.get("error", body) if isinstance(body, dict) else None
             waits = retry_after_seconds(retry_after, datetime.now(UTC))
-            return read_refusal(status, error, said.decode(errors="replace"), waits)
+            return read_refusal(status, told, said.decode(errors="replace"), waits)
         reply = read_completion(said, request)
         if isinstance(reply, RequestError):
             return reply
