@@ -155,8 +155,8 @@ class SearchService:
         listed = _at(answer, self._config.results)
         if not isinstance(listed, list):
             if error := isinstance(answer, dict) and (answer.get("error") or answer.get("errors")):
-                fault = blame("search", (), str(error))  # some say so that they have found nothing
-                return [] if fault is Blame.POLICY else _NoAnswer(f"says {printable(str(error), 200)}", blame=fault)
+                whose = blame("search", (), str(error))  # some say so that they have found nothing
+                return [] if whose is Blame.POLICY else _NoAnswer(f"says {printable(str(error), 200)}", blame=whose)
             return [] if listed is None and self._listed else _NoAnswer(NO_LIST, again=False)
         found = []
         for one in listed[:_MOST_READ]:

@@ -255,6 +255,24 @@ async def test_a_prompt_that_a_filter_refuses_is_the_policys_doing() -> None:
     assert (result.outcome, len(server.requests)) == (Outcome.MALFORMED, 2)
 
 
+@pytest.mark.parametrize("said", [{"code": "content_filter", "message": "x"}, {"message": "the prompt is too long"}])
+async def test_what_users_and_judges_cannot_be_asked_because_of_the_policy_is_its_doing(said: Json) -> None:
+    async def refuses(_: web.Request) -> web.StreamResponse:
+        return web.json_response({"error": said}, status=400)
+
+    async def is_down(_: web.Request) -> web.StreamResponse:
+        return web.json_response({"error": {"message": "x"}}, status=503)
+
+    for handler, by_policy in ((refuses, True), (is_down, False)):
+        async with asked(handler, max_retries=0) as (_, client):
+            with pytest.raises(UserFault) as user:
+                await LlmUser(client, "You are Ada.", 1).open()
+        async with asked(handler, role="judge", max_retries=0) as (_, client):
+            with pytest.raises(JudgeFault) as judge:
+                await Judge(client).holds("It is so.", seed=1)
+        assert (user.value.by_policy, judge.value.by_policy) == (by_policy, by_policy)
+
+
 class Phone:
     """A tool of the user's."""
 

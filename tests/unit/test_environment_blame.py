@@ -6,7 +6,7 @@ Where the table is asked: test_endpoint_replies.py, test_mcp_http.py, test_readi
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
@@ -110,7 +110,7 @@ def test_a_code_decides_before_words_and_defaults(place: Any, code: Any) -> None
 
 
 def test_the_table_is_whole() -> None:
-    assert set(CODES) == set(WORDS) == set(DEFAULTS) == set(table.Place.__args__)
+    assert set(CODES) == set(WORDS) == set(DEFAULTS) == set(get_args(table.Place))
     kinds = {kind.value for kind in ServerFaultKind}
     assert kinds <= {*CODES["tool_server"]}
     for place, whose in DEFAULTS.items():

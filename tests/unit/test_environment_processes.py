@@ -228,16 +228,6 @@ async def test_a_worker_inherits_neither_variables_nor_open_files(monkeypatch: p
         await manager.close()
 
 
-async def test_coroutine_methods_run_on_a_loop_of_the_worker_under_their_deadline():
-    manager = manager_of(fragile_domain.WaitingDomain())
-    async with manager.instance(TASK, 0) as instance:
-        assert (await instance.call("add", {})).text == "late"
-        hurry(instance, call_seconds=0.5)
-        with pytest.raises(EnvironmentFault, match=r"within 0\.5 s"):
-            await instance.call("sleep", {})
-    await manager.close()
-
-
 def test_oracles_that_ask_endpoints_are_refused():
     with pytest.raises(ConfigError, match="oracle: llm"):
         manager_of(oracle="llm")

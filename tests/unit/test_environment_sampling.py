@@ -43,12 +43,6 @@ def test_kinds_and_difficulties_have_their_shares() -> None:
     assert stratified(split, None) == stratified(split, 100) == stratified(split, 1000) == split
 
 
-def test_every_kind_is_there_as_soon_as_there_are_as_many_places() -> None:
-    split = tasks(a_easy=900, b_easy=50, c_easy=40, d_hard=9, e_hard=1)
-    assert counted(stratified(split, 5), "kind") == dict.fromkeys("abcde", 1)
-    assert counted(stratified(split, 3), "kind") == dict.fromkeys("abc", 1)  # the largest kinds first
-
-
 def test_position_decides_nothing_and_tasks_without_labels_are_alike() -> None:
     split = tasks(a_easy=30, b_hard=10)
     assert {task.id for task in stratified(split[::-1], 8)} == {task.id for task in stratified(split, 8)}

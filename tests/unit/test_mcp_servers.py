@@ -20,11 +20,17 @@ from typing import Any
 import pytest
 from mcp_support import environment, gone, listing, managed, play, server, some_task
 
+from mua.environment.endpoint.services import Services
 from mua.environment.manager import EnvironmentInstance
 from mua.environment.mcp.health import BURST, Flood, ServerFaultKind, ServerNotStarted, SpeechBudget, ToolServerFault
 from mua.environment.mcp.servers import ToolServers
 from mua.environment.protocol import ToolResult
+from mua.rollout import runner as runner_module
+from mua.rollout.runner import EpisodeRunner
+from mua.types import Json, Outcome, Trajectory
 from mua.utils.errors import ConfigError, EnvironmentFault, MuaError
+from tests.rollout_fixtures import ScriptedSampler, TestDesk, call, experiment, lines, only
+from tests.tokens_fixtures import chat_family
 
 FAULTS: dict[str, tuple[dict[str, Any], ServerFaultKind, str]] = {
     "crash": ({}, ServerFaultKind.CRASHED, "exit status 7.*out of luck"),
@@ -177,6 +183,27 @@ def test_a_safe_call_is_tried_again_where_no_state_is_lost(tmp_path: Path, share
         play(environment(server(*twice, retries=1)), episode)
     with pytest.raises(ToolServerFault, match="exit status 7"):  # no tool that says it may be called twice
         play(environment(server(retries=1, **shared)), lambda instance: instance.call("crash", {}))
+
+
+@pytest.mark.parametrize("tool", ["crash", "hang", "flood_lines", "garbage", "change_silently"])
+def test_a_policy_that_ends_its_server_is_scored(tool: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner_module, "_FIRST_PAUSE_S", 0.0)
+    seconds = 0.3 if tool == "hang" else 30.0
+
+    async def run() -> Trajectory:
+        family, domain = chat_family("qwen3", False), TestDesk()
+        settings: Json = {"mcp": [server(call_seconds=seconds)], "name": "help_desk"}
+        config = experiment(rollout={"max_retries": 1}, environment=settings)
+        sampler = ScriptedSampler(family, lines(call(tool), call("echo", text_="x"), "Done."))
+        runner = EpisodeRunner(config, only(domain), family, sampler, Services())
+        try:
+            return await runner.trajectory(some_task(), 4, 0, temperature=1.0)
+        finally:
+            await runner.close()
+
+    found = asyncio.run(run())
+    assert (found.outcome, found.scored, found.attempts) == (Outcome.MALFORMED, True, 2), found.error
+    assert found.sampled_tokens > 0
 
 
 # ---- nothing stays

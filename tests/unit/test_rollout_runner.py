@@ -16,9 +16,7 @@ from dataclasses import replace
 import pytest
 
 from environments.help_desk.tasks import generate
-from mua.environment import manager as manager_module
 from mua.environment.endpoint.services import Services
-from mua.environment.manager import TooManyHungCalls
 from mua.environment.protocol import ToolResult
 from mua.rollout import runner as runner_module
 from mua.rollout.runner import EpisodeRunner
@@ -122,14 +120,6 @@ async def test_an_environment_that_always_raises_is_given_up_unscored() -> None:
     assert (trajectory.segments, trajectory.reward, trajectory.success) == ([], 0.0, False)
     assert "OSError: the disk is gone" in (trajectory.error or "")
     assert bench.domain.made == 3
-
-
-async def test_an_environment_that_always_hangs_is_given_up_unscored(hang: Callable[[], None]) -> None:
-    bench = Bench(environment={"call_seconds": 0.1}, rollout={"max_retries": 1})
-    bench.domain.on_call = failing_first(99, hang)
-    trajectory = await bench.trajectory()
-    assert (trajectory.outcome, trajectory.attempts) == (Outcome.ENVIRONMENT_ERROR, 2)
-    assert "environment.call_seconds" in (trajectory.error or "")
 
 
 @pytest.mark.parametrize(
@@ -237,19 +227,6 @@ async def test_cancellation_leaves_no_environment_and_no_user() -> None:
     with pytest.raises(asyncio.CancelledError):
         await running
     assert [u.closed for u in users] == [1, 1, 1]
-
-
-async def test_too_many_hung_calls_end_the_run_readably(
-    hang: Callable[[], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(manager_module, "MAX_LEAKED_THREADS", 1)
-    bench = Bench(environment={"call_seconds": 0.1})
-    bench.domain.on_call = failing_first(99, hang)
-    with pytest.raises(ExceptionGroup) as caught:
-        await bench.group()
-    assert caught.group_contains(TooManyHungCalls)
-    (line,) = describe_error(caught.value)
-    assert line.startswith("environment 'help_desk': 1 calls hang in abandoned threads")
 
 
 async def test_a_fault_of_the_program_is_neither_retried_nor_hidden() -> None:

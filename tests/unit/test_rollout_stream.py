@@ -45,11 +45,6 @@ def test_epochs_and_seeds_differ_in_order() -> None:
     assert len(orders) == 9
 
 
-def test_no_tasks_is_an_error() -> None:
-    with pytest.raises(ConfigError, match="the split has no tasks"):
-        TaskStream([], 0)
-
-
 # ---- by success rate
 
 CURRICULUM = CurriculumConfig(kind="success_rate", floor=0.1, decay=0.5)

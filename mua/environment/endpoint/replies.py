@@ -213,7 +213,7 @@ def read_text_calls(text: str, names: set[str]) -> tuple[str, list[FunctionCall]
     whole = (fenced[1] if fenced else text).strip()
     if whole[:1] in ("{", "[") and (calls := _of_json(whole, 0, 0)[0]) and all(call.name in names for call in calls):
         return "", calls
-    calls, kept, at = [], list[str](), 0
+    calls, kept, at = list[FunctionCall](), list[str](), 0
     while opened := _CALL_OPEN.search(text, at):
         kept.append(text[at : opened.start()])
         found, end = _of_tags(text, opened.end(), len(calls))
@@ -258,10 +258,10 @@ def _of_json(text: str, at: int, number: int) -> tuple[list[FunctionCall], int]:
         value, end = read_json_at(text, skip_space(text, at))
     except JsonError:
         return [], at
-    calls: list[FunctionCall] = []
+    calls = list[FunctionCall]()
     for one in value if isinstance(value, list) else [value]:
-        function = one.get("function", one) if isinstance(one, dict) else None
-        function = function if isinstance(function, dict) else one
+        inner = one.get("function") if isinstance(one, dict) else None
+        function = inner if isinstance(inner, dict) else one
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             return [], at
         given = next((function[key] for key in _ARGUMENTS if key in function), None)
@@ -270,7 +270,8 @@ def _of_json(text: str, at: int, number: int) -> tuple[list[FunctionCall], int]:
 
 
 def _usage(answer: Json) -> dict[str, int]:
-    usage = answer["usage"] if isinstance(answer.get("usage"), dict) else {}
+    found = answer.get("usage")
+    usage: Json = found if isinstance(found, dict) else {}
     counts = {name: usage.get(name) for name in ("prompt_tokens", "completion_tokens")}
     for side, name in (("prompt", "cached_tokens"), ("completion", "reasoning_tokens")):
         details = usage.get(f"{side}_tokens_details")

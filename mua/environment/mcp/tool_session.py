@@ -255,11 +255,11 @@ class ToolSession:
         text = text_of(result, self._config.result_chars)
         if result.is_error and isinstance(told := (result.meta or {}).get(FAULT_KEY), dict):
             text, passing = f"tool server {self._config.name!r}: {text}", told.get("passing") is not False
-            fault: MuaError = ToolServerFault(text, ServerFaultKind.TOLD, passing=passing)
+            marked: MuaError = ToolServerFault(text, ServerFaultKind.TOLD, passing=passing)
             if told.get("kind") == "judge":
-                fault = JudgeFault(text, passing=passing)
-            fault.by_policy = told.get("by_policy") is True
-            raise fault
+                marked = JudgeFault(text, passing=passing)
+            marked.by_policy = told.get("by_policy") is True
+            raise marked
         if result.is_error and _ABSENT.search(text):
             await self._same_tools()
         return ToolResult(text, error=bool(result.is_error))
