@@ -27,7 +27,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from time import monotonic
-from typing import Any, get_args
+from typing import get_args
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
