@@ -92,5 +92,5 @@ def _endpoint(text: str) -> list[str]:
     found, _, faults = outcome(lambda: turn_of(Completion("", (FunctionCall("1", "f", text),)), 0, ()), ())
     if faults:
         return faults
-    turn, calls = found
+    turn, calls, _ = found
     return outcome(lambda: json.dumps(calls, ensure_ascii=False).encode(), ())[2] if turn.tool_calls else []

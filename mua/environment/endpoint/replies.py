@@ -108,8 +108,7 @@ def read_completion(body: bytes, request: ChatRequest) -> Completion | RequestEr
     if not request.verbatim and (trouble := _unusable(text := text.strip(), calls, request, refusal)) is not None:
         return trouble
     reasoning = "\n".join(thoughts).strip("\n") if thoughts and request.verbatim else None
-    written = (text, reasoning or "", *(call.id + call.name + call.arguments for call in calls))
-    if unpaired_surrogate("".join(written)) is not None:
+    if unpaired_surrogate(json.dumps(message, ensure_ascii=False)) is not None:  # no trace holds it, wherever it stands
         reason = "unusable reply: it holds an unpaired surrogate"
         return RequestError("rejected", reason, "try another {here}.model", UserFaultKind.BROKEN_TEXT)
     return Completion(
