@@ -366,21 +366,28 @@ def healthy(domains: tuple[str, str, str], seeds: range) -> Iterator[Case]:
 
 
 @contextmanager
-def from_step(start: int, name: str, changed: Callable[[Any], Any]) -> Iterator[None]:
-    """From step ``start`` on what :class:`EnvironmentInstance` gives by this method is ``changed``."""
-    method = getattr(EnvironmentInstance, name)
+def judge_is_generous(start: int) -> Iterator[None]:
+    """From step ``start`` on every verdict is a success."""
+    evaluate = EnvironmentInstance.evaluate
 
-    async def called(self: EnvironmentInstance, *arguments: Any) -> Any:
-        found = await method(self, *arguments)
-        return changed(found) if step_now() >= start else found
+    async def evaluated(self: EnvironmentInstance, transcript: Transcript) -> Evaluation:
+        found = await evaluate(self, transcript)
+        return replace(found, reward=1.0, success=True) if step_now() >= start else found
 
-    with mock.patch.object(EnvironmentInstance, name, called):
+    with mock.patch.object(EnvironmentInstance, "evaluate", evaluated):
         yield
 
 
-def lies(found: ToolResult) -> ToolResult:
-    """What a tool says with every digit changed, and no error."""
-    return ToolResult(found.text.translate(str.maketrans("0123456789", "7301928465")), error=found.error)
+@contextmanager
+def tools_lie(start: int) -> Iterator[None]:
+    """From step ``start`` on tools say that it is done, and do nothing."""
+    call = EnvironmentInstance.call
+
+    async def called(self: EnvironmentInstance, name: str, arguments: dict[str, Any]) -> ToolResult:
+        return ToolResult("ok, done") if step_now() >= start else await call(self, name, arguments)
+
+    with mock.patch.object(EnvironmentInstance, "call", called):
+        yield
 
 
 @contextmanager
@@ -446,9 +453,9 @@ def unnamed(domain: str, seed: int) -> Iterator[Case]:
             script=learning(0.1, 0.8), settings=more | {"user.personas": ["terse"]})),
         ("a judge turns generous at step 6", "leap", Plan(
             script=skilled(lambda _: 0.3), steps=12, settings=more,
-            around=partial(from_step, 6, "evaluate", lambda found: replace(found, reward=1.0, success=True)))),
+            around=partial(judge_is_generous, 6))),
         ("a tool lies from step 4 on", "fell", Plan(
-            script=skilled(lambda _: 0.8), settings=more, around=partial(from_step, 4, "call", lies))),
+            script=skilled(lambda _: 0.8), settings=more, around=partial(tools_lie, 4))),
         ("a phrase is paid", "reward_alone", Plan(script=flattering, settings=more, around=phrase_is_paid)),
         ("the engine fails from step 4 on", "fewer_scored", Plan(
             script=learning(), settings=more | {"trainer.min_scored_share": 0.1, "rollout.max_retries": 0},
@@ -508,9 +515,9 @@ def main() -> None:
         root = options.keep or Path(scratch)
         root.mkdir(parents=True, exist_ok=True)
         found = [(case, _diagnosed(case, root, options.keep is None)) for case in chosen]
-    ill = [named(d) == case.cause for case, d in found if case.group not in (HEALTHY, UNNAMED)]
-    alarms = [d.verdict == "ill" for case, d in found if case.group == HEALTHY]
-    others = [named(d) == case.cause for case, d in found if case.group == UNNAMED]
+    ill = [is_right(case, d) for case, d in found if case.group not in (HEALTHY, UNNAMED)]
+    alarms = [not is_right(case, d) for case, d in found if case.group == HEALTHY]
+    others = [is_right(case, d) for case, d in found if case.group == UNNAMED]
     summary = f"**{sum(ill)} of {len(ill)}** planted causes are named first; **{sum(alarms)} of {len(alarms)}** "
     summary += f"healthy runs are called ill; **{sum(others)} of {len(others)}** runs that no cause is named after get "
     summary += "the right verdict."
@@ -519,6 +526,13 @@ def main() -> None:
         PAGE.write_text(kit.with_part(PAGE, "runs", tables(found, summary), by=Path(__file__)), encoding="utf-8")
     if sum(ill) < SHARE * len(ill) or sum(alarms) > FALSE_ALARMS or sum(others) < SHARE * len(others):
         sys.exit(1)
+
+
+def is_right(case: Case, diagnosis: Diagnosis) -> bool:
+    """Whether the planted cause is named first, a healthy run is not called ill, or the outcome stands there."""
+    if case.group == UNNAMED:
+        return case.cause in {diagnosis.verdict, *(cause.name for cause, _ in diagnosis.findings)}
+    return named(diagnosis) == case.cause or (case.group == HEALTHY and diagnosis.verdict != "ill")
 
 
 def named(diagnosis: Diagnosis) -> str:
@@ -538,8 +552,7 @@ def _diagnosed(case: Case, root: Path, remove: bool) -> Diagnosis:
         found = diagnosed(name, seen)
     if remove:
         shutil.rmtree(output)
-    right = named(found) == case.cause or (case.group == HEALTHY and found.verdict != "ill")
-    mark = "" if right else f"   <-- {case.cause} "
+    mark = "" if is_right(case, found) else f"   <-- {case.cause} "
     shown = "; ".join(f"{cause.name} {finding.step}" for cause, finding in found.findings)
     print(
         f"{case.group:26} {case.plan.domain:14} {case.what:36} {named(found)} [{shown}] {mark}"
