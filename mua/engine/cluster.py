@@ -29,14 +29,14 @@ from datetime import datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import aiohttp
 from aiohttp import web
 
 import mua
 from mua.config.schema import EngineConfig, ExperimentConfig
-from mua.engine.engine_handle import Machine
+from mua.engine.engine_handle import EngineHandle, Machine
 from mua.engine.server import PATIENCE_SECONDS, RemoteServer, has_cuda, request_json, serve
 from mua.utils.atomic import replace_text
 from mua.utils.errors import ConfigError, ModelError, one_line
@@ -44,8 +44,6 @@ from mua.utils.ports import LOOPBACK
 
 if TYPE_CHECKING:
     import torch.distributed as dist
-
-    from mua.engine.pool import EnginePool
 
 _log = logging.getLogger(__name__)
 ADDRESS_FILE = Path("engines") / "address"
@@ -120,10 +118,32 @@ def differences(ours: Mapping[str, str], theirs: Mapping[str, str]) -> list[str]
     ]
 
 
+class Pool(Protocol):
+    """What membership needs of :class:`mua.engine.pool.EnginePool`."""
+
+    config: EngineConfig
+
+    def admit(self, machine: Machine, servers: list[RemoteServer]) -> None:
+        """Have one more engine for each of ``servers``, on ``machine``."""
+
+    async def drain(self, engines: list[EngineHandle]) -> None:
+        """No more requests for ``engines``; after ``engine.leave_seconds`` what they run is stopped, and
+        goes on elsewhere where it was."""
+
+    async def remove(self, engines: list[EngineHandle]) -> None:
+        """Have these engines no more; what still runs on them is asked of others."""
+
+    def give_up(self, message: str) -> None:
+        """The run ends with this error."""
+
+    def count_engines(self) -> int:
+        """Up or not."""
+
+
 class Cluster:
     """Rank 0's register of machines. Lives on the pool's loop between :meth:`start` and :meth:`stop`."""
 
-    def __init__(self, pool: EnginePool, joining: Joining, api_key: str, first_number: int, first_index: int) -> None:
+    def __init__(self, pool: Pool, joining: Joining, api_key: str, first_number: int, first_index: int) -> None:
         """Machines are numbered from ``first_number`` on, their engines from ``first_index``."""
         self._pool, self._joining, self._key = pool, joining, api_key
         self._number, self._index = first_number, first_index
