@@ -75,14 +75,15 @@ def logging_to(output: Path, verb: str, *, one_of_many: bool = False) -> Iterato
         return
     handler.setLevel(logging.INFO if leads else logging.WARNING)
     handler.setFormatter(_Lines(_FORMAT))
-    terminal = None if root.handlers else logging.StreamHandler()  # Python's own goes where there is another
-    if terminal is not None:
+    handlers: list[logging.Handler] = [handler]
+    if not root.handlers:  # Python's own for the terminal goes where there is another
+        handlers.append(terminal := logging.StreamHandler())
         terminal.setLevel(logging.WARNING)
         terminal.setFormatter(_Lines("%(message)s"))
     levels = {name: logging.getLogger(name).level for name in OWN}
     for name in OWN:
         logging.getLogger(name).setLevel(logging.INFO)
-    for one in filter(None, (handler, terminal)):
+    for one in handlers:
         root.addHandler(one)
     log = logging.getLogger("mua")
     try:
@@ -96,7 +97,7 @@ def logging_to(output: Path, verb: str, *, one_of_many: bool = False) -> Iterato
         handler.handle(logging.LogRecord("mua", level, __file__, 0, message, None, trace))
         raise
     finally:
-        for one in filter(None, (handler, terminal)):
+        for one in handlers:
             root.removeHandler(one)
         handler.close()
         for name, level in levels.items():
