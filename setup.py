@@ -19,6 +19,7 @@ CORE = [
     "bm25s>=0.3",
     "httpcore>=1.0",
     "httpx>=0.28",
+    "huggingface-hub>=1.0",
     "jinja2>=3.1",
     "jsonschema-rs>=0.40",
     "matplotlib>=3.10",

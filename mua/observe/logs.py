@@ -75,14 +75,14 @@ def logging_to(output: Path, verb: str, *, one_of_many: bool = False) -> Iterato
         return
     handler.setLevel(logging.INFO if leads else logging.WARNING)
     handler.setFormatter(_Lines(_FORMAT))
-    terminal = None if root.handlers else logging.StreamHandler()  # Python's own goes where there is another
-    if terminal is not None:
+    handlers: list[logging.Handler] = [handler]
+    if not root.handlers:  # Python's own for the terminal goes where there is another
+        handlers.append(terminal := logging.StreamHandler())
         terminal.setLevel(logging.WARNING)
         terminal.setFormatter(_Lines("%(message)s"))
     levels = {name: logging.getLogger(name).level for name in OWN}
     for name in OWN:
         logging.getLogger(name).setLevel(logging.INFO)
-    handlers: list[logging.Handler] = [handler] if terminal is None else [handler, terminal]
     for one in handlers:
         root.addHandler(one)
     log = logging.getLogger("mua")
