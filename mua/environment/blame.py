@@ -13,7 +13,7 @@ Error codes decide first, words second. What neither knows is the default of its
 =============== ===================================================================================================
 
 The rule behind the rows: *no action of a policy can make its own episode unscored*. So whatever a policy could bring
-about deliberately is never ``passing`` here, unless the server itself says so.
+about is never ``passing`` here, unless the server itself says so.
 """
 
 from __future__ import annotations

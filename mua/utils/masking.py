@@ -50,7 +50,7 @@ _ALL_OF = ("headers", "env", "cookies")
 _USER = re.compile(
     r"(?<=://)(?:[^/?#\s@:\[]{0,200}:(?!\d{0,9}(?:[/?#\s\"',)]|$))[^\s\"'<>]{0,400}@|[^/?#\s\"'<>]{0,400}@)"
 )
-_PARAMETER = re.compile(rf"(?<=[?&;])([^=&;#\s]+)=(?!{re.escape(HIDDEN)})([^&;#\s\"'<>)]+)")
+_PARAMETER = re.compile(rf"(?<=[?&;])([^=&;#\s]{{1,200}})=(?!{re.escape(HIDDEN)})([^&;#\s\"'<>)]+)")
 _ASSIGNED = re.compile(r"(?<![\w.-])((?:-{1,2}|export +)?[A-Za-z][\w.-]*)([\"']? *[=:] *[\"']?)(?=\S)")
 _FLAG = re.compile(r"(?<![\w.-])(-{1,2}[A-Za-z][\w.-]*)( +[\"']?)(?=\S)")
 _VALUE = re.compile(r"(?<=[\"'])[^\"'\n]+|(?:(?:Bearer|Basic|Token) +)?[^\s\"',;&<>]+")
