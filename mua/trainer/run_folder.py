@@ -78,7 +78,9 @@ class Run:
         self._config = config
         self._learner = learner
         self._identity = {
-            what: files_digest({path for pattern in patterns for path in config.model.path.glob(pattern)})
+            what: files_digest(
+                {path for pattern in patterns for path in config.model.path.glob(pattern) if path.is_file()}
+            )
             for what, patterns in _IDENTITY.items()
         }
         self._provenance = provenance(config) | {"identity": self._identity}

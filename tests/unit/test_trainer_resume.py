@@ -75,6 +75,7 @@ def test_each_changed_key_is_a_line(tmp_path: Path, model: Path, caplog: pytest.
 def test_a_moved_model_is_the_same_one(tmp_path: Path, model: Path, caplog: pytest.LogCaptureFixture) -> None:
     train(chosen(tmp_path, model), Policy(), rollouts(ALL))
     (model / "README.md").write_text("A card.")
+    (model / "tokenizer.d").mkdir()
     (line,) = continued(tmp_path, chosen(tmp_path, model.rename(tmp_path / "moved")), caplog)
     assert line.startswith("since step 3: model.path ")
 
