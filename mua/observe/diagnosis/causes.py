@@ -28,7 +28,7 @@ import numpy as np
 from scipy.stats import binom, binomtest
 
 from mua.observe.diagnosis.curves import Floats, Mask, above, beginning, dated, ending, lasting, mean, smoothed
-from mua.observe.diagnosis.evidence import DATA, Evidence, Outcome, SeenEpisode, TokenSample
+from mua.observe.diagnosis.evidence import DATA, Evidence, RunOutcome, SeenEpisode, TokenSample
 from mua.observe.diagnosis.outcomes import comparisons, step_means, training_units
 
 THRESHOLDS = SimpleNamespace(**DATA["thresholds"])
@@ -521,7 +521,7 @@ def no_learning(seen: Evidence) -> Symptom | None:
 
 
 def _bad(
-    seen: Evidence, one: Outcome, text: str, fits: Callable[[SeenEpisode], bool] = lambda e: not e.success
+    seen: Evidence, one: RunOutcome, text: str, fits: Callable[[SeenEpisode], bool] = lambda e: not e.success
 ) -> Symptom:
     return Symptom(one.step, text, example(seen, int(np.searchsorted(seen.steps, one.step)), fits))
 
@@ -539,7 +539,7 @@ def fell(seen: Evidence) -> Symptom | None:
     return _bad(seen, min(worse, key=lambda one: one.step), "; ".join(map(str, worse))) if worse else None
 
 
-def _outruns(one: Outcome, other: Outcome) -> bool:
+def _outruns(one: RunOutcome, other: RunOutcome) -> bool:
     """Whether the first rose, the other did not, and they are apart by more than the noise of both."""
     apart = (one.after - one.before) - (other.after - other.before)
     error = math.hypot(one.high - one.low, other.high - other.low) / (2 * 1.96)

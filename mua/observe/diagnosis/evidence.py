@@ -82,7 +82,7 @@ class Measured(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class RunOutcome:
     """How one of a run's results changed."""
 
     name: str
@@ -127,7 +127,7 @@ class Evidence:
     """Whether this is the trainer's own view of the steps so far."""
     moved: float | None = None
     """Largest change over the run of the log-probability of the same token after the same text; None: no pair."""
-    outcomes: list[Outcome] = field(default_factory=list)
+    outcomes: list[RunOutcome] = field(default_factory=list)
     """What the run came to, before causes are asked (:func:`mua.observe.diagnosis.outcomes.outcomes_of`)."""
 
     @property
@@ -158,7 +158,7 @@ class Evidence:
         by_step = self.by_step()
         return np.array([value(by_step.get(step, [])) for step in self.steps], np.float64)
 
-    def outcome(self, name: str) -> Outcome | None:
+    def outcome(self, name: str) -> RunOutcome | None:
         """The outcome of this name, where it is known."""
         return next((one for one in self.outcomes if one.name == name), None)
 

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from scipy.stats import norm, t
 
 from mua.observe.diagnosis.curves import Floats, dated, mean, smoothed
-from mua.observe.diagnosis.evidence import DATA, Evidence, Measured, Outcome, SeenEpisode
+from mua.observe.diagnosis.evidence import DATA, Evidence, Measured, RunOutcome, SeenEpisode
 
 Ints = npt.NDArray[np.int64]
 FEW = 4
@@ -73,7 +73,7 @@ class Compared(NamedTuple):
         return float(t.sf(sign * self.apart, self.degrees))
 
 
-def outcomes_of(seen: Evidence) -> list[Outcome]:
+def outcomes_of(seen: Evidence) -> list[RunOutcome]:
     """Every outcome that the evidence can tell."""
     found = [_held_out(seen, name, points) for name, points in seen.held_out.items()]
     found += [_trained(seen, name, units) for name, units in training_units(seen).items()]
@@ -152,7 +152,7 @@ def comparisons(units: Units, total: int) -> Iterator[Compared]:
             yield found
 
 
-def _trained(seen: Evidence, name: str, units: Units) -> Outcome | None:
+def _trained(seen: Evidence, name: str, units: Units) -> RunOutcome | None:
     total, better = len(seen.steps), -1.0 if name == "loss" else 1.0
     found = list(comparisons(units, total))
     if not found:
@@ -177,12 +177,12 @@ def _trained(seen: Evidence, name: str, units: Units) -> Outcome | None:
     half = float(t.ppf(0.975, chosen.degrees)) * chosen.error
     place = dated(smoothed(step_means(units, total), 2), chosen.start, chosen.before, chosen.after) if change else 0
     moved = chosen.after - chosen.before
-    return Outcome(
+    return RunOutcome(
         name, chosen.before, chosen.after, moved - half, moved + half, seen.steps[min(place, total - 1)], change
     )
 
 
-def _held_out(seen: Evidence, name: str, points: Sequence[Measured]) -> Outcome | None:
+def _held_out(seen: Evidence, name: str, points: Sequence[Measured]) -> RunOutcome | None:
     """The last evaluation with the first, and with the best before it."""
     if len(points) < 2:
         return None
@@ -207,4 +207,4 @@ def _held_out(seen: Evidence, name: str, points: Sequence[Measured]) -> Outcome 
     elif gain > 1.96 * doubt:
         change = 1
     moved, half = last.mean - chosen.mean, 1.96 * difference(chosen)[1]
-    return Outcome(f"held-out {name}", chosen.mean, last.mean, moved - half, moved + half, chosen.step, change)
+    return RunOutcome(f"held-out {name}", chosen.mean, last.mean, moved - half, moved + half, chosen.step, change)

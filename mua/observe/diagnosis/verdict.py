@@ -9,7 +9,7 @@ from typing import Any
 
 from mua.observe.diagnosis.causes import CAUSES, THRESHOLDS, Cause, Symptom
 from mua.observe.diagnosis.curves import ending, mean
-from mua.observe.diagnosis.evidence import Evidence, Outcome, quantities
+from mua.observe.diagnosis.evidence import Evidence, RunOutcome, quantities
 from mua.observe.diagnosis.outcomes import outcomes_of
 from mua.types import Json
 from mua.utils.strict_json import printable
@@ -28,7 +28,7 @@ class Diagnosis:
     run: str
     steps: int
     state: str
-    outcomes: list[Outcome]
+    outcomes: list[RunOutcome]
     solved: bool
     """Whether success left little to learn from the beginning to the end."""
     findings: list[tuple[Cause, Symptom]]
