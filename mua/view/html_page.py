@@ -191,7 +191,7 @@ def _index(
     answers: Answers, runs: Sequence[ViewedRun], kept: Mapping[str, list[str]], keys: Mapping[tuple[str, str], str],
     note: str,
 ) -> Json:  # fmt: skip
-    of_run = {}
+    of_run: dict[str, Json] = {}
     for run in runs:
         given = {"run": run.key}
         listed = answers.answer("steps", given)
@@ -209,7 +209,7 @@ def _index(
         }
     everything = answers.answer("runs", {})["runs"]
     rounds = {key: one["run"]["evaluations"] for key, one in of_run.items()}
-    comparisons: dict[str, object] = {}  # of every two runs: training, and the newest evaluation of each
+    comparisons = {}  # of every two runs: training, and the newest evaluation of each
     for a, b in itertools.permutations(of_run, 2):
         newest = tuple(str(rounds[key][-1]["round"]) if rounds[key] else "0" for key in (a, b))
         for ra, rb in {("0", "0"), newest}:
