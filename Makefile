@@ -20,7 +20,7 @@ SHARED := -n 3 --dist loadscope --no-loadscope-reorder
 # Or every process of the tests compiles the project again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo test test-slow test-all rotate test-grid test-slurm mutants lint fuzz docs site goldens tables bench lock check-gpu-pins
+.PHONY: help setup demo test test-slow test-all rotate test-grid test-slurm mutants lint fuzz docs site goldens tables lock check-gpu-pins
 
 help: ## List what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -82,9 +82,6 @@ goldens: $(READY) ## Write what each recipe becomes on a GPU into tests/data/gol
 tables: $(READY) ## Run the grids of layouts and write their tables into docs/ (about five minutes)
 	@MUA_WRITE_TABLES=1 $(PYTHON) -m pytest -m "slow or grid" tests/parity/test_bridge_layouts.py
 	@$(PYTHON) -m tools.layouts
-
-bench: $(READY) ## Measure the stages of one training step on this machine
-	@$(PYTHON) -m tools.bench.rl_step
 
 lock: $(READY) ## Write constraints/ from setup.py; versions that are pinned already stay (UPGRADE=-U renews all)
 	@$(COMPILE) $(GPU_INPUTS) $(UPGRADE) -o constraints/gpu-py312-cu.txt >/dev/null

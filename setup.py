@@ -9,7 +9,7 @@ from setuptools.command.build_py import build_py
 
 ROOT = Path(__file__).parent
 SHIPPED = ("configs", "slurm", "constraints", "tools/base")
-"""The wheel has these folders in ``mua/_shipped``, see ``mua/utils/resources.py``."""
+"""The wheel has these folders in ``mua/_shipped``, see ``mua/utils/source_state.py``."""
 VERSION = re.search(r'^__version__ = "(.+)"$', (ROOT / "mua/__init__.py").read_text(encoding="utf-8"), re.MULTILINE)
 assert VERSION is not None
 

@@ -23,7 +23,7 @@ import zipfile
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from mua.utils.resources import FOLDERS
+from mua.utils.source_state import FOLDERS
 from tools import kit
 
 PACKAGES = ("mua", "megatron_bridge", "environments", "workbench")

@@ -31,7 +31,7 @@ from environments.kit.demonstrate import write_conversations
 from mua.observe.metrics_log import METRICS_FILE, read_metrics
 from mua.observe.safe_output import SafeConsole
 from mua.types import Json
-from mua.utils.resources import shipped
+from mua.utils.source_state import shipped
 from workbench.commands import mua, say
 from workbench.demo_report import Kind, Section, write_report
 

@@ -304,7 +304,7 @@ def files(
     name: Annotated[str | None, argument("NAME", "print where this one lies; . is all")] = None, as_json: AsJson = False
 ) -> None:
     """List what the package brings beside code: recipes, job scripts, pins. With a name: where that lies."""
-    from mua.utils.resources import FOLDERS, shipped, shipped_files
+    from mua.utils.source_state import FOLDERS, shipped, shipped_files
 
     if name is not None and name.rstrip("/") not in (".", *FOLDERS, *shipped_files()):
         raise ConfigError(f"{name}: the package brings no such file; mua files lists those it does")

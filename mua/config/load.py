@@ -36,7 +36,7 @@ from mua.config.section import KeyPath
 from mua.config.tree import MAX_DEPTH, MAX_NAME, Tree, parse, parse_value, unusable_text
 from mua.utils.errors import ConfigError
 from mua.utils.masking import masked_tree, remember_secrets
-from mua.utils.resources import shipped
+from mua.utils.source_state import shipped
 from mua.utils.strict_json import open_file
 
 COMMAND_LINE = "command line"

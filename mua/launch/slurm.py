@@ -26,7 +26,7 @@ from mua.config.load import Reading, read_config
 from mua.config.schema import ExperimentConfig, SlurmConfig
 from mua.utils.errors import ConfigError, MuaError
 from mua.utils.masking import hidden_texts, masked_tree, referred, secret_parts
-from mua.utils.resources import shipped
+from mua.utils.source_state import shipped
 
 Verb = Literal["train", "sft", "engines"]
 

@@ -1,4 +1,9 @@
-"""Which code runs here: the commit of the repository, a digest of the installed sources, versions of packages."""
+"""Which code runs here: the commit of the repository, a digest of the installed sources, versions of packages; and its
+files that are no code (recipes, job scripts, pins, the demonstration's base policy).
+
+A checkout has those at its top, where people look for them; the wheel has the same files inside the package, where
+nobody else's folder of that name is met.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +14,27 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from mua.utils.resources import INSIDE
-
 ROOT = Path(__file__).parents[2]
 _GIT_SECONDS = 20.0
 _CODE = ("mua", "megatron_bridge", "environments")
 _SUFFIXES = frozenset({".py", ".yaml", ".jinja", ".json", ".jsonl", ".txt", ".gz", ".npz"})
+
+FOLDERS = ("configs", "slurm", "constraints", "tools/base")
+"""What the wheel holds beside code, named from the top of a checkout."""
+INSIDE = Path(__file__).parents[1] / "_shipped"
+"""Where the wheel has it; ``setup.py`` puts it there. A checkout has no such folder."""
+
+
+def shipped(name: str = "") -> Path:
+    """The file or folder that a checkout has as ``name``, such as ``slurm/train.sbatch``; its top without one."""
+    return (INSIDE if INSIDE.is_dir() else INSIDE.parents[1]) / name
+
+
+def shipped_files() -> list[str]:
+    """The names of all, sorted."""
+    top = shipped()
+    paths = (path for folder in FOLDERS for path in (top / folder).rglob("*"))
+    return sorted(path.relative_to(top).as_posix() for path in paths if path.is_file())
 
 
 def git_state(root: Path) -> dict[str, Any] | None:

@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 import mua
-from mua.utils.resources import FOLDERS
+from mua.utils.source_state import FOLDERS
 
 ROOT = Path(__file__).parents[2]
 DOCKER = (ROOT / "containers/Dockerfile").read_text(encoding="utf-8")

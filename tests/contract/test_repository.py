@@ -23,7 +23,7 @@ import pytest
 import torch
 
 import mua
-from mua.utils.resources import FOLDERS
+from mua.utils.source_state import FOLDERS
 
 ROOT = Path(__file__).parents[2]
 CONSTRAINTS = sorted((ROOT / "constraints").glob("*.txt"))

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from mua.cli import app
 from mua.config.load import config_file, load_config, recipes
 from mua.utils.errors import ConfigError
-from mua.utils.resources import shipped, shipped_files
+from mua.utils.source_state import shipped, shipped_files
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from mua.launch.slurm import (
     render,
 )  # fmt: skip
 from mua.utils.errors import ConfigError
-from mua.utils.resources import shipped
+from mua.utils.source_state import shipped
 
 BASE = """\
 name: a name with spaces

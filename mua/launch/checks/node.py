@@ -23,8 +23,7 @@ from mua.launch.checks import CHECKS, Check, Stage, Start, failure, listed, ok, 
 from mua.launch.gpus import NodeFacts, needed_variables, read_node
 from mua.utils.cores import given_cores
 from mua.utils.masking import below, mask_secrets
-from mua.utils.resources import shipped
-from mua.utils.source_state import installed_version
+from mua.utils.source_state import installed_version, shipped
 
 if TYPE_CHECKING:
     import httpx
