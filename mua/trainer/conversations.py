@@ -350,7 +350,7 @@ class RecordReader:
             for one in inner if isinstance(inner, list) else [inner]:
                 function = dict(one)
                 name, description = function.pop("name"), function.pop("description", "")
-                parameters = next(
+                parameters: Any = next(
                     (function.pop(key) for key in ("parameters", "input_schema", "inputSchema") if key in function), {}
                 )
                 if isinstance(parameters, str):  # as tables of strings keep what has no one shape
