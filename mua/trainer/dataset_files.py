@@ -114,17 +114,17 @@ def _files(folder: Path, key: str) -> list[Path]:
         return {_SPLITS[word] for name in names for word in _SPLIT_WORD.findall(name)}
 
     for rule in ("shards", "folders", "names"):
-        named = {file: words for file, place in places.items() if (words := splits_of(place, rule))}
-        if twice := next((file for file, splits in named.items() if len(splits) > 1), None):
+        found = {file: named for file, place in places.items() if (named := splits_of(place, rule))}
+        if twice := next((file for file, named in found.items() if len(named) > 1), None):
             raise ConfigError(
-                f"{key}: {twice} is named after {' and '.join(sorted(named[twice]))}; rename it, or name one file"
+                f"{key}: {twice} is named after {' and '.join(sorted(found[twice]))}; rename it, or name one file"
             )
-        if named:
-            chosen = _choose_split(sorted({split for splits in named.values() for split in splits}), folder, key)
-            if unnamed := [str(place) for file, place in places.items() if file not in named]:
+        if found:
+            chosen = _choose_split(sorted({split for named in found.values() for split in named}), folder, key)
+            if unnamed := [str(place) for file, place in places.items() if file not in found]:
                 log.warning("%s: %s: %d files name no split and are left out: %s", key, folder, len(unnamed),
                             printable(", ".join(unnamed), 200))  # fmt: skip
-            return [file for file, splits in named.items() if chosen in splits]
+            return [file for file, named in found.items() if chosen in named]
     return list(places)
 
 
