@@ -19,7 +19,7 @@ about is never ``passing`` here, unless the server itself says so.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import Literal, TypeAlias
 
@@ -105,20 +105,32 @@ CODES: Mapping[Place, Mapping[Code, Blame]] = {
 _CONTEXT = re.compile(
     r"context[ _-]?(length|window|size|limit|overflow)"
     r"|\bmax(imum)?[ _-]?(model|prompt|input|sequence|seq|allowed)[ _-]?(len|length|tokens|characters)\b"
-    r"|(prompt|inputs?|request|conversation|messages?)\b[^.]{0,60}?\b(too long|too large|longer than|exceed(s|ed)?)\b"
+    r"|(prompt|inputs?(_ids)?|conversation|messages?)\b[^.]{0,60}?\b(too (long|large)|(longer|larger) than|exceed)"
+    r"|\brequest( body| entity)?( is| was)? too (long|large)|prompt has \d+ tokens|prompt length\b|maxLength: \d"
+    r"|(?<!completion )(?<!output )\btokens?\b[^.]{0,60}?\b(exceed|more than the (allowed|max)|only supports)"
     r"|too many (input |prompt )?tokens|reduce the length of (the|your) (messages|prompt|input)"
     r"|tokens`? \+ `?max_(new_)?tokens|must have less than \d+ tokens|range of input length|token limit"
-    r"|max_tokens must be (at least 1|greater than 0), got -?\d|session_len|输入(长度|过长)|超长",
+    r"|max_(new_)?tokens must be (at least [01]|greater than 0), got -?\d|session_len"
+    r"|输入(内容)?(长度|过长)|超(长|过上限)",
     re.IGNORECASE,
 )
-_PER_TIME = re.compile(r"\b(rate limit|quota|too many requests)|tokens? per (minute|day|min)\b|\b[TR]P[MD]\b", re.I)
+_PER_TIME = re.compile(
+    r"\b(rate limit|quota|too many requests)|tokens? per (minute|day|min)\b|\b[TR]P[MD]\b"
+    r"|\btimed? ?(out|limit)|took too long|deadline|\bconcurren|\bqueue|\bcredits?\b|\bbudget\b|out of memory",
+    re.IGNORECASE,
+)
+_FILTERED = re.compile(
+    r"content[ _-]?(filter|management|policy|exists risk)|\bsafety\b|flagged|inappropriate content|guardrail"
+    r"|sensitive ?(content|information)|new_sensitive|敏感|prohibited_content|recitation|blocklist|\bspii\b|'refusal'"
+    r"|(malformed|unexpected)_(function|tool)_call|too_many_tool_calls",
+    re.IGNORECASE,
+)
 
 WORDS: Mapping[Place, tuple[tuple[re.Pattern[str], Blame], ...]] = {
     "endpoint": (
         (_PER_TIME, Blame.PASSING),
         (_CONTEXT, Blame.CONTEXT),
-        (re.compile(r"content (filter|management|policy)|safety system|flagged|inappropriate content", re.I),
-         Blame.POLICY),
+        (_FILTERED, Blame.POLICY),
     ),
     "tool_server": ((re.compile(r"\bsession\b", re.I), Blame.FORGOTTEN),),
     "search": (
@@ -137,14 +149,15 @@ _LONGEST = 4000
 """Characters of an error that are searched for words."""
 
 
-def blame(place: Place, codes: Iterable[Code | None] = (), words: str = "") -> Blame:
+def blame(place: Place, codes: Sequence[Code | None] = (), words: str = "") -> Blame:
     """Who answers for a fault with these ``codes``, the most telling first, and these ``words``."""
     table = CODES[place]
     for code in codes:
         if (found := table.get(code.lower() if isinstance(code, str) else code or 0)) is not None:
             return found
+    said = f"{words[:_LONGEST]} {' '.join(str(code)[:100] for code in codes)}"
     for pattern, found in WORDS[place]:
-        if pattern.search(words[:_LONGEST]):
+        if pattern.search(said):
             return found
     return DEFAULTS[place]
 
@@ -154,6 +167,6 @@ def error_codes(error: object) -> list[Code]:
     if not isinstance(error, dict):
         return []
     inner = error.get("innererror") or error.get("metadata")
-    named = [inner.get("code")] if isinstance(inner, dict) else []
+    named = [inner.get("code"), "content_filter" if "flagged_input" in inner else ""] if isinstance(inner, dict) else []
     named += [error.get(key) for key in ("code", "type", "error_type")]
-    return [code for code in named if isinstance(code, str | int) and not isinstance(code, bool)]
+    return [code for code in named if code and isinstance(code, str | int) and not isinstance(code, bool)]

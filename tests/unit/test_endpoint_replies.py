@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from mua.environment.blame import Blame
 from mua.environment.endpoint import services as services_module
 from mua.environment.endpoint.chat import ChatRequest, Completion, RequestError
 from mua.environment.endpoint.replies import CALLED, CUT, ENDED, THOUGHTS, read_completion
@@ -179,11 +180,54 @@ def test_a_refusal_is_the_policys_words_and_no_users() -> None:
     assert (found.kind, found.fault) == ("rejected", UserFaultKind.SPEAKS_AS_AGENT)
 
 
-def test_an_error_with_status_200_is_an_error() -> None:
-    body = {"error": {"message": "upstream overloaded", "code": 502}}
+FAILED = {"message": "upstream overloaded", "code": 502}
+HALF = [{"message": says("Half a"), "finish_reason": "stop"}]
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "retry"),
+    [
+        ({"error": FAILED}, 502, True),
+        ({"error": FAILED | {"code": "502"}, "choices": HALF}, 502, True),
+        ({"error": "model requires more system memory"}, 500, True),
+        ({"error": "the prompt is too long"}, 500, False),
+        ({"object": "error", "message": "maximum context length is 10", "code": 40303}, 500, False),
+    ],
+)
+def test_an_error_with_status_200_is_an_error(body: Json, status: int, retry: bool) -> None:
     found = read_completion(json.dumps(body).encode(), ChatRequest([], 0, 1.0, 9))
     assert isinstance(found, RequestError)
-    assert (found.kind, found.status, found.retry) == ("server", 502, True)
+    assert (found.kind, found.status, found.retry) == ("server", status, retry)
+    assert read_completion(json.dumps({"error": None, "choices": HALF}).encode(), ChatRequest([], 0, 1.0, 9)).text
+
+
+@pytest.mark.parametrize("finish", ["stop", None])
+def test_a_choice_with_an_error_is_no_turn(finish: str | None) -> None:
+    assert read(says("Half a"), finish, error=FAILED).kind == "ended"
+
+
+FILTERED = ["content_filter", "refusal", "SAFETY", "function_call_filter: MALFORMED_FUNCTION_CALL", "sensitive content"]
+
+
+@pytest.mark.parametrize("finish", FILTERED)
+def test_an_end_that_the_policys_own_words_brought_about_is_its_own(finish: str) -> None:
+    assert (read(says("Half a"), finish).blame, read(says("Half a"), finish).retry) == (Blame.POLICY, True)
+    assert read(says("Half a"), "abort").blame is Blame.PASSING
+
+
+async def test_a_filter_that_ends_every_reply_is_scored() -> None:
+    def filtered(_: Json) -> web.Response:
+        return completion(says(""), finish="content_filter")
+
+    result, server = await play(in_order(calls(CANCELLED), filtered(DONE), filtered(DONE)), endpoint={"max_retries": 1})
+    assert (result.outcome, len(server.requests)) == (Outcome.MALFORMED, 3)
+
+
+def test_a_byte_order_mark_and_a_call_without_a_name_are_read() -> None:
+    body = {"choices": [{"message": {"tool_calls": [CALL | {"function": {"arguments": "{}"}}]}}]}
+    found = read_completion(b"\xef\xbb\xbf" + json.dumps(body).encode(), ChatRequest([], 0, 1.0, 9, verbatim=True))
+    assert isinstance(found, Completion)
+    assert [call.name for call in found.calls] == [""]
 
 
 # ---- over HTTP

@@ -150,9 +150,8 @@ class RequestError:
     @property
     def retry(self) -> bool:
         """Whether this request may be sent there again."""
-        return self.blame not in (Blame.CONTEXT, Blame.POLICY) and (
-            self.kind != "refused" or self.status in _RETRIED_STATUS
-        )
+        may = self.kind != "refused" or self.status in _RETRIED_STATUS
+        return self.kind == "ended" or (may and self.blame not in (Blame.CONTEXT, Blame.POLICY))
 
 
 def unreadable(reason: str) -> RequestError:

@@ -13,10 +13,11 @@ from __future__ import annotations
 
 import json
 import re
+from codecs import BOM_UTF8
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from mua.environment.blame import error_codes
+from mua.environment.blame import blame, error_codes
 from mua.environment.endpoint.chat import (
     MAX_CALLS,
     MAX_REPLY_CHARACTERS,
@@ -34,7 +35,9 @@ from mua.utils.strict_json import JsonError, read_json, read_json_at, skip_space
 
 ENDED = frozenset({"", "none", "stop", "eos", "eos_token", "end_turn", "stop_sequence", "stop_token", "completed"})
 CALLED = frozenset({"tool_calls", "tool_call", "function_call", "tool_use"})
-CUT = frozenset({"length", "max_tokens", "max_output_tokens", "model_length", "max_length"})
+CUT = frozenset(
+    {"length", "max_tokens", "max_output_tokens", "model_length", "max_length", "model_context_window_exceeded"}
+)
 """Why a reply ended that is a turn. Whatever else a server says there means that nobody finished it."""
 
 THOUGHTS = (
@@ -62,25 +65,28 @@ _ARGUMENTS = ("arguments", "parameters", "args", "input")
 def read_completion(body: bytes, request: ChatRequest) -> Completion | RequestError:
     """The reply to ``request`` in a body of status 200."""
     try:
-        answer = read_json(body, strict=False)
+        answer = read_json(body.removeprefix(BOM_UTF8), strict=False)
     except JsonError as error:
         return unreadable(f"no JSON ({error})")
-    if not isinstance(answer, dict) or not isinstance(answer.get("choices"), list) or not answer["choices"]:
-        if isinstance(answer, dict) and isinstance(answer.get("error"), dict):  # an error that calls itself a success
-            codes = error_codes(answer["error"])
-            status = next((code for code in codes if isinstance(code, int) and 400 <= code < 600), 500)
-            return read_refusal(status, answer["error"], "")
+    if not isinstance(answer, dict):
+        return unreadable("no choices[0].message.content")
+    error = answer.get("error") or (answer if answer.get("object") == "error" else None)
+    if error and isinstance(error, dict | str):  # it calls itself a success
+        status = next((int(code) for code in error_codes(error) if re.fullmatch(r"[45]\d\d", str(code))), 500)
+        return read_refusal(status, error, json.dumps(error))
+    if not isinstance(answer.get("choices"), list) or not answer["choices"]:
         return unreadable("no choices[0].message.content")
     choice = answer["choices"][0]
     message = choice.get("message") if isinstance(choice, dict) else None
     if not isinstance(message, dict):
         return unreadable("no choices[0].message.content")
     finish = str(choice.get("finish_reason") or "").lower()
-    if finish not in ENDED | CALLED | CUT:
+    if finish not in ENDED | CALLED | CUT or choice.get("error"):
         told = [choice.get(key) for key in ("error", "native_finish_reason", "stop_reason")] + [message.get("refusal")]
         why = "; ".join(json.dumps(one, ensure_ascii=False)[:200] for one in told if one)
         reason = f"unusable reply: it ended by finish_reason {finish[:60]!r}{f' ({why})' if why else ''}"
-        return RequestError("ended", reason, "look at the server's log", UserFaultKind.BROKEN_TEXT)
+        whose = blame("endpoint", [finish, *error_codes(choice.get("error"))], reason)
+        return RequestError("ended", reason, "look at the server's log", UserFaultKind.BROKEN_TEXT, blame=whose)
     try:
         text, inside, parts_calls = _content(message.get("content"))
         calls = [*parts_calls, *_calls(message)]
@@ -181,7 +187,7 @@ def _call(one: Json, function: Json, place: int) -> FunctionCall:
     arguments = function.get("arguments")
     arguments = arguments if isinstance(arguments, str) else json.dumps({} if arguments is None else arguments)
     came = one if function is one.get("function") else {}
-    return FunctionCall(str(one.get("id") or f"call_{place}"), str(function["name"] or ""), arguments or "{}", came)
+    return FunctionCall(str(one.get("id") or f"call_{place}"), str(function.get("name") or ""), arguments or "{}", came)
 
 
 def split_thoughts(text: str) -> tuple[str, list[str]]:
