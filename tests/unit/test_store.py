@@ -162,11 +162,7 @@ def test_new_store_and_migrated_stores_of_all_versions_have_the_tables(store: St
             options = {"compare_type": True, "compare_server_default": False}
             assert compare_metadata(MigrationContext.configure(connection, opts=options), metadata) == []
             assert len(connection.execute(sa.select(uses)).all()) == len(rows["uses"]) > 0
-        with (
-            pytest.raises(sa.exc.IntegrityError),
-            Store.open(url.render_as_string(hide_password=False)) as opened,
-            opened.begin() as connection,
-        ):
+        with pytest.raises(sa.exc.IntegrityError), Store.open(url) as opened, opened.begin() as connection:
             connection.execute(sa.delete(runs))
 
 
