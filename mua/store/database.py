@@ -9,7 +9,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Self, TypeVar
 from urllib.parse import quote
@@ -214,7 +214,11 @@ class Store:
 
         settings = Config()
         settings.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
-        with self.begin() as connection:
+        with self._connect() as connection, ExitStack() as transaction:
+            if not self.postgres:  # a table that is made anew drops the old one, which others refer to
+                connection.detach()
+                connection.connection.cursor().execute("PRAGMA foreign_keys=OFF")
+            transaction.enter_context(connection.begin())
             if self.postgres:
                 connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_LOCK)))
             settings.attributes["connection"] = connection

@@ -24,8 +24,8 @@ SHORTEST_SECRET = 4
 
 _NAME_PARTS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 _SECRET = re.compile(
-    "token|secrets?|passwords?|passwd|passphrase|pwd|credentials?|authorization|cookie|bearer|api(?:key|token)s?|appid|"
-    "(?:access|secret)key"
+    "token|secrets?|(?:pg)?passwords?|passwd|passphrase|sshpass|pwd|credentials?|authorization|cookie|bearer|jwt|appid|"
+    "api(?:key|token)s?|(?:access|secret)key"
 )
 _SECRET_OF = re.compile("keys?|auth|cookie|signature")
 """Secrets where another word stands before them, or as below."""
@@ -33,9 +33,10 @@ _SECRET_THERE = re.compile(rf"{_SECRET_OF.pattern}|pass|sig|pat|code")
 """Secrets in a place whose names are those of parameters, flags and variables."""
 _NO_SECRET_OF = re.compile(
     "stop|eos|bos|pad|unk|special|sort|primary|foreign|public|group|cache|order|answer|partition|error|status|exit|by|"
-    "http|return|zip|country|language|source"
+    "http|return|zip|country|language|source|input|output|prompt|question|label|messages?|response|reward|metadata|tool|"
+    "json|dict|image|audio|video|mask|cls|sep|begin|end|first|last|next|per|page|newline|control|think"
 )
-"""``stop_token`` and ``sort_key`` are none."""
+"""``stop_token``, ``sort_key`` and ``label_key`` are none."""
 _VARIABLE = re.compile(
     "(?:^|_)(?:TOKEN|SECRET|PASSWORD|CREDENTIALS|(?:API|ACCESS|PRIVATE)_KEY)_(?!FILE|PATH|DIR|ID|URL|LEN|MAX)"
 )
@@ -48,13 +49,17 @@ _ALL_OF = ("headers", "env", "cookies")
 # The name and password before the host. The second form is a password that should have been percent-encoded: what
 # follows the colon is no port, so it reaches to the last @, whatever stands between.
 _USER = re.compile(
-    r"(?<=://)(?:[^/?#\s@:\[]{0,200}:(?!\d{0,9}(?:[/?#\s\"',)]|$))[^\s\"'<>]{0,400}@|[^/?#\s\"'<>]{0,400}@)"
+    r"(?<=://)(?:[^/?#\s@:\[]{0,200}:(?!\d{0,9}(?:[/?#\s\"',)]|$))"
+    r"(?:[^\s\"'<>]|[\"'](?=[^\s\"'<>,:;)\]}]{1,100}@)){0,400}@|[^/?#\s\"'<>]{0,400}@)"
 )
 _PARAMETER = re.compile(rf"(?<=[?&;])([^=&;#\s]{{1,200}})=(?!{re.escape(HIDDEN)})([^&;#\s\"'<>)]+)")
 _ASSIGNED = re.compile(r"(?<![\w.-])((?:-{1,2}|export +)?[A-Za-z][\w.-]*)([\"']? *[=:] *[\"']?)(?=\S)")
-_FLAG = re.compile(r"(?<![\w.-])(-{1,2}[A-Za-z][\w.-]*)( +[\"']?)(?=\S)")
+_FLAG = re.compile(r"(?<![\w.-])(-{1,2}[A-Za-z][\w.-]*)([ \t]+[\"']?)(?=\S)")
 _VALUE = re.compile(r"(?<=[\"'])[^\"'\n]+|(?:(?:Bearer|Basic|Token) +)?[^\s\"',;&<>]+")
-_LOOKS = re.compile(r"\bsk-[\w-]{8,}|\bhf_\w{8,}|\bgh[pousr]_\w{8,}|\beyJ[\w-]{10,}\.[\w.-]+|\bBearer\s+[^\s\"'*]+")
+_LOOKS = re.compile(
+    r"\bsk-[\w-]{8,}|\b(?:hf|gh[pousr]|github_pat|r8)_\w{8,}|\b(?:xox[a-z]|glpat|nvapi)-[\w-]{8,}|\bAKIA[A-Z0-9]{16}\b|"
+    r"\bAIza[\w-]{30,}|\beyJ[\w-]{10,}\.[\w.-]+|\bBearer\s+[^\s\"'*]+"
+)
 
 _remembered: dict[str, str] = {}
 """Secrets by value, with the variable of the environment that each came from."""
@@ -63,7 +68,7 @@ _remembered: dict[str, str] = {}
 def says_secret(name: str, *, alone: bool = True) -> bool:
     """Whether what stands under ``name`` is a secret; ``alone``: also where the name is a word such as ``key``."""
     parts = [part.lower() for part in _NAME_PARTS.findall(name)]
-    if not parts or (len(parts) > 1 and _NO_SECRET_OF.fullmatch(parts[-2])):
+    if not parts or name == "PWD" or (len(parts) > 1 and _NO_SECRET_OF.fullmatch(parts[-2])):
         return False
     if name.isupper() and _VARIABLE.search(name):
         return True
@@ -73,10 +78,14 @@ def says_secret(name: str, *, alone: bool = True) -> bool:
 
 def remember_secrets(taken: Mapping[str, str], data: Any) -> None:
     """Have these values of variables, by their names, hidden everywhere from now on, if they are secret: by the name,
-    or where ``data``, the configuration that they stand in, has them."""
-    shown = "\n".join(str(leaf) for _, leaf in flatten(masked_tree(data)))
+    or where ``data``, the configuration that they stand in, has them.
+
+    There, a place or the name before a password is none: it is a part of too many other texts.
+    """
+    shown, real = ("\n".join(str(leaf) for _, leaf in flatten(tree)) for tree in (masked_tree(data), data))
     for name, value in taken.items():
-        if len(value) >= SHORTEST_SECRET and (says_secret(name) or value not in shown):
+        found = value not in shown and not value.startswith("/") and f"//{value}:" not in real
+        if len(value) >= SHORTEST_SECRET and value != "none" and (says_secret(name) or found):
             _remembered[value] = name
 
 

@@ -176,6 +176,19 @@ def test_whatever_is_made_of_a_configuration_holds_none(secrets: tuple[Path, lis
     assert wanted < set(secrets_of(config))
 
 
+def test_a_place_a_default_and_a_name_are_no_secrets(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    remembered: dict[str, str] = {}
+    monkeypatch.setattr(masking, "_remembered", remembered)
+    monkeypatch.delenv("NO_SUCH_TOKEN", raising=False)
+    for name, value in {"PWD": "/srv/x", "HOME": "/srv/me", "U": "alice", "P": "pw-4711", "A_KEY": "none"}.items():
+        monkeypatch.setenv(name, value)
+    servers = 'mcp: [{name: a, command: python, env: {HOME: "${HOME}", T: "${NO_SUCH_TOKEN:-full}", K: "${A_KEY}"}}]'
+    text = recipe.read_text().replace("{name: help_desk}", f"{{name: help_desk, {servers}}}")
+    recipe.write_text(text.replace(str(recipe.parent), "${PWD}") + 'store: {url: "postgresql://${U}:${P}@h/d"}\n')
+    load_config(recipe)
+    assert remembered == {"pw-4711": "P"}
+
+
 def test_a_secret_written_into_a_job_is_refused_wherever_it_comes_from(secrets: tuple[Path, list[str]]) -> None:
     path, values = secrets
     for override in ('slurm.setup=["export HF_TOKEN=hf-plain-text"]', f'slurm.extra=["--comment={values[0]}"]'):
@@ -194,6 +207,11 @@ def test_a_secret_written_into_a_job_is_refused_wherever_it_comes_from(secrets: 
         ("authorization: Bearer abcdefg", f"authorization: {HIDDEN}"),
         ("https://h/?appid=abcd&q=a&accessToken=b", f"https://h/?appid={HIDDEN}&q=a&accessToken={HIDDEN}"),
         ("AWS_SECRET_ACCESS_KEY=ab/cd+ef== x", f"AWS_SECRET_ACCESS_KEY={HIDDEN} x"),
+        ("PGPASSWORD=abcd psql --token\tabcd", f"PGPASSWORD={HIDDEN} psql --token\t{HIDDEN}"),
+        ("it said AKIAIOSFODNN7EXAMPLE, glpat-abcd1234", f"it said {HIDDEN}, {HIDDEN}"),
+        ("postgresql://u:it's@h/d 'http://a:b1@i/'", f"postgresql://{HIDDEN}@h/d 'http://{HIDDEN}@i/'"),
+        ("--label-key answer --image-token <image> page_token=2 think_end_token=</think> PWD=/srv", None),
+        ("{'a': 'http://host:PORT', 'mail': 'me@host'}", None),
         ("unexpected token: }, stop_token=<|im_end|>, sort_key=name, tokens=5", None),
         ("the key: value; train/loss: 0.5; author=me; tokenizer=a", None),
     ],

@@ -21,11 +21,12 @@ from alembic.migration import MigrationContext
 import mua.store.database
 from mua.store.database import HEAD, MIGRATIONS, Store
 from mua.store.faults import StoreError
-from mua.store.tables import metadata, runs
+from mua.store.tables import metadata, runs, uses
 from mua.store.trajectories import EpisodeKey, read_trajectories, trajectory_inserts
 from mua.store.writer import Insert, Writer, execute
 from mua.types import Outcome, Segment, Trajectory
 from tests.postgres_support import PostgresServer
+from tests.store_support import write_run
 from tools.store_migration import FROZEN
 
 RUN = {"id": "r", "output": "/tmp/r", "state": "running", "started_at": 1.0}
@@ -130,6 +131,9 @@ def test_no_field_is_left_out_of_the_round_trip() -> None:
 
 
 def test_new_store_and_migrated_stores_of_all_versions_have_the_tables(store: Store, tmp_path: Path) -> None:
+    write_run(store)
+    with store.read() as connection:
+        rows = {table.name: connection.execute(sa.select(table)).mappings().all() for table in metadata.sorted_tables}
     urls = [store.engine.url]
     dialect = store.engine.dialect.name
     for path in sorted(FROZEN.glob(f"*.{dialect}.sql")):
@@ -144,15 +148,22 @@ def test_new_store_and_migrated_stores_of_all_versions_have_the_tables(store: St
             for statement in path.read_text().split(";\n")[:-1]:
                 connection.exec_driver_sql(statement)
             connection.exec_driver_sql(f"INSERT INTO alembic_version VALUES ('{version}')")
-            connection.execute(sa.insert(runs).values(RUN))
+            for table in metadata.sorted_tables:
+                names = {column["name"] for column in sa.inspect(connection).get_columns(table.name)}
+                for row in rows[table.name]:
+                    known = {name: value for name, value in row.items() if name in names}
+                    connection.execute(sa.insert(table).values(known))
         old.dispose()
         urls.append(place)
     assert urls[1:]
     assert urls[-1].database.endswith(HEAD)  # type: ignore[union-attr]
-    for url in urls:
-        with Store.open(url.render_as_string(hide_password=False)) as opened, opened.read() as connection:
+    for url in (url.render_as_string(hide_password=False) for url in urls):
+        with Store.open(url) as opened, opened.read() as connection:
             options = {"compare_type": True, "compare_server_default": False}
             assert compare_metadata(MigrationContext.configure(connection, opts=options), metadata) == []
+            assert len(connection.execute(sa.select(uses)).all()) == len(rows["uses"]) > 0
+        with pytest.raises(sa.exc.IntegrityError), Store.open(url) as opened, opened.begin() as connection:
+            connection.execute(sa.delete(runs))
 
 
 LATER = """
