@@ -101,7 +101,7 @@ def test_help_is_the_default_and_describes_every_target() -> None:
     assert text == make("help")
     described = {line.split()[0] for line in text.splitlines()}
     assert described == set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
-    assert {"setup", "demo", "test", "lint", "docs", "bench", "test-slow", "test-grid"} <= described
+    assert {"setup", "demo", "test", "lint", "docs", "test-slow", "test-grid"} <= described
 
 
 def set_up(venv: Path, **environment: str) -> subprocess.CompletedProcess[str]:
