@@ -216,18 +216,15 @@ def records_of_text(path: Path, text: str) -> Iterator[tuple[str, Any]]:
 def _wrapped(place: str, value: Any) -> Iterator[tuple[str, Any]]:
     """A record, or those in the one list of what is no record itself, such as ``{"version": 1, "data": [...]}``."""
     if isinstance(value, dict) and not value.keys() & _FORM_KEYS:
-        lists = [
-            key
-            for key, inner in value.items()
-            if isinstance(inner, list) and any(isinstance(item, dict) and item.keys() & _FORM_KEYS for item in inner)
-        ]
+        inner = {key: items for key, items in value.items() if isinstance(items, list)}
+        lists = [key for key in inner if any(isinstance(one, dict) and one.keys() & _FORM_KEYS for one in inner[key])]
         if beside := [*lists[1:], *(key for key in ("system", "tools", "functions") if lists and value.get(key))]:
             raise ConfigError(
                 f"{place}: {printable(', '.join(beside), 200)} beside the records of {printable(lists[0])} would be "
                 "lost; give other records a file of their own, and write what belongs to a record into it"
             )
         if lists:
-            yield from ((f"{place}, {printable(lists[0])}[{n}]", item) for n, item in enumerate(value[lists[0]]))
+            yield from ((f"{place}, {printable(lists[0])}[{n}]", item) for n, item in enumerate(inner[lists[0]]))
             return
     yield place, value
 
