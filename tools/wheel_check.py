@@ -36,7 +36,7 @@ output: runs/shop
 model: {path: runs/shop-sft/hf}
 environment: {name: shop}
 user: {personas: []}
-algorithm: {groups_per_step: 12, curriculum: {kind: "off"}}
+algorithm: {groups_per_step: 12, curriculum: {kind: "off", floor: 0.1, decay: 0.5}}
 trainer: {steps: 10, save_every: 5, evaluate_first: true, evaluate_every: 5}
 evaluation: {tasks: null}
 """

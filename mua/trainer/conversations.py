@@ -30,6 +30,7 @@ import math
 import random
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from itertools import takewhile
@@ -301,6 +302,7 @@ class RecordReader:
             if record.pop(name, False):
                 raise ConversationError(f'"{name}" is set, and only what the agent says can be trained')
         asked = record.pop("chat_template_kwargs", {})
+        asked = without_nulls(_json("chat_template_kwargs", asked) if isinstance(asked, str) else asked)
         for place in (record, asked):
             if (thinking := place.pop("enable_thinking", self._thinking)) != self._thinking:
                 raise ConversationError(f'"enable_thinking" is {thinking!r}, model.thinking {self._thinking}')
@@ -310,7 +312,8 @@ class RecordReader:
         _spread(masks, entries)
         checked = self._checked(tools)
         messages = self._messages(entries, key, checked)
-        last = bool(record.pop("mask_history", False))
+        if (last := record.pop("mask_history", False)) not in (False, True):
+            raise ConversationError(f"mask_history is {last!r:.50}; it must be true or false")
         self._count(record, "")
         if not any(one["role"] == "assistant" for one in messages):
             raise ConversationError("nothing in it is said by the assistant")
@@ -334,7 +337,7 @@ class RecordReader:
     def _count(self, entry: Json, place: str) -> None:
         """What is left of ``entry`` was not read. Raises for what must not be passed over."""
         for name, value in entry.items():
-            if value in (None, "", [], {}) or value is False:
+            if value in (None, "", [], {}) or (value is False and name in _UNSUPPORTED):
                 continue
             if name in _UNSUPPORTED:
                 raise ConversationError(f'"{place}{name}" is not supported: {_UNSUPPORTED[name]}')
@@ -527,6 +530,10 @@ def _entries(record: Json) -> tuple[str, list[Json]]:
 
 def _said(record: Json, key: str, role: str) -> list[Json]:
     """A text as one message of ``role``, with its reasoning if that stands beside it; messages as they are."""
+    with suppress(JsonError):  # tables of strings keep messages as JSON text
+        found = read_json(record[key]) if isinstance(record[key], str) else None
+        if isinstance(found, list) and found and all(isinstance(one, dict) and "role" in one for one in found):
+            record[key] = found
     if isinstance(record[key], dict):
         return [record.pop(key)]
     if isinstance(record[key], list):

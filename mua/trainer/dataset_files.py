@@ -26,7 +26,7 @@ import json
 import logging
 import re
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -48,6 +48,7 @@ _UNREAD_ENDINGS = {
 _UNREAD_STARTS = {
     b"\x28\xb5\x2f\xfd": "compressed with Zstandard", b"BZh": "compressed with bzip2", b"PK\x03\x04": "a ZIP archive",
     b"\xfd7zXZ": "compressed with xz", b"SQLite f": "an SQLite database (a store is named by sft.stored)",
+    b"version ": "a pointer of Git LFS, whose file comes with git lfs pull",
 }  # fmt: skip
 _IGNORED = ("dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json", "config.json")
 _SPLITS = {
@@ -85,20 +86,24 @@ def read_records(path: Path, key: str) -> Iterator[tuple[str, Any]]:
 
 
 def _unread_kind(file: Path) -> str | None:
-    return next((kind for ending, kind in _UNREAD_ENDINGS.items() if file.name.endswith(ending)), None)
+    return next((kind for ending, kind in _UNREAD_ENDINGS.items() if file.name.lower().endswith(ending)), None)
+
+
+def _splits_named(name: str) -> set[str]:
+    return {_SPLITS[word] for word in _SPLIT_WORD.findall(name.lower())}
 
 
 def _files(folder: Path, key: str) -> list[Path]:
     """The files of a folder that hold what ``key`` asks for: its training split, or its validation split."""
     if (folder / "dataset_dict.json").is_file():
         splits = _names_in(folder / "dataset_dict.json", key, "splits")
-        return _files(folder / _choose_split(splits, folder, key), key)
+        return _files(folder / _choose_split({split: folder / split for split in splits}, folder, key), key)
     if (folder / "state.json").is_file():
         return [folder / name for name in _names_in(folder / "state.json", key, "_data_files")]
     places = {
         file: file.relative_to(folder)
         for file in sorted(folder.rglob("*"))
-        if (file.name.endswith(ENDINGS) or _unread_kind(file)) and file.name not in _IGNORED and file.is_file()
+        if (file.name.lower().endswith(ENDINGS) or _unread_kind(file)) and file.name not in _IGNORED and file.is_file()
     }
     places = {file: place for file, place in places.items() if not any(p.startswith((".", "__")) for p in place.parts)}
     if not places:
@@ -111,7 +116,7 @@ def _files(folder: Path, key: str) -> list[Path]:
         if rule == "shards":
             return {shard[1]} if (shard := _SHARD.fullmatch(place.as_posix())) else set()
         names = place.parts[:-1] if rule == "folders" else (place.name,)
-        return {_SPLITS[word] for name in names for word in _SPLIT_WORD.findall(name)}
+        return {split for name in names for split in _splits_named(name)}
 
     for rule in ("shards", "folders", "names"):
         found = {file: named for file, place in places.items() if (named := splits_of(place, rule))}
@@ -120,24 +125,29 @@ def _files(folder: Path, key: str) -> list[Path]:
                 f"{key}: {twice} is named after {' and '.join(sorted(found[twice]))}; rename it, or name one file"
             )
         if found:
-            chosen = _choose_split(sorted({split for named in found.values() for split in named}), folder, key)
-            if unnamed := [str(place) for file, place in places.items() if file not in found]:
+            splits = {split: file for file, named in sorted(found.items(), reverse=True) for split in named}
+            unnamed = {str(place): file for file, place in places.items() if file not in found}
+            chosen = _choose_split(dict(sorted(splits.items())), folder, key, unnamed)
+            if unnamed:
                 log.warning("%s: %s: %d files name no split and are left out: %s", key, folder, len(unnamed),
                             printable(", ".join(unnamed), 200))  # fmt: skip
             return [file for file, named in found.items() if chosen in named]
     return list(places)
 
 
-def _choose_split(splits: list[str], folder: Path, key: str) -> str:
+def _choose_split(splits: Mapping[str, Path], folder: Path, key: str, unnamed: Mapping[str, Path] | None = None) -> str:
+    """Of the splits, each with a path of it, and of files that name none."""
     for wanted in ("validation", "test") if key == "sft.validation" else ("train",):
-        named = [split for split in splits if {_SPLITS[word] for word in _SPLIT_WORD.findall(split)} == {wanted}]
+        named = [split for split in splits if _splits_named(split) == {wanted}]
         if wanted in splits or len(named) == 1:
             return wanted if wanted in splits else named[0]
-    if len(splits) == 1 and key != "sft.validation" and not _SPLIT_WORD.search(splits[0]):
-        return splits[0]
-    named = [printable(split) for split in splits]
+    if len(splits) == 1 and key != "sft.validation" and not any(map(_splits_named, splits)):
+        return next(iter(splits))
+    named, paths = ", ".join(map(printable, splits)), [*(unnamed or {}).values(), *splits.values()]
+    others = f", and files of none: {printable(', '.join(unnamed), 200)}" if unnamed else ""
     raise ConfigError(
-        f"{key}: {folder} has the splits {', '.join(named)}; name one of them, such as {folder / named[0]}"
+        f"{key}: {folder} has the splits {named}{others}; name one of them, such as {paths[0]}, or a folder with the "
+        "files of one alone"
     )
 
 
@@ -206,10 +216,16 @@ def records_of_text(path: Path, text: str) -> Iterator[tuple[str, Any]]:
 def _wrapped(place: str, value: Any) -> Iterator[tuple[str, Any]]:
     """A record, or those in the one list of what is no record itself, such as ``{"version": 1, "data": [...]}``."""
     if isinstance(value, dict) and not value.keys() & _FORM_KEYS:
-        for key, inner in value.items():
-            if isinstance(inner, list) and any(isinstance(item, dict) and item.keys() & _FORM_KEYS for item in inner):
-                yield from ((f"{place}, {printable(key)}[{number}]", item) for number, item in enumerate(inner))
-                return
+        inner = {key: items for key, items in value.items() if isinstance(items, list)}
+        lists = [key for key in inner if any(isinstance(one, dict) and one.keys() & _FORM_KEYS for one in inner[key])]
+        if beside := [*lists[1:], *(key for key in ("system", "tools", "functions") if lists and value.get(key))]:
+            raise ConfigError(
+                f"{place}: {printable(', '.join(beside), 200)} beside the records of {printable(lists[0])} would be "
+                "lost; give other records a file of their own, and write what belongs to a record into it"
+            )
+        if lists:
+            yield from ((f"{place}, {printable(lists[0])}[{n}]", item) for n, item in enumerate(inner[lists[0]]))
+            return
     yield place, value
 
 

@@ -311,7 +311,7 @@ def test_keys_that_nobody_reads_are_told_once_with_their_count(
         record({**USER, "name": "Ann", "train": True}, {"role": "assistant", "tool_calls": [call], "annotations": []},
                {"role": "tool", "tool_call_id": "a", "name": "look_up", "content": "x"}, {**AGENT, "finish": "stop"},
                tools=[tool], id=7, label="34", chat_template_kwargs={"enable_thinking": False, "max_pixels": 3}),
-        {"prompt": "hi", "completion": "hello", "id": 8, "messages_before": "x"},
+        {"prompt": "hi", "completion": "hello", "id": 8, "messages_before": "x", "is_correct": False},
     ]  # fmt: skip
     assert len(read(tmp_path / "x.jsonl", lines)) == 2
     (line,) = caplog.messages
@@ -320,11 +320,12 @@ def test_keys_that_nobody_reads_are_told_once_with_their_count(
         "id": "(2)", "messages[].user.name": "(1)", "messages[].user.train": "(1)", "messages[].finish": "(1)",
         "messages[].tool.name": "(1)", "tool_calls[].index": "(1)", "tool_calls[].function.strict": "(1)",
         "tools[].function.strict": "(1)", "label": "(1)", "chat_template_kwargs.max_pixels": "(1)",
-        "messages_before": "(1)",
+        "messages_before": "(1)", "is_correct": "(1)",
     }  # fmt: skip
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
+    (record(USER, AGENT, USER, BYE, mask_history="false"), "mask_history"),
     (record(USER, AGENT, images=["a.png"]), "images"), (record(USER, {**AGENT, "audio": {"id": "x"}}), "audio"),
     (record(USER, AGENT, input_ids=[1, 2]), "input_ids"),
     (record(USER, AGENT, enable_thinking=True), "enable_thinking"),
@@ -442,6 +443,22 @@ def test_lines_arrays_and_wrapped_records_are_read_alike(tmp_path: Path) -> None
 GOOD = json.dumps(record(USER, AGENT))
 
 
+@pytest.mark.parametrize("beside", ["test", "tools", "system"])
+def test_nothing_beside_wrapped_records_is_lost(tmp_path: Path, beside: str) -> None:
+    more = {"test": [record(USER, BYE)], "tools": [TOOL], "system": "Help."}[beside]
+    with pytest.raises(ConfigError, match=f":1: {beside} beside the records of data"):
+        read(tmp_path / "x.json", [{"version": 1, "data": [record(USER, AGENT)], beside: more}])
+
+
+def test_a_table_of_strings_has_messages_on_both_sides_of_a_prompt(tmp_path: Path) -> None:
+    asked = {"prompt": [USER], "completion": [AGENT], "chat_template_kwargs": {"enable_thinking": None, "a": None}}
+    as_text = {key: json.dumps(value) for key, value in asked.items()}
+    plain = {"prompt": '[{"a": 1}]', "completion": "[1]"}
+    found = read(tmp_path / "x.jsonl", [asked, as_text, plain])
+    assert texts(found)[0] == texts(found)[1]
+    assert [trained(one) for one in found] == [["hello"], ["hello"], ["[1]"]]
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -527,6 +544,7 @@ def test_a_conversation_that_is_too_long_is_refused(tmp_path: Path) -> None:
         (b'{"messages": "\xff"}\n', r"not UTF-8 text \(byte 15\)"), (b"", "holds no conversation"),
         (gzip.compress(GOOD.encode(), mtime=0)[:-12], "damaged gzip file"), (b"\x28\xb5\x2f\xfd\x04", "Zstandard"),
         (b"BZh91AY", "bzip2"), (b"\xfd7zXZ\0", "xz"), (b"PK\x03\x04\x14", "ZIP"), (b"SQLite format 3\0", "sft.stored"),
+        (b"version https://git-lfs.github.com/spec/v1\n", "git lfs pull"),
     ],
 )  # fmt: skip
 def test_a_file_that_cannot_be_read_is_named_rightly(tmp_path: Path, data: bytes, message: str) -> None:
@@ -575,6 +593,7 @@ def test_blocks_that_are_never_closed_take_no_time() -> None:
         ("train.jsonl", "val.jsonl"),
         ("train2.jsonl", "evaluation-2.jsonl"),
         ("training_set.jsonl", "testing_set.jsonl"),
+        ("Train.JSONL", "TEST.jsonl"),
     ],
 )
 def test_splits_are_told_by_names_as_the_library_datasets_does(tmp_path: Path, train: str, held_out: str) -> None:
@@ -597,6 +616,10 @@ def test_splits_that_cannot_be_told_are_an_error(tmp_path: Path) -> None:
             (tmp_path / str(number) / name).parent.mkdir(parents=True, exist_ok=True)
             (tmp_path / str(number) / name).write_text(GOOD)
         with pytest.raises(ConfigError, match=r"^sft\.data: .*name (one|it)"):
+            loaded(tmp_path / str(number))
+    (tmp_path / "1/data.jsonl").write_text(GOOD)
+    for number, named in ((1, "data.jsonl"), (2, "data/a-00000-of-00001.jsonl")):  # what it says to name can be named
+        with pytest.raises(ConfigError, match=f"such as {tmp_path / str(number) / named}, "):
             loaded(tmp_path / str(number))
     (tmp_path / "whole/deep").mkdir(parents=True)
     for name in ("contest.jsonl", "deep/b.jsonl", "dataset_info.json"):
