@@ -22,7 +22,7 @@ from mua.trainer.evaluation.estimators import paired_test, percentile_interval
 from mua.trainer.evaluation.report import markdown_table
 from mua.types import Json
 from mua.utils.errors import MuaError
-from mua.utils.strict_json import MAX_FILE_DEPTH, printable, read_file, read_json
+from mua.utils.strict_json import MAX_FILE_DEPTH, pictured, printable, read_file, read_json
 
 RESULT = "evaluation.json"
 LEVEL = 0.95
@@ -198,7 +198,7 @@ def comparison_page(result: Json) -> str:
         markdown_table(head, _rows(result)),
         "\n".join(_remarks(result)),
     ]
-    return "\n\n".join(block for block in blocks if block) + "\n"
+    return pictured("\n\n".join(block for block in blocks if block) + "\n")
 
 
 def _console_table(result: Json) -> Table:

@@ -29,8 +29,10 @@ def claim_run(output: Path) -> str:
     """
     path, here, known = output / RUN_FILE, str(output.resolve()), known_run(output)
     if known:
-        place = path.read_text(encoding="utf-8").partition("\n")[2].strip()
-        if place in ("", here):  # older versions wrote no place
+        place = path.read_text(encoding="utf-8").partition("\n")[2].removesuffix("\n")
+        if place == "":  # of an older version
+            replace_text(path, f"{known}\n{here}\n")
+        if place in ("", here):
             return known
         log.warning("%s: is a copy of run %s in %s; what goes on here is a run of its own", output, known, place)
     made = f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{uuid4().hex[:8]}"

@@ -410,6 +410,14 @@ def test_supervised_training_is_judged_by_its_loss(last: float, verdict: str, na
     assert (found.verdict, next((cause.name for cause, _ in found.findings), None)) == (verdict, named)
 
 
+@pytest.mark.parametrize("count", [0.0, 64.0])
+def test_a_run_without_a_scored_episode_is_not_judged_by_its_loss(count: float) -> None:
+    lines = [{"step": n, "train/loss": 2 - n / 20, "rollout/trajectories/unscored": 1.0} for n in range(30)]
+    found = diagnosis_of([line | {"rollout/trajectories/count": count} for line in lines])
+    assert [(one.name, one.after) for one in found.outcomes] == [("scored", 0.0)]
+    assert found.verdict != "healthy"
+
+
 def test_refusals_that_are_right_are_no_disease() -> None:
     """Half of the tasks are to be declined, and the policy learns to: success rises by declining."""
 

@@ -17,7 +17,7 @@ from mua.cli import app
 from mua.trainer.evaluation.estimators import mcnemar
 from mua.types import Json
 from mua.utils.errors import MuaError
-from workbench.compare import compare, compared, load_result, missing_not_at_random, paired
+from workbench.compare import compare, compared, comparison_page, load_result, missing_not_at_random, paired
 
 
 def result(name: str, successes: list[int], episodes: int = 1, domain: str = "desk", **more: Json) -> Json:
@@ -56,6 +56,13 @@ def test_only_what_both_scored_with_the_same_content_is_compared() -> None:
     assert ([pair.task for pair in pairs], changed) == (["t2", "t3"], 1)
     found = compared(one, other)
     assert (found["common"], found["only_in_first"], found["only_in_second"], found["changed"]) == (2, 1, 2, 1)
+
+
+def test_equal_runs_are_equal_and_their_page_holds_no_control_characters() -> None:
+    one = result("a", [0, 1] * 10, domain="desk\x1b[2J")
+    found = compared(one, one) | {"first": "a\x9b1m", "second": "b\u202e", "missing": missing_not_at_random(one, one)}
+    assert (found["all"]["difference"]["mean"], found["all"]["p_value"], found["missing"]) == (0.0, 1.0, [])
+    assert not {"\x1b", "\x9b", "\u202e"} & set(comparison_page(found))
 
 
 def test_domains_are_compared_apart_and_together() -> None:

@@ -71,6 +71,11 @@ def test_unscored_episodes_leave_bounds_and_name_their_kinds() -> None:
     assert (whole["bounds"], whole["missing"]) == ({"low": 0.5, "high": 0.5}, [])
 
 
+def test_the_page_holds_no_control_characters() -> None:
+    page = markdown(summary(result("a\x1b[2J", WON, LOST, domain="desk\x9b1m", kind="x\u202e"), result("b", LOST)))
+    assert not {"\x1b", "\x9b", "\u202e"} & set(page)
+
+
 def test_a_k_is_estimated_over_the_tasks_that_have_so_many_episodes() -> None:
     found = summary(result("a", WON, WON, FAILED), result("b", FAILED, LOST, LOST))
     assert {k: part["tasks"] for k, part in found["pass_hat"].items()} == {"1": 2, "2": 1, "3": 1}

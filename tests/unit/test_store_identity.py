@@ -28,13 +28,23 @@ from mua.store.retention import pruning
 from mua.store.starts import begin_part, refuse_successor
 from mua.store.tables import parts, runs, tasks, texts
 from mua.store.writer import Insert, Writer, execute
-from mua.utils.run_identity import claim_run, known_run
+from mua.utils.run_identity import RUN_FILE, claim_run, known_run
 from mua.view.viewed_runs import opened_runs
 from tests.store_support import count, write_run
 
 
 def begin(store: Store, folder: Path, step: int = 0) -> tuple[str, int]:
     return begin_part(store, folder, "test", {}, {}, from_step=step, seconds=5)[:2]
+
+
+@pytest.mark.parametrize("name", ["a", " of an older version ", "a\nb"])
+def test_a_folder_keeps_its_run_and_its_copy_does_not(tmp_path: Path, name: str) -> None:
+    first, second = tmp_path / name, tmp_path / "copy"
+    first.mkdir()
+    (first / RUN_FILE).write_text("r\n")  # older versions wrote no place
+    assert claim_run(first) == claim_run(first) == "r"
+    shutil.copytree(first, second)
+    assert claim_run(second) == claim_run(second) != "r"
 
 
 @pytest.mark.parametrize("how", [shutil.copytree, shutil.move, os.rename])

@@ -44,7 +44,7 @@ class Units:
     def of(cls, found: Iterable[tuple[int, float, str]], members: float, few: int) -> Self:
         """Of places, values and kinds; values that are not there are left out."""
         places, values, kinds = np.array([one for one in found if math.isfinite(one[1])], object).reshape(-1, 3).T
-        many = members if math.isfinite(members) else math.inf
+        many = max(1.0, members) if math.isfinite(members) else math.inf
         return cls(places.astype(np.int64), values.astype(np.float64), kinds.astype(str), many, few)
 
     def only(self, chosen: npt.NDArray[np.bool_]) -> Self:
@@ -81,9 +81,9 @@ def outcomes_of(seen: Evidence) -> list[RunOutcome]:
 
 
 def training_units(seen: Evidence) -> dict[str, Units]:
-    """Success, reward and scored episodes of each group, or step; the loss where there are no rewards."""
+    """Success, reward and scored episodes of each group, or step; the loss where nothing is scored or unscored."""
     rows = {"success": seen.of("success"), "reward": seen.of("reward"), "scored": 1 - seen.of("unscored")}
-    if not np.isfinite(rows["reward"]).any():
+    if not np.isfinite([rows["reward"], rows["scored"]]).any():
         rows = {"loss": seen.of("loss")}
     series = {name: [(place, value, "") for place, value in enumerate(values)] for name, values in rows.items()}
     domains = [

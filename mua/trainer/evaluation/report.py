@@ -28,7 +28,7 @@ from mua.trainer.evaluation.estimators import (
 )
 from mua.trainer.evaluation.store import task_digest
 from mua.types import Json, Provenance, Trajectory
-from mua.utils.strict_json import printable
+from mua.utils.strict_json import pictured, printable
 
 _SEED = 20
 """Of every bootstrap, so that the same episodes give the same report."""
@@ -322,7 +322,7 @@ def markdown(result: Json, pictures: Sequence[str] = ()) -> str:
         "## How to read this",
         NOTES,
     ]
-    return "\n\n".join(blocks) + "\n"
+    return pictured("\n\n".join(blocks) + "\n")
 
 
 def console_table(result: Json) -> Table:
