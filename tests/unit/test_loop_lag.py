@@ -26,10 +26,12 @@ from environments.servers.parsers import Parsers
 from environments.servers.search_service import SearchService
 from environments.servers.web_settings import PagesConfig, SearchTool
 from mua.config.environment import McpServerConfig
+from mua.environment.endpoint.replies import read_text_calls
 from mua.environment.mcp.health import Health
 from mua.environment.mcp.http_pipe import CappedBody
 from mua.environment.mcp.tool_session import ServerTool, ToolSession, chosen_tools
 from mua.environment.tool_arguments import fitted, validate_arguments
+from mua.rollout.gateway.session import same_message
 from mua.types import Json, ToolSchema
 from mua.utils.errors import ConfigError, EnvironmentFault
 from mua.utils.masking import mask_secrets
@@ -217,6 +219,21 @@ async def test_an_error_of_a_tool_server_is_read_in_linear_time(text: str) -> No
     async with watched("an error text"):
         result = await session.call(ServerTool(ToolSchema("t", "", {"type": "object"}), "t", False), {})
     assert result.error
+
+
+@pytest.mark.parametrize("text", ["<tool_call>" * 40_000, "<tool_call>{" * 40_000, "<function=look>" * 30_000])
+async def test_calls_that_cannot_be_read_take_linear_time(text: str) -> None:
+    async with watched("calls as text"):
+        assert read_text_calls(text, {"look"})[1]
+
+
+@pytest.mark.parametrize("added", ["\n" * 20_000 + "x", "]" * 20_000 + "x", "Calling tools: [" + "] " * 20_000 + "x"])
+async def test_what_a_library_wrote_behind_a_turn_is_read_in_linear_time(added: str) -> None:
+    async with watched("a copy of a turn"):
+        held: Json = {"role": "assistant", "content": "said"}
+        assert not same_message(held, held | {"content": "said" + added})
+        call = {"function": {"name": "look", "arguments": "[" * 100_000}}
+        assert not same_message(held | {"tool_calls": [call]}, held | {"content": "said look"})
 
 
 class Pieces(httpx2.AsyncByteStream):

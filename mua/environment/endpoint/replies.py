@@ -224,7 +224,8 @@ def read_text_calls(text: str, names: set[str]) -> tuple[str, list[FunctionCall]
         found, end = _of_tags(text, opened.end(), len(calls))
         if not found:
             closing = _CALL_CLOSE.search(text, opened.end())
-            end = closing.end() if closing else len(text)
+            # A fault's place costs a look at all before it: a text of nothing but faults would take forever.
+            end = closing.end() if closing and len(calls) < MAX_CALLS else len(text)
             found = [FunctionCall(f"call_{len(calls)}", "", text[opened.end() : end])]
         calls += found
         closed = _CALL_CLOSE.match(text, end)

@@ -362,7 +362,7 @@ def add_cut(
 
 
 _ADDED = re.compile(
-    r"\s*(?:</code>|```|<end_code>)?\s*(?:```|<end_code>)?\s*(?:Calling tools:\s*(?P<calls>\[.*\]))?\s*", re.DOTALL
+    r"\s*+(?:</code>|```|<end_code>)?\s*+(?:```|<end_code>)?\s*+(?:Calling tools:\s*+(?P<calls>\[.*\]))?\s*+", re.DOTALL
 )
 _THOUGHTS = re.compile(r"\A\s*(?:<think>)?(?:(?!</think>).)*</think>", re.DOTALL)
 
@@ -413,7 +413,7 @@ def _told(held: Json, text: str) -> bool:
         return False
     for name, arguments in _calls(held):
         try:
-            values = list(_leaves(json.loads(arguments)))
+            values = list(_leaves(read_json(arguments)))
         except ValueError:
             values = [arguments]
         for value in values:
