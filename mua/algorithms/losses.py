@@ -93,8 +93,13 @@ class PolicyLoss:
     recomputed old ones would be the current policy's own. They are taken from this very forward pass, and
     ``tokens.old_logprobs`` is not read."""
 
+    def __reduce__(self) -> tuple[object, ...]:
+        """All ranks are sent the loss at every step: only what is not the default."""
+        plain = AlgorithmConfig()
+        return _policy_loss, ({name: value for name, value in self.config if value != getattr(plain, name)},)
+
     def __call__(self, logprobs: Tensor, entropy: Tensor, tokens: TokenTensors) -> LossTerms:
-        """See :class:`LossFunction`. Raises ``ValueError`` without a reference."""
+        """See :data:`LossFunction`. Raises ``ValueError`` without a reference."""
         config, current = self.config, logprobs.detach()
         if config.on_policy:
             tokens = replace(tokens, old_logprobs=current)
@@ -156,6 +161,10 @@ class PolicyLoss:
             raise wrong_result(key, path, "gave NaN or infinity")
         nothing = torch.zeros_like(loss, dtype=torch.bool)
         return PerToken(loss, nothing, nothing)
+
+
+def _policy_loss(settings: Mapping[str, object]) -> PolicyLoss:
+    return PolicyLoss(AlgorithmConfig().model_copy(update=dict(settings)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from mua.algorithms.losses import ValueLoss
 from mua.config.megatron import CriticConfig, CriticOptimizerConfig
 from mua.megatron.checkpoint import checkpoint_folder
 from mua.types import TrainBatch
-from mua.utils.errors import ConfigError, ModelError
+from mua.utils.errors import ModelError
 from tests.megatron_support import backend, critic_heads, exported, make_batch, with_values, write_model
 
 CRITIC = CriticConfig(optimizer=CriticOptimizerConfig(learning_rate=1e-2, weight_decay=0.0))
@@ -132,12 +132,6 @@ def test_one_clear_error(folder: Path) -> None:
     assert "\n" not in str(error.value)
     with backend(folder, critic=CRITIC) as built, pytest.raises(ValueError, match="values and returns"):
         built.train_values(make_batch(), LOSS)
-    optimizer = CRITIC.optimizer.model_copy(update={"schedule": "linear", "warmup_steps": 9})
-    with (
-        pytest.raises(ConfigError, match=r"critic\.optimizer\.warmup_steps"),
-        backend(folder, critic=CRITIC.model_copy(update={"optimizer": optimizer}), critic_steps=9),
-    ):
-        pass
 
 
 def test_a_batch_without_trained_tokens_leaves_the_critic_alone(folder: Path) -> None:
