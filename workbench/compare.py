@@ -228,7 +228,7 @@ def difference_text(found: Json) -> str:
 
 def _remarks(result: Json) -> list[str]:
     lines = []
-    lines += [f"Unscored episodes are no random sample: {reason}." for reason in result["missing"]]
+    lines += [f"Unscored episodes are no random sample: {reason}." for reason in result.get("missing", ())]
     if not result["same_setting"]:
         lines.append("The two runs differ in their setting (seed, budgets, user ...), not only in the policy.")
     alone = result["only_in_first"] + result["only_in_second"]
