@@ -125,9 +125,9 @@ def _files(folder: Path, key: str) -> list[Path]:
                 f"{key}: {twice} is named after {' and '.join(sorted(found[twice]))}; rename it, or name one file"
             )
         if found:
-            splits = {split: file for file, named in sorted(found.items(), reverse=True) for split in named}
+            by_split = {split: file for file, named in sorted(found.items(), reverse=True) for split in named}
             unnamed = {str(place): file for file, place in places.items() if file not in found}
-            chosen = _choose_split(dict(sorted(splits.items())), folder, key, unnamed)
+            chosen = _choose_split(dict(sorted(by_split.items())), folder, key, unnamed)
             if unnamed:
                 log.warning("%s: %s: %d files name no split and are left out: %s", key, folder, len(unnamed),
                             printable(", ".join(unnamed), 200))  # fmt: skip
@@ -143,10 +143,10 @@ def _choose_split(splits: Mapping[str, Path], folder: Path, key: str, unnamed: M
             return wanted if wanted in splits else named[0]
     if len(splits) == 1 and key != "sft.validation" and not any(map(_splits_named, splits)):
         return next(iter(splits))
-    named, paths = ", ".join(map(printable, splits)), [*(unnamed or {}).values(), *splits.values()]
+    every, paths = ", ".join(map(printable, splits)), [*(unnamed or {}).values(), *splits.values()]
     others = f", and files of none: {printable(', '.join(unnamed), 200)}" if unnamed else ""
     raise ConfigError(
-        f"{key}: {folder} has the splits {named}{others}; name one of them, such as {paths[0]}, or a folder with the "
+        f"{key}: {folder} has the splits {every}{others}; name one of them, such as {paths[0]}, or a folder with the "
         "files of one alone"
     )
 

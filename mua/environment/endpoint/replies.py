@@ -70,10 +70,10 @@ def read_completion(body: bytes, request: ChatRequest) -> Completion | RequestEr
         return unreadable(f"no JSON ({error})")
     if not isinstance(answer, dict):
         return unreadable("no choices[0].message.content")
-    error = answer.get("error") or (answer if answer.get("object") == "error" else None)
-    if error and isinstance(error, dict | str):  # it calls itself a success
-        status = next((int(code) for code in error_codes(error) if re.fullmatch(r"[45]\d\d", str(code))), 500)
-        return read_refusal(status, error, json.dumps(error))
+    wrong = answer.get("error") or (answer if answer.get("object") == "error" else None)
+    if wrong and isinstance(wrong, dict | str):  # it calls itself a success
+        status = next((int(code) for code in error_codes(wrong) if re.fullmatch(r"[45]\d\d", str(code))), 500)
+        return read_refusal(status, wrong, json.dumps(wrong))
     if not isinstance(answer.get("choices"), list) or not answer["choices"]:
         return unreadable("no choices[0].message.content")
     choice = answer["choices"][0]
