@@ -223,7 +223,7 @@ def _fill(value: Any, key: KeyPath, tree: Tree, problems: list[Problem]) -> Any:
         elif found is None:
             text = f"the environment variable {name} is not set; export it or write ${{{name}:-default}}"
             problems.append(Problem(at, dotted, text))
-        if name in os.environ:  # a default stands in the file, for all to read
+        if name and name in os.environ:  # a default stands in the file, for all to read
             tree.variables[name] = found or ""
         return found or ""
 

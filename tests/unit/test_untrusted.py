@@ -69,7 +69,7 @@ def test_what_is_no_json_is_one_error_with_its_place(text: str | bytes, says: st
     [
         ("[NaN]", "NaN is no JSON value"),
         ("1e999", "too large"),
-        ('{"a": 1, "b": {"c": 1, "c": 2}}', "the key 'c' appears twice"),
+        ('{"a": 1, "b": {"c": 1, "c": 1}}', "the key 'c' appears twice"),
         ('["\\ud800"]', "unpaired surrogate"),
         ('["\ud800"]', "unpaired surrogate"),
     ],
@@ -78,6 +78,8 @@ def test_only_a_strict_reader_refuses_what_others_read_otherwise(text: str, says
     with pytest.raises(JsonError, match=says):
         read_json(text)
     read_json(text, strict=False)
+    with pytest.raises(JsonError, match="the key 'c' has two values, 1 and 2"):
+        read_json('{"b": {"c": 1, "c": 2}}', strict=False)
 
 
 def test_the_depth_is_counted_not_the_brackets() -> None:

@@ -39,6 +39,8 @@ TURN = 20
 """Messages that are read in one turn of the event loop."""
 _LEAVE_SECONDS = 0.5
 """For a server to end by itself once its standard input is closed."""
+_REPORT_SECONDS = 10.0
+"""For the status of one that closed its output: a busy machine takes its time to end a process."""
 _SHOWN = 1500
 _MESSAGE = (b"{", b"[")
 """How a line begins that is meant as a message."""
@@ -93,8 +95,8 @@ async def stdio_streams(
             for stream in (to_session, heard, said, from_session):
                 stream.close()
             process.stdin.close()
-            politely = health.kind in (None, ServerFaultKind.CRASHED)  # one that crashed is about to report
-            status = await end_guarded(process, _LEAVE_SECONDS if politely else 0.0)
+            patience = {None: _LEAVE_SECONDS, ServerFaultKind.CRASHED: _REPORT_SECONDS}.get(health.kind, 0.0)
+            status = await end_guarded(process, patience)
             await process.stdout.read()  # nobody is left who writes: what was not read closes the pipe
             told = printable((await errors).decode(errors="replace").strip().replace("\n", " | "), 10**6)
             health.said = told if len(told) <= _SHOWN else f"...{told[-_SHOWN:]}"
