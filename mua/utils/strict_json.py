@@ -49,13 +49,14 @@ class JsonError(ValueError):
         super().__init__(f"{reason} ({f'line {self.line}, ' if self.line > 1 else ''}column {self.column})")
 
 
-def read_json(text: str | bytes, *, strict: bool = True, depth: int = MAX_DEPTH) -> Any:
+def read_json(text: str | bytes, *, strict: bool = True, agreeing: bool = False, depth: int = MAX_DEPTH) -> Any:
     """The JSON value that ``text`` (bytes: UTF-8) holds and nothing besides.
 
     Args:
         text: what somebody else wrote.
         strict: refuse what other readers refuse or read otherwise: numbers that are not finite, a key twice in one
             object, unpaired surrogates. Not for what this program wrote itself, which may hold the first and the last.
+        agreeing: where not strict: refuse a key twice in one object with two values.
         depth: how many arrays and objects may be inside one another.
 
     Raises:
@@ -66,16 +67,18 @@ def read_json(text: str | bytes, *, strict: bool = True, depth: int = MAX_DEPTH)
             text = text.decode("utf-8")
         except UnicodeDecodeError as error:
             raise JsonError(f"not UTF-8 text (byte {error.start})") from None
-    value, end = read_json_at(text, skip_space(text, 0), strict=strict, depth=depth)
+    value, end = read_json_at(text, skip_space(text, 0), strict=strict, agreeing=agreeing, depth=depth)
     if (end := skip_space(text, end)) < len(text):
         raise JsonError("text follows the JSON value", text, end)
     return value
 
 
-def read_json_at(text: str, at: int, *, strict: bool = True, depth: int = MAX_DEPTH) -> tuple[Any, int]:
+def read_json_at(
+    text: str, at: int, *, strict: bool = True, agreeing: bool = False, depth: int = MAX_DEPTH
+) -> tuple[Any, int]:
     """The value that begins at index ``at``, and the index behind it. As :func:`read_json` otherwise."""
     try:
-        value, end = (_STRICT if strict else _LENIENT).raw_decode(text, at)
+        value, end = (_STRICT if strict else _AGREEING if agreeing else _LENIENT).raw_decode(text, at)
     except RecursionError:
         raise JsonError("nested too deeply", text, at) from None
     except json.JSONDecodeError as error:
@@ -183,12 +186,15 @@ def read_file(path: Path) -> bytes:
 
 
 def read_json_file(path: Path, *, strict: bool = True) -> Any:
-    """What a regular file of at most :data:`MAX_FILE_BYTES` holds; raises OSError, or as :func:`read_json`."""
+    """What a regular file of at most :data:`MAX_FILE_BYTES` holds; raises OSError, or as :func:`read_json`.
+
+    Strict or not, a file that says two things under one key is refused.
+    """
     with open_file(path) as file:
         data = file.read(MAX_FILE_BYTES + 1)
     if len(data) > MAX_FILE_BYTES:
         raise JsonError(f"larger than {MAX_FILE_BYTES >> 20} MiB")
-    return read_json(data, strict=strict)
+    return read_json(data, strict=strict, agreeing=True)
 
 
 def is_name(value: Any) -> TypeGuard[str]:
@@ -237,5 +243,6 @@ def _agreeing_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return result
 
 
-_LENIENT = json.JSONDecoder(object_pairs_hook=_agreeing_keys)
+_LENIENT = json.JSONDecoder()
+_AGREEING = json.JSONDecoder(object_pairs_hook=_agreeing_keys)
 _STRICT = json.JSONDecoder(parse_constant=_finite, parse_float=_finite, object_pairs_hook=_unique_keys)
